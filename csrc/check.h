@@ -1,0 +1,68 @@
+// Contents of index arrays, checked in one pass; no torch. Twins of check_csr and check_segments in
+// spin_fast/reference.py.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace spin_fast {
+
+inline std::string at(const char* name, int64_t i, int64_t value) {
+  return std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(value);
+}
+
+template <class I>
+std::string check_offsets(const char* name, const I* offsets, int64_t runs, int64_t end, const char* of) {
+  if (offsets[0] != 0) return std::string(name) + " must start with 0, got " + std::to_string(offsets[0]);
+  for (int64_t i = 0; i < runs; ++i)
+    if (offsets[i + 1] < offsets[i])
+      return std::string(name) + " must not decrease, got " + at(name, i, offsets[i]) + ", " +
+             at(name, i + 1, offsets[i + 1]);
+  if (offsets[runs] != end)
+    return std::string(name) + " must end with the number of " + of + ", " + std::to_string(end) + ", got " +
+           std::to_string(offsets[runs]);
+  return {};
+}
+
+template <class I>
+std::string check_range(const char* name, const I* values, int64_t size, int64_t high) {
+  for (int64_t i = 0; i < size; ++i)
+    if (values[i] < 0 || values[i] >= high)
+      return std::string(name) + " must be in [0, " + std::to_string(high) + "), got " + at(name, i, values[i]);
+  return {};
+}
+
+// ptr may be null: one graph.
+template <class I>
+std::string check_csr(const I* indptr, const I* indices, int64_t arcs, const int64_t* ptr, int64_t graphs,
+                      int64_t nodes) {
+  std::string problem = check_offsets("indptr", indptr, nodes, arcs, "indices");
+  if (problem.empty() && ptr) problem = check_offsets("ptr", ptr, graphs, nodes, "nodes");
+  if (problem.empty()) problem = check_range("indices", indices, arcs, nodes);
+  if (!problem.empty() || !ptr) return problem;
+  for (int64_t g = 0; g < graphs; ++g)
+    for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v)
+      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
+        const int64_t u = indices[e];
+        if (u >= ptr[g] && u < ptr[g + 1]) continue;
+        int64_t other = 0;
+        while (u >= ptr[other + 1]) ++other;
+        return "indices must stay inside the graph of their row, got " + at("indices", e, u) + " (graph " +
+               std::to_string(other) + ") in row " + std::to_string(v) + " (graph " + std::to_string(g) + ")";
+      }
+  return {};
+}
+
+// index and count may be null.
+template <class I>
+std::string check_segments(const int64_t* ptr, int64_t segments, const I* index, const int32_t* count, int64_t entries,
+                           int64_t rows) {
+  std::string problem = check_offsets("ptr", ptr, segments, entries, index ? "index" : "rows of z");
+  if (problem.empty() && index) problem = check_range("index", index, entries, rows);
+  if (!problem.empty() || !count) return problem;
+  for (int64_t e = 0; e < entries; ++e)
+    if (count[e] < 1) return "count must be positive, got " + at("count", e, count[e]);
+  return {};
+}
+
+}  // namespace spin_fast

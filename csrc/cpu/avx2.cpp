@@ -1,0 +1,23 @@
+// The CPU kernels for AVX2 with FMA (x86-64-v3).
+// The pragma stands after every include, so that no function of a header is compiled for this instruction set.
+#if defined(__x86_64__)
+
+#include <cmath>
+
+#include "../kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+
+namespace spin_fast::avx2 {
+#include "table.inl"
+}  // namespace spin_fast::avx2
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

@@ -1,0 +1,24 @@
+// The CPU kernels for AVX-512 F, BW, DQ, VL (x86-64-v4).
+// The pragma stands after every include, so that no function of a header is compiled for this instruction set.
+#if defined(__x86_64__)
+
+#include <cmath>
+
+#include "../kernels.h"
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
+                             apply_to = function)
+#else
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#endif
+
+namespace spin_fast::avx512 {
+#include "table.inl"
+}  // namespace spin_fast::avx512
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#endif

@@ -1,0 +1,9 @@
+// The CPU kernels for whatever the compiler targets by default (x86-64-v1 on x86).
+
+#include <cmath>
+
+#include "../kernels.h"
+
+namespace spin_fast::baseline {
+#include "table.inl"
+}  // namespace spin_fast::baseline

@@ -1,0 +1,98 @@
+// What the bindings of the CPU ops share: types, argument checks, the split of the work.
+//
+// Work is cut into pieces of equal cost (arcs or entries, not graphs) whose number depends on the input alone, so
+// results do not depend on the number of threads. Arguments are validated in Python with better messages; what is
+// checked here keeps a raw call of an op from reading or writing outside its tensors.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/ScalarType.h>
+
+#include <algorithm>
+#include <initializer_list>
+#include <optional>
+#include <vector>
+
+#include "isa.h"
+
+namespace spin_fast {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+template <class T>
+struct Tag {
+  using type = T;
+};
+
+// Calls f(Tag<T>, Tag<I>) for the types of the values and of the indices.
+template <class F>
+void dispatch(ScalarType value, ScalarType index, F f) {
+  STD_TORCH_CHECK(value == ScalarType::Float || value == ScalarType::Double, "values must be float32 or float64");
+  STD_TORCH_CHECK(index == ScalarType::Int || index == ScalarType::Long, "indices must be int32 or int64");
+  const auto with_index = [&](auto tag) {
+    if (index == ScalarType::Int) return f(tag, Tag<int32_t>{});
+    return f(tag, Tag<int64_t>{});
+  };
+  if (value == ScalarType::Float) return with_index(Tag<float>{});
+  return with_index(Tag<double>{});
+}
+
+inline void expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, ScalarType dtype) {
+  STD_TORCH_CHECK(t.is_cpu() && t.is_contiguous() && t.scalar_type() == dtype, name,
+                  " must be a contiguous CPU tensor of the right dtype");
+  STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(shape.size()), name, " has the wrong number of axes");
+  int64_t axis = 0;
+  for (const int64_t size : shape) {
+    STD_TORCH_CHECK(size < 0 || t.size(axis) == size, name, " has the wrong shape");
+    ++axis;
+  }
+}
+
+inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
+  return torch::stable::empty(std::vector<int64_t>(shape), dtype);
+}
+
+template <class T>
+const T* data(const OptionalTensor& t) {
+  return t ? t->const_data_ptr<T>() : nullptr;
+}
+
+// Cost that one piece of work should have, in scalar multiply-adds: some ten microseconds.
+inline constexpr int64_t piece_cost = 1 << 16;
+
+inline int64_t number_of_pieces(int64_t cost, int64_t items) {
+  return std::clamp<int64_t>(cost / piece_cost, 1, std::max<int64_t>(1, std::min<int64_t>(items, 1024)));
+}
+
+// First item of piece `piece` when items [0, n) with prefix-summed costs `cost(0..n)` are cut into `pieces` pieces.
+template <class Cost>
+int64_t cut(Cost cost, int64_t n, int64_t piece, int64_t pieces) {
+  if (piece == 0) return 0;
+  if (piece == pieces) return n;
+  const int64_t first = cost(0);
+  const auto goal = first + static_cast<int64_t>(static_cast<double>(cost(n) - first) * piece / pieces);
+  int64_t low = 0, high = n;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (cost(middle) < goal)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Runs f(begin, end) over items [0, n), pieces in parallel; tiny work stays on the calling thread.
+template <class Cost, class F>
+void parallel_items(int64_t n, int64_t total_cost, Cost cost, F f) {
+  const int64_t pieces = number_of_pieces(total_cost, n);
+  if (pieces == 1) return f(int64_t{0}, n);
+  torch::stable::parallel_for(
+      0, pieces, 1, [&](int64_t first, int64_t last) { f(cut(cost, n, first, pieces), cut(cost, n, last, pieces)); });
+}
+
+}  // namespace spin_fast

@@ -1,0 +1,87 @@
+// Every op's schema, and the pybind11 module _C: loading it registers the ops, and it answers for what torch ops are
+// clumsy at (build facts, the choice of the instruction set, messages about bad contents).
+//
+// Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [(R + 1) * N, h] and
+// every branch reads the same ptr; `checked`: the caller vouches for the contents of the index arrays.
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/csrc/stable/library.h>
+
+#include <optional>
+
+#include "check.h"
+#include "cpu/isa.h"
+
+STABLE_TORCH_LIBRARY(spin_fast, m) {
+  m.def(
+      "power_features(Tensor indptr, Tensor indices, Tensor x, int num_hops, str operator, Tensor? ptr, "
+      "Tensor? edge_weight, bool checked) -> Tensor");
+  m.def(
+      "power_features_out(Tensor indptr, Tensor indices, Tensor x, int num_hops, str operator, Tensor? ptr, "
+      "Tensor? edge_weight, bool checked, Tensor(a!) out) -> ()");
+  m.def(
+      "power_features_backward(Tensor indptr, Tensor indices, Tensor grad, str operator, Tensor? ptr, "
+      "Tensor? edge_weight, bool checked) -> Tensor");
+  m.def(
+      "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, bool checked) "
+      "-> Tensor");
+  m.def(
+      "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, int num_rows, "
+      "bool shared) -> Tensor");
+  m.def(
+      "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool checked) "
+      "-> (Tensor readout, Tensor alpha)");
+  m.def(
+      "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
+      "Tensor? count, Tensor readout, Tensor alpha, bool shared) -> (Tensor dz, Tensor dw)");
+}
+
+namespace py = pybind11;
+
+namespace {
+
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+template <class T>
+const T* data(const std::optional<Array<T>>& array) {
+  return array ? array->data() : nullptr;
+}
+
+template <class I>
+std::string check_csr(const Array<I>& indptr, const Array<I>& indices, const std::optional<Array<int64_t>>& ptr,
+                      int64_t num_nodes) {
+  return spin_fast::check_csr(indptr.data(), indices.data(), indices.size(), data(ptr), ptr ? ptr->size() - 1 : 0,
+                              num_nodes);
+}
+
+template <class I>
+std::string check_segments(const Array<int64_t>& ptr, const std::optional<Array<I>>& index,
+                           const std::optional<Array<int32_t>>& count, int64_t num_rows) {
+  return spin_fast::check_segments(ptr.data(), ptr.size() - 1, data(index), data(count),
+                                   index ? index->size() : num_rows, num_rows);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
+  m.doc() = "The compiled part of spin_fast; importing it registers torch.ops.spin_fast.*";
+  m.def("check_csr", &check_csr<int32_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg().none(true),
+        py::arg());
+  m.def("check_csr", &check_csr<int64_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg().none(true),
+        py::arg());
+  m.def("check_segments", &check_segments<int32_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
+  m.def("check_segments", &check_segments<int64_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
+  m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
+  m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
+  m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");
+  m.def("build_info", [] {
+    py::dict info;
+    info["compiler"] = __VERSION__;
+    info["built_for_torch"] = SPIN_FAST_TORCH_TARGET;
+    info["built_with_torch"] = SPIN_FAST_TORCH_BUILD;
+    return info;
+  });
+}

@@ -1,0 +1,24 @@
+"""spin_fast: SPIN graph classification on fast kernels for the precomputation and the readout."""
+
+from importlib.metadata import version
+
+from . import reference
+from ._native import available as native_available
+from ._native import build_info
+from .features import PowerFeatures
+from .graphs import GraphBatch
+from .nn import SPIN
+from .ops import attention_readout, power_features, sum_readout
+
+__version__ = version("spin_fast")
+__all__ = [
+    "SPIN",
+    "GraphBatch",
+    "PowerFeatures",
+    "attention_readout",
+    "build_info",
+    "native_available",
+    "power_features",
+    "reference",
+    "sum_readout",
+]

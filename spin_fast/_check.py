@@ -1,0 +1,66 @@
+"""Validation of arguments: one function per kind of argument, one style of message.
+
+Every message reads ``<name> must ..., got ...``. Only metadata (type, shape, dtype, device) is read here, at each call;
+contents (offsets, index ranges) are read by ``ops.check_csr`` and ``ops.check_segments``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = (torch.float32, torch.float64)
+INTEGERS = (torch.int32, torch.int64)
+OPERATORS = ("adj", "sym", "sym+adj", "rw")
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+
+
+def tensor(
+    name: str,
+    value: Any,
+    shape: tuple[int | str, ...],
+    dtypes: tuple[torch.dtype, ...],
+    device: torch.device | None = None,
+) -> None:
+    """Check type, dtype, shape and device; a string in ``shape`` stands for any size and is used in the message."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise TypeError(f"{name} must be a dense (strided) tensor, got {value.layout}")
+    if value.dtype not in dtypes:
+        raise TypeError(f"{name} must be {_names(dtypes)}, got {str(value.dtype).removeprefix('torch.')}")
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or size == want for size, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        raise ValueError(f"{name} must have shape [{', '.join(map(str, shape))}], got {list(value.shape)}")
+    if device is not None and value.device != device:
+        raise ValueError(f"{name} must be on {device}, got {value.device}")
+
+
+def integer(name: str, value: Any, minimum: int) -> Any:
+    """Check for a plain integer of at least ``minimum`` (a bool is not one)."""
+    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    return value
+
+
+def operator(value: Any) -> str:
+    """Check for the name of a graph operator."""
+    if value not in OPERATORS:
+        raise ValueError(f"operator must be one of {', '.join(OPERATORS)}, got {value!r}")
+    return value
+
+
+def offsets_shape(name: str, value: Any, device: torch.device) -> None:
+    """Check for the metadata of an offset vector: int64, one axis, at least one entry."""
+    tensor(name, value, ("entries + 1",), (torch.int64,), device)
+    if value.numel() == 0:
+        raise ValueError(f"{name} must have at least one entry (the leading 0), got none")

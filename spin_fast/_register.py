@@ -1,0 +1,152 @@
+"""Fake kernels and gradients of the registered ops. Schemas: ``csrc/library.cpp``.
+
+A backward pass is itself a registered op. ``power_features`` and ``sum_readout`` are linear, so each is the gradient of
+its own backward; the second derivative of ``attention_readout`` differentiates the reference.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _native, reference
+
+Grads = tuple[Tensor | None, ...]
+
+
+def _power_features_fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, checked):  # type: ignore[no-untyped-def]
+    return x.new_empty(num_hops + 1, *x.shape)
+
+
+def _power_features_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indptr, indices, _, _, ctx.operator, ptr, edge_weight, _ = inputs
+    ctx.save_for_backward(indptr, indices, ptr, edge_weight)
+
+
+def _power_features_grad(ctx: Any, grad: Tensor) -> Grads:
+    indptr, indices, ptr, edge_weight = ctx.saved_tensors
+    dx = torch.ops.spin_fast.power_features_backward(
+        indptr, indices, grad.contiguous(), ctx.operator, ptr, edge_weight, True
+    )
+    return None, None, dx, None, None, None, None, None
+
+
+def _power_features_backward_fake(indptr, indices, grad, operator, ptr, edge_weight, checked):  # type: ignore[no-untyped-def]
+    return grad.new_empty(grad.shape[1:])
+
+
+def _power_features_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    indptr, indices, grad, ctx.operator, ptr, edge_weight, _ = inputs
+    ctx.num_hops = grad.shape[0] - 1
+    ctx.save_for_backward(indptr, indices, ptr, edge_weight)
+
+
+def _power_features_backward_grad(ctx: Any, grad_dx: Tensor) -> Grads:
+    indptr, indices, ptr, edge_weight = ctx.saved_tensors
+    grad = torch.ops.spin_fast.power_features(
+        indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, True
+    )
+    return None, None, grad, None, None, None, None
+
+
+def _num_graphs(ptr: Tensor, num_branches: int, shared: bool) -> int:
+    return (ptr.shape[0] - 1) // (1 if shared else num_branches)
+
+
+def _sum_readout_fake(z, ptr, index, count, num_branches, shared, checked):  # type: ignore[no-untyped-def]
+    return z.new_empty(_num_graphs(ptr, num_branches, shared), num_branches * z.shape[1])
+
+
+def _sum_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    z, ptr, index, count, ctx.num_branches, ctx.shared, _ = inputs
+    ctx.num_rows = z.shape[0]
+    ctx.save_for_backward(ptr, index, count)
+
+
+def _sum_readout_grad(ctx: Any, grad: Tensor) -> Grads:
+    ptr, index, count = ctx.saved_tensors
+    dz = torch.ops.spin_fast.sum_readout_backward(
+        grad.contiguous(), ptr, index, count, ctx.num_branches, ctx.num_rows, ctx.shared
+    )
+    return dz, None, None, None, None, None, None
+
+
+def _sum_readout_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared):  # type: ignore[no-untyped-def]
+    return grad.new_empty(num_rows, grad.shape[1] // num_branches)
+
+
+def _sum_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, ptr, index, count, ctx.num_branches, _, ctx.shared = inputs
+    ctx.save_for_backward(ptr, index, count)
+
+
+def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
+    ptr, index, count = ctx.saved_tensors
+    grad = torch.ops.spin_fast.sum_readout(grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, True)
+    return grad, None, None, None, None, None, None
+
+
+def _attention_readout_fake(z, w, ptr, index, count, shared, checked):  # type: ignore[no-untyped-def]
+    num_entries = z.shape[0] if index is None else index.shape[0]
+    return z.new_empty(_num_graphs(ptr, w.shape[0], shared), w.numel()), z.new_empty(num_entries)
+
+
+def _attention_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    z, w, ptr, index, count, ctx.shared, _ = inputs
+    ctx.save_for_backward(z, w, ptr, index, count, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _attention_readout_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | None) -> Grads:
+    z, w, ptr, index, count, readout, alpha = ctx.saved_tensors
+    grad = torch.zeros_like(readout) if grad is None else grad.contiguous()
+    grad_alpha = None if grad_alpha is None else grad_alpha.contiguous()
+    dz, dw = torch.ops.spin_fast.attention_readout_backward(
+        grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared
+    )
+    return dz, dw, None, None, None, None, None
+
+
+def _attention_readout_backward_fake(grad, grad_alpha, z, w, ptr, index, count, readout, alpha, shared):  # type: ignore[no-untyped-def]
+    return torch.empty_like(z), torch.empty_like(w)
+
+
+def _attention_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    grad, grad_alpha, z, w, ptr, index, count, _, _, ctx.shared = inputs
+    ctx.save_for_backward(grad, grad_alpha, z, w, ptr, index, count)
+
+
+def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor) -> Grads:
+    """``readout`` and ``alpha`` are functions of ``z`` and ``w``: their share of the derivative flows through those."""
+    grad, grad_alpha, z, w, ptr, index, count = ctx.saved_tensors
+    with torch.enable_grad():
+        inputs = [value.detach().requires_grad_() for value in (z, w, grad, grad_alpha) if value is not None]
+        z, w, *cotangents = inputs
+        shaped = z.view(w.shape[0], -1, z.shape[1]) if ctx.shared else z
+        readout, alpha = reference.attention_readout(shaped, w, ptr, index=index, count=count, return_weights=True)
+        outputs = (readout, alpha.flatten())[: len(cotangents)]
+        first = torch.autograd.grad(outputs, (z, w), cotangents, create_graph=True)
+        dz, dw, dgrad, *rest = torch.autograd.grad(first, inputs, (grad_dz, grad_dw))
+    return dgrad, rest[0] if rest else None, dz, dw, None, None, None, None, None, None
+
+
+def _register() -> None:
+    for name in (
+        "power_features",
+        "power_features_backward",
+        "sum_readout",
+        "sum_readout_backward",
+        "attention_readout",
+        "attention_readout_backward",
+    ):
+        torch.library.register_fake(f"spin_fast::{name}", globals()[f"_{name}_fake"])
+        torch.library.register_autograd(
+            f"spin_fast::{name}", globals()[f"_{name}_grad"], setup_context=globals()[f"_{name}_setup"]
+        )
+    torch.library.register_fake("spin_fast::power_features_out", lambda *_: None)
+
+
+if _native.available():
+    _register()

@@ -1,0 +1,267 @@
+"""PowerFeatures: the rows of all branches, each distinct row stored once, and how graphs refer to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import _check, ops
+from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange
+
+
+@dataclass(frozen=True, repr=False)
+class PowerFeatures:
+    """The rows ``[X, ĀX, ..., Ā^R X]`` of a set of graphs, computed once, before training.
+
+    Nodes with bit-equal rows in a branch share one stored row; a graph lists its distinct rows and how often each
+    occurs. The attributes describe the storage; :attr:`ids` selects graphs in it. Build with :meth:`from_graphs`.
+
+    Attributes:
+        rows: ``[U, d]``; branch ``r`` owns ``rows[row_ptr[r]:row_ptr[r + 1]]``.
+        row_ptr: ``[R + 2]`` int64.
+        ptr: ``[S + 1]`` int64, the entries of each segment, branch-major.
+        index: ``[nnz]`` int32 or int64, the row of each entry; None for the identity.
+        count: ``[nnz]`` int32, how often the row occurs in the graph; None for ones.
+        row_of_node: ``[R + 1, N]``, the row of each node in each branch; None for the identity.
+        node_ptr: ``[G + 1]`` int64, node offsets of the graphs.
+        labels: first axis ``G``, or None.
+        operator: the graph operator.
+        ids: ``[selected]`` int64 graph ids, or None.
+    """
+
+    rows: Tensor
+    row_ptr: Tensor
+    ptr: Tensor
+    index: Tensor | None
+    count: Tensor | None
+    row_of_node: Tensor | None
+    node_ptr: Tensor
+    labels: Tensor | None
+    operator: str
+    ids: Tensor | None = None
+
+    @classmethod
+    def from_graphs(
+        cls, graphs: GraphBatch, num_hops: int, operator: str = "sym", deduplicate: bool = True
+    ) -> PowerFeatures:
+        """Compute the powers of ``graphs`` and find the distinct rows of each branch.
+
+        Deduplication is exact: rows are compared bit by bit (with -0 made +0).
+
+        Args:
+            graphs: the graphs.
+            num_hops: ``R``, at least 0.
+            operator: ``adj``, ``sym``, ``sym+adj`` or ``rw``.
+            deduplicate: store each distinct row once; False keeps one row per node and branch.
+        """
+        if not isinstance(graphs, GraphBatch):
+            raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+        powers = ops.power_features(
+            graphs.indptr,
+            graphs.indices,
+            graphs.x.detach(),
+            num_hops,
+            operator,
+            ptr=graphs.ptr,
+            edge_weight=graphs.edge_weight,
+            checked=True,
+        )
+        if not deduplicate:
+            return cls._dense(powers, graphs.ptr, graphs.y, operator)
+        graph_of_node = torch.arange(len(graphs), device=powers.device).repeat_interleave(graphs.num_nodes_per_graph)
+        rows, row_of_node, index, count, sizes, first = [], [], [], [], [], 0
+        for power in powers:
+            distinct, row = distinct_rows(power)
+            entry, times = torch.unique(graph_of_node * max(len(distinct), 1) + row, return_counts=True)
+            rows.append(distinct)
+            row_of_node.append(row + first)
+            index.append(entry % max(len(distinct), 1) + first)
+            count.append(times)
+            sizes.append(torch.bincount(entry // max(len(distinct), 1), minlength=len(graphs)))
+            first += len(distinct)
+        small = torch.int32 if first < 2**31 else torch.int64
+        return cls(
+            rows=torch.cat(rows),
+            row_ptr=offsets(torch.tensor([len(distinct) for distinct in rows])),
+            ptr=offsets(torch.cat(sizes)),
+            index=torch.cat(index).to(small),
+            count=torch.cat(count).to(torch.int32),
+            row_of_node=torch.stack(row_of_node).to(small),
+            node_ptr=graphs.ptr,
+            labels=graphs.y,
+            operator=operator,
+        )
+
+    @classmethod
+    def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
+        """One row per node and branch, from ``powers [R + 1, N, d]``."""
+        num_branches, num_nodes, _ = powers.shape
+        starts = torch.arange(num_branches, device=node_ptr.device)[:, None] * num_nodes + node_ptr[:-1]
+        return cls(
+            rows=powers.flatten(0, 1),
+            row_ptr=torch.arange(num_branches + 1) * num_nodes,
+            ptr=torch.cat([starts.flatten(), starts.new_tensor([num_branches * num_nodes])]),
+            index=None,
+            count=None,
+            row_of_node=None,
+            node_ptr=node_ptr,
+            labels=labels,
+            operator=operator,
+        )
+
+    @property
+    def num_branches(self) -> int:
+        return self.row_ptr.numel() - 1
+
+    @property
+    def num_hops(self) -> int:
+        return self.num_branches - 1
+
+    @property
+    def num_features(self) -> int:
+        return self.rows.shape[1]
+
+    @property
+    def num_graphs(self) -> int:
+        """Selected graphs."""
+        return self.node_ptr.numel() - 1 if self.ids is None else self.ids.numel()
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes of the selected graphs."""
+        sizes = self.node_ptr.diff()
+        return int((sizes if self.ids is None else sizes[self.ids]).sum())
+
+    @property
+    def y(self) -> Tensor | None:
+        """Labels of the selected graphs."""
+        return self.labels if self.ids is None or self.labels is None else self.labels[self.ids]
+
+    @property
+    def deduplication(self) -> list[float]:
+        """Nodes per stored row of each branch, over all graphs of the storage."""
+        num_nodes = int(self.node_ptr[-1])
+        return [num_nodes / size if size else 1.0 for size in self.row_ptr.diff().tolist()]
+
+    def __len__(self) -> int:
+        return self.num_graphs
+
+    def __getitem__(self, ids: GraphIds) -> PowerFeatures:
+        """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied."""
+        chosen = graph_ids(ids, self.num_graphs).to(self.node_ptr.device)
+        return replace(self, ids=chosen if self.ids is None else self.ids[chosen])
+
+    def __repr__(self) -> str:
+        ratios = ", ".join(f"{ratio:.3g}x" for ratio in self.deduplication)
+        return (
+            f"PowerFeatures({self.num_graphs} graphs, {self.num_branches} branches of {self.operator!r}, "
+            f"{len(self.rows)} rows of {self.num_features} features, {ratios} nodes per row, {self.rows.dtype})"
+        )
+
+    def branch_rows(self) -> tuple[tuple[Tensor, ...], Tensor, Tensor | None, Tensor | None]:
+        """The selected graphs in the ragged form of the readouts, each distinct row once.
+
+        Returns:
+            The rows of each branch, ``R + 1`` tensors ``[U_r, d]``; then ``ptr [S + 1]``, ``index [nnz]`` and ``count
+            [nnz]`` as in :func:`spin_fast.sum_readout`, the rows of all branches counted one after the other.
+        """
+        if self.ids is None:
+            return self.rows.split(self.row_ptr.diff().tolist()), self.ptr, self.index, self.count
+        rows, row_ptr, ptr, index, count, _ = self._gather()
+        return rows.split(row_ptr.diff().tolist()), ptr, index, count
+
+    def take(self) -> PowerFeatures:
+        """Materialise a selection: its own compact rows, no reference to the graphs left out."""
+        if self.ids is None:
+            return self
+        rows, row_ptr, ptr, index, count, distinct = self._gather()
+        row_of_node = None
+        if self.row_of_node is not None and distinct is not None:
+            row_of_node = torch.searchsorted(distinct, self._node_rows().to(distinct.dtype)).to(self.row_of_node.dtype)
+        return PowerFeatures(
+            rows=rows,
+            row_ptr=row_ptr,
+            ptr=ptr,
+            index=index,
+            count=count,
+            row_of_node=row_of_node,
+            node_ptr=self.selected_ptr,
+            labels=self.y,
+            operator=self.operator,
+        )
+
+    def expand(self) -> PowerFeatures:
+        """Materialise a selection with one row per node in each branch: what per-node dropout and BatchNorm need."""
+        return self._dense(self.dense_rows(), self.selected_ptr, self.y, self.operator)
+
+    def dense_rows(self) -> Tensor:
+        """The selected graphs' rows per node, ``[R + 1, n, d]``."""
+        return self.rows[self._node_rows()]
+
+    @property
+    def selected_ptr(self) -> Tensor:
+        """Node offsets of the selected graphs, ``[selected + 1]``."""
+        return self.node_ptr if self.ids is None else offsets(self.node_ptr.diff()[self.ids])
+
+    def _node_rows(self) -> Tensor:
+        """Rows of the selected nodes in each branch, ``[R + 1, n]``."""
+        num_nodes = int(self.node_ptr[-1])
+        if self.ids is None:
+            nodes = torch.arange(num_nodes, device=self.node_ptr.device)
+        else:
+            nodes = ragged_arange(self.node_ptr[self.ids], self.node_ptr.diff()[self.ids])
+        if self.row_of_node is None:
+            return torch.arange(self.num_branches, device=nodes.device)[:, None] * num_nodes + nodes
+        return self.row_of_node[:, nodes].long()
+
+    def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
+        """``rows, row_ptr, ptr, index, count`` of the selected graphs, and the stored rows they come from."""
+        assert self.ids is not None
+        num_branches, num_graphs = self.num_branches, self.node_ptr.numel() - 1
+        segments = torch.arange(num_branches, device=self.ids.device)[:, None] * num_graphs + self.ids
+        starts = self.ptr[segments]
+        sizes = self.ptr[segments + 1] - starts
+        entries = ragged_arange(starts.flatten(), sizes.flatten())
+        ptr = offsets(sizes.flatten())
+        if self.index is None:
+            return self.rows[entries], offsets(sizes.sum(1)).cpu(), ptr, None, None, None
+        distinct, index = torch.unique(self.index[entries], return_inverse=True)
+        row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
+        count = None if self.count is None else self.count[entries]
+        return self.rows[distinct], row_ptr, ptr, index, count, distinct
+
+
+def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the distinct rows of ``x [N, d]``, compared bit by bit with -0 made +0.
+
+    Rows are grouped by a 64-bit hash and every group is verified; should two rows collide, the rows are sorted instead.
+
+    Returns:
+        ``rows [U, d]`` in the order of their first appearance, and ``row_of [N]`` int64 with ``rows[row_of] == x``.
+    """
+    _check.tensor("x", x, ("N", "d"), _check.FLOATS)
+    x = x + 0.0
+    bits = x.view(torch.int32 if x.dtype == torch.float32 else torch.int64)
+    key = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+    for column in bits.unbind(1):
+        key = (key ^ column) * -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
+        key = key ^ (key >> 32)
+    _, group = torch.unique(key, return_inverse=True)
+    first, row_of = _by_first_appearance(group)
+    if not torch.equal(bits[first][row_of], bits):
+        _, group = torch.unique(bits, dim=0, return_inverse=True)
+        first, row_of = _by_first_appearance(group)
+    return x[first], row_of
+
+
+def _by_first_appearance(group: Tensor) -> tuple[Tensor, Tensor]:
+    """Positions of the first member of each group, ascending, and the groups renumbered in that order."""
+    num_groups = int(group.max()) + 1 if group.numel() else 0
+    positions = torch.arange(group.numel(), device=group.device)
+    first = positions.new_full((num_groups,), group.numel()).scatter_reduce(0, group, positions, "amin")
+    first, order = first.sort()
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(num_groups, device=group.device)
+    return first, rank[group]

@@ -1,0 +1,184 @@
+"""SPIN as torch modules: from the rows of the branches to class scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from . import _check, ops
+from .features import PowerFeatures
+
+Rows = Tensor | Sequence[Tensor]
+
+
+class BranchLinear(nn.Module):
+    """One linear layer per branch, weights stacked: ``weight [R + 1, d_in, d_out]``, ``bias [R + 1, d_out]``.
+
+    Rows are dense, ``[R + 1, N, d_in]``, or a sequence of ``R + 1`` tensors ``[U_r, d_in]``; so is the output.
+    """
+
+    def __init__(self, num_branches: int, in_features: int, out_features: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_branches, in_features, out_features))
+        self.bias = nn.Parameter(torch.empty(num_branches, out_features))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters as ``torch.nn.Linear`` does."""
+        bound = 1 / math.sqrt(max(self.weight.shape[1], 1))
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def forward(self, rows: Rows) -> Rows:
+        if isinstance(rows, Tensor):
+            return torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight)
+        weights, biases = self.weight.unbind(), self.bias.unbind()
+        return [torch.addmm(bias, x, weight) for bias, x, weight in zip(biases, rows, weights, strict=True)]
+
+    def extra_repr(self) -> str:
+        branches, in_features, out_features = self.weight.shape
+        return f"branches={branches}, in_features={in_features}, out_features={out_features}"
+
+
+class BranchNorm(nn.BatchNorm1d):
+    """BatchNorm over the nodes, per branch and column. Training needs dense rows: every node counts once."""
+
+    def __init__(self, num_branches: int, num_features: int) -> None:
+        super().__init__(num_branches * num_features)
+        self.num_branches = num_branches
+
+    def forward(self, rows: Rows) -> Rows:  # type: ignore[override]
+        if isinstance(rows, Tensor):
+            branches, nodes, width = rows.shape
+            return super().forward(rows.transpose(0, 1).reshape(nodes, -1)).view(nodes, branches, width).transpose(0, 1)
+        assert not self.training
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+        shift = self.bias - self.running_mean * scale
+        scales, shifts = scale.view(self.num_branches, -1), shift.view(self.num_branches, -1)
+        return [x * a + b for x, a, b in zip(rows, scales.unbind(), shifts.unbind(), strict=True)]
+
+
+class SPIN(nn.Module):
+    """Graph classifier with parallel neighbourhood aggregation (Doshi & Chepuri, arXiv 2111.11482).
+
+    Per branch: an MLP of ``Linear -> (BatchNorm) -> LeakyReLU -> (Dropout)`` layers, then the attention-weighted or
+    plain sum of its rows over each graph; the branches side by side go into an MLP classifier.
+
+    Args:
+        in_features: ``d``.
+        hidden_features: ``h``, the width of every branch layer.
+        out_features: number of classes (or of tasks, for binary tasks side by side).
+        num_hops: ``R``; the features must have been made with the same.
+        attention: SPIN-att; False for SPIN-non-att. The attention is a softmax, so it sees proportions only: where all
+            nodes of a graph look alike it is their mean, which cannot tell graphs of unlike size apart; the sum can.
+        num_layers: linear layers per branch, at least 1.
+        batch_norm: BatchNorm after each linear layer of the branches.
+        dropout: probability of zeroing an activation of a node in the branches, in ``[0, 1)``.
+        negative_slope: of the LeakyReLU.
+        classifier_features: widths of the classifier's hidden layers.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        out_features: int,
+        num_hops: int,
+        *,
+        attention: bool = True,
+        num_layers: int = 3,
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+        negative_slope: float = 0.01,
+        classifier_features: Sequence[int] = (32, 32),
+    ) -> None:
+        super().__init__()
+        _check.integer("in_features", in_features, 0)
+        _check.integer("hidden_features", hidden_features, 1)
+        _check.integer("out_features", out_features, 1)
+        _check.integer("num_hops", num_hops, 0)
+        _check.integer("num_layers", num_layers, 1)
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.config: dict[str, Any] = {
+            "in_features": in_features,
+            "hidden_features": hidden_features,
+            "out_features": out_features,
+            "num_hops": num_hops,
+            "attention": attention,
+            "num_layers": num_layers,
+            "batch_norm": batch_norm,
+            "dropout": dropout,
+            "negative_slope": negative_slope,
+            "classifier_features": list(classifier_features),
+        }
+        branches = num_hops + 1
+        widths = [in_features] + [hidden_features] * num_layers
+        self.layers = nn.ModuleList(BranchLinear(branches, a, b) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(BranchNorm(branches, hidden_features) for _ in self.layers if batch_norm)
+        self.attention = nn.Parameter(torch.empty(branches, hidden_features)) if attention else None
+        widths = [branches * hidden_features, *classifier_features]
+        hidden = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.LeakyReLU(negative_slope))]
+        self.classifier = nn.Sequential(*hidden, nn.Linear(widths[-1], out_features))
+        if self.attention is not None:
+            bound = 1 / math.sqrt(hidden_features)
+            nn.init.uniform_(self.attention, -bound, bound)
+
+    def forward(self, features: PowerFeatures) -> Tensor:
+        """Class scores ``[G, out_features]`` of the selected graphs."""
+        if not isinstance(features, PowerFeatures):
+            raise TypeError(f"features must be PowerFeatures, got {type(features).__name__}")
+        config = self.config
+        if features.num_hops != config["num_hops"] or features.num_features != config["in_features"]:
+            raise ValueError(
+                f"features must have {config['num_hops']} hops and {config['in_features']} features as the model has, "
+                f"got {features.num_hops} and {features.num_features}"
+            )
+        if self.training and (config["batch_norm"] or config["dropout"] > 0):
+            return self.forward_tensors(features.dense_rows(), features.selected_ptr)
+        return self.forward_tensors(*features.branch_rows())
+
+    def forward_tensors(
+        self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
+    ) -> Tensor:
+        """Class scores from plain tensors, whose contents are trusted: what is compiled and exported.
+
+        Args:
+            rows: dense ``[R + 1, N, d]`` with ``ptr [G + 1]``, or ``R + 1`` tensors ``[U_r, d]`` with the segments of
+                the ragged form (see :func:`spin_fast.sum_readout`).
+            ptr: int64 offsets.
+            index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
+            count: ``[nnz]`` int32, how often.
+        """
+        z = self._branches(rows)
+        if not isinstance(z, Tensor):
+            z = torch.cat(list(z))
+        if self.attention is not None:
+            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, checked=True)
+        else:
+            branches = self.config["num_hops"] + 1
+            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=branches, checked=True)
+        return self.classifier(readout)
+
+    def _branches(self, rows: Rows) -> Rows:
+        for depth, linear in enumerate(self.layers):
+            rows = linear(rows)
+            if self.norms:
+                rows = self.norms[depth](rows)
+            rows = [self._activate(x) for x in rows] if not isinstance(rows, Tensor) else self._activate(rows)
+        return rows
+
+    def _activate(self, x: Tensor) -> Tensor:
+        x = F.leaky_relu(x, self.config["negative_slope"])
+        return F.dropout(x, self.config["dropout"], self.training)

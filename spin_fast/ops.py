@@ -1,0 +1,287 @@
+"""The public operations: check the arguments, then call the kernel, or the reference where there is none.
+
+Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
+branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from . import _check, _native, _register, reference  # noqa: F401  (_register: gradients and fake kernels)
+
+
+def _has_kernel(device: torch.device) -> bool:
+    return _native.library is not None and device.type == "cpu"
+
+
+def _contents_are_readable(value: Tensor) -> bool:
+    """Reading a GPU's memory would synchronise; while compiling there is nothing to read (the kernels then check)."""
+    return not torch.compiler.is_compiling() and value.device.type == "cpu"
+
+
+def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> None:
+    """Check the contents of a CSR adjacency on the CPU: monotone offsets, columns in range and inside their own graph.
+
+    Raises:
+        ValueError: names the first entry that is wrong.
+    """
+    if not _contents_are_readable(indptr):
+        return
+    if _native.library is None:
+        problem = reference.check_csr(indptr, indices, ptr, num_nodes)
+    else:
+        arrays = (indptr.numpy(), indices.numpy(), None if ptr is None else ptr.numpy())
+        problem = _native.library.check_csr(*arrays, num_nodes)
+    if problem:
+        raise ValueError(problem)
+
+
+def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int) -> None:
+    """Check the contents of a readout's segments on the CPU: monotone offsets, row numbers in range, counts positive.
+
+    Raises:
+        ValueError: names the first entry that is wrong.
+    """
+    if not _contents_are_readable(ptr):
+        return
+    if _native.library is None:
+        problem = reference.check_segments(ptr, index, count, num_rows)
+    else:
+        arrays = (array if array is None else array.numpy() for array in (ptr, index, count))
+        problem = _native.library.check_segments(*arrays, num_rows)
+    if problem:
+        raise ValueError(problem)
+
+
+def power_features(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    num_hops: int,
+    operator: str = "sym",
+    *,
+    ptr: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+    out: Tensor | None = None,
+    checked: bool = False,
+) -> Tensor:
+    """Compute ``[X, ĀX, ..., Ā^R X]``, the parameter-free part of SPIN (paper, "Parallel neighborhood aggregation").
+
+    Row ``v`` of ``Ā X`` gathers from the columns stored in row ``v``. With ``D`` the row sums of ``A``, the operator
+    ``adj`` is ``A``, ``sym`` is ``D^-1/2 A D^-1/2``, ``sym+adj`` their sum, ``rw`` is ``D^-1 A``; a node of degree 0
+    gets 0. Repeated entries count as often as they stand there, self-loops as given. Differentiable in ``x``.
+
+    Args:
+        indptr: ``[N + 1]`` int32 or int64.
+        indices: ``[E]``, dtype of ``indptr``.
+        x: ``[N, d]`` float32 or float64. Sums run in float64 and are rounded once per hop.
+        num_hops: ``R``, at least 0.
+        operator: ``adj``, ``sym``, ``sym+adj`` or ``rw``.
+        ptr: ``[G + 1]`` int64 node offsets of a block-diagonal adjacency; None for one big graph. It changes the speed,
+            not the values.
+        edge_weight: ``[E]``, dtype of ``x``; no gradient flows to it.
+        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients.
+        checked: the caller vouches for the contents of ``indptr``, ``indices`` and ``ptr`` (a ``GraphBatch`` does).
+
+    Returns:
+        ``[R + 1, N, d]`` in the dtype of ``x``.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it, before anything is written.
+    """
+    _check.tensor("x", x, ("N", "d"), _check.FLOATS)
+    num_nodes = x.shape[0]
+    _check.integer("num_hops", num_hops, 0)
+    _check.operator(operator)
+    _check.tensor("indptr", indptr, (num_nodes + 1,), _check.INTEGERS, x.device)
+    _check.tensor("indices", indices, ("E",), (indptr.dtype,), x.device)
+    if ptr is not None:
+        _check.offsets_shape("ptr", ptr, x.device)
+        ptr = ptr.contiguous()
+    indptr, indices = indptr.contiguous(), indices.contiguous()
+    if not checked:
+        check_csr(indptr, indices, ptr, num_nodes)
+    if edge_weight is not None:
+        edge_weight = _checked_weight(indptr, indices, x, operator, edge_weight)
+    trusted = checked or not torch.compiler.is_compiling()
+    if out is not None:
+        _check_out(out, x, num_hops)
+        if _has_kernel(x.device):
+            torch.ops.spin_fast.power_features_out(
+                indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted, out
+            )
+            return out
+        return out.copy_(reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight))
+    if _has_kernel(x.device):
+        return torch.ops.spin_fast.power_features(
+            indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted
+        )
+    return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)
+
+
+def _checked_weight(indptr: Tensor, indices: Tensor, x: Tensor, operator: str, edge_weight: Tensor) -> Tensor:
+    _check.tensor("edge_weight", edge_weight, (indices.numel(),), (x.dtype,), x.device)
+    if edge_weight.requires_grad:
+        raise ValueError("edge_weight must not require a gradient: power_features is differentiable in x only")
+    if _contents_are_readable(edge_weight):
+        reference.operator_scales(indptr, operator, edge_weight)
+    return edge_weight.contiguous()
+
+
+def _check_out(out: Tensor, x: Tensor, num_hops: int) -> None:
+    _check.tensor("out", out, (num_hops + 1, *x.shape), (x.dtype,), x.device)
+    if not out.is_contiguous():
+        raise ValueError("out must be contiguous")
+    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+        raise ValueError("out must not be given where x or out requires a gradient; leave it out, or detach x")
+    if not torch.compiler.is_compiling() and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() != 0:
+        raise ValueError("out must not share memory with x")
+
+
+def sum_readout(
+    z: Tensor,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    num_branches: int | None = None,
+    checked: bool = False,
+) -> Tensor:
+    """Sum the rows of each graph in each branch: the readout of SPIN-non-att (paper, "Branch-level readout").
+
+    *Dense form*: ``z [N, h]`` or ``[R + 1, N, h]`` and node offsets ``ptr [G + 1]``. *Ragged form*: ``z [U, h]``, the
+    rows of all branches one after the other, ``ptr [S + 1]`` offsets into ``index``. An empty graph gives 0.
+
+    Args:
+        z: float32 or float64; sums run in float64 over blocks of float32.
+        ptr: int64 offsets.
+        index: ``[nnz]`` int32 or int64, the row of ``z`` that an entry refers to; None for the identity.
+        count: ``[nnz]`` int32, how often; None for ones.
+        num_branches: ``R + 1`` of the ragged form (default 1); it must divide ``S``.
+        checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``.
+
+    Returns:
+        ``[G, h]``, or ``[G, (R + 1) * h]``: the branches side by side.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+    num_branches = _check_form(z, ptr, index, num_branches)
+    ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
+    if not _has_kernel(z.device):
+        return reference.sum_readout(z, ptr, index=index, count=count, num_branches=num_branches)
+    rows, shared, trusted = _rows(z), z.dim() == 3, checked or not torch.compiler.is_compiling()
+    return torch.ops.spin_fast.sum_readout(rows, ptr, index, count, num_branches, shared, trusted)
+
+
+@overload
+def attention_readout(
+    z: Tensor,
+    w: Tensor,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = ...,
+    count: Tensor | None = ...,
+    return_weights: Literal[False] = ...,
+    checked: bool = ...,
+) -> Tensor: ...
+@overload
+def attention_readout(
+    z: Tensor,
+    w: Tensor,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = ...,
+    count: Tensor | None = ...,
+    return_weights: Literal[True],
+    checked: bool = ...,
+) -> tuple[Tensor, Tensor]: ...
+def attention_readout(
+    z: Tensor,
+    w: Tensor,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    return_weights: bool = False,
+    checked: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention-weighted sum of the rows of each graph in each branch: the readout of SPIN-att.
+
+    ``beta_v = ReLU(<w, z_v>)``, ``alpha`` the softmax of ``beta`` over the nodes of one graph in one branch,
+    ``s = sum_v alpha_v z_v`` (paper, "Branch-level readout"). An entry with count ``c`` weighs as ``c`` equal nodes.
+    An empty graph gives 0. Forms of ``z``, and the other arguments, as in :func:`sum_readout`.
+
+    Args:
+        w: ``[h]`` for one branch, ``[R + 1, h]`` for several; dtype of ``z``.
+        return_weights: return ``alpha`` as well, per entry: ``[nnz]``, or ``[R + 1, N]`` in the dense form with
+            branches. The weight of one node is ``alpha / count``.
+
+    Returns:
+        ``[G, h]`` or ``[G, (R + 1) * h]``; with ``return_weights`` a pair.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+    _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.FLOATS)
+    num_branches = _check_form(z, ptr, index, 1 if w.dim() == 1 else w.shape[0])
+    if w.shape[-1] != z.shape[-1] or w.dtype != z.dtype or w.device != z.device:
+        raise ValueError(
+            f"w must match z in width, dtype and device ({z.shape[-1]}, {z.dtype}, {z.device}), "
+            f"got {w.shape[-1]}, {w.dtype}, {w.device}"
+        )
+    ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
+    if not _has_kernel(z.device):
+        return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
+    rows, shared, trusted = _rows(z), z.dim() == 3, checked or not torch.compiler.is_compiling()
+    vectors = w.contiguous().view(num_branches, w.shape[-1])
+    readout, weights = torch.ops.spin_fast.attention_readout(rows, vectors, ptr, index, count, shared, trusted)
+    if not return_weights:
+        return readout
+    return readout, weights.view(z.shape[:2]) if shared else weights
+
+
+def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None) -> int:
+    """Check ``z`` and ``ptr`` together and return the number of branches."""
+    dense = isinstance(z, Tensor) and z.dim() == 3
+    _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.FLOATS)
+    _check.offsets_shape("ptr", ptr, z.device)
+    if dense:
+        if index is not None:
+            raise ValueError("index must come with the ragged form z [U, h], got z with three axes")
+        if num_branches not in (None, z.shape[0]):
+            raise ValueError(f"z must have as many branches as there are vectors w, {num_branches}, got {z.shape[0]}")
+        return z.shape[0]
+    num_branches = 1 if num_branches is None else _check.integer("num_branches", num_branches, 1)
+    if (ptr.numel() - 1) % num_branches:
+        raise ValueError(f"ptr must have a multiple of {num_branches} segments (branches), got {ptr.numel() - 1}")
+    return num_branches
+
+
+def _check_entries(
+    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, checked: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Check offsets, row numbers and counts, and make them contiguous."""
+    if index is not None:
+        _check.tensor("index", index, ("nnz",), _check.INTEGERS, z.device)
+        index = index.contiguous()
+    if count is not None:
+        if z.dim() == 3:
+            raise ValueError("count must come with the ragged form z [U, h], got z with three axes")
+        num_entries = z.shape[0] if index is None else index.numel()
+        _check.tensor("count", count, (num_entries,), (torch.int32,), z.device)
+        count = count.contiguous()
+    ptr = ptr.contiguous()
+    if not checked:
+        check_segments(ptr, index, count, z.shape[-2])
+    return ptr, index, count
+
+
+def _rows(z: Tensor) -> Tensor:
+    """``[R + 1, N, h]`` or ``[U, h]`` as contiguous rows."""
+    z = z.contiguous()
+    return z.flatten(0, 1) if z.dim() == 3 else z

@@ -1,0 +1,195 @@
+"""The pure-PyTorch twin of every operation: same signature, any device, differentiable to any order.
+
+It is the oracle of the tests, the yardstick of the timings, and what runs where no kernel does. Arguments are not
+validated here: :mod:`spin_fast.ops` does that. Sums run in the dtype of the input.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
+    """For each entry of consecutive runs, the number of its run: offsets ``[0, 2, 2, 5] -> [0, 0, 2, 2, 2]``."""
+    runs = torch.arange(offsets.numel() - 1, device=offsets.device)
+    return runs.repeat_interleave(offsets.diff(), output_size=num_entries)
+
+
+def operator_scales(indptr: Tensor, operator: str, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
+    """The three parts of a graph operator, ``Ā[v, u] = A[v, u] * (left[v] * right[u] + plain)``.
+
+    Returns:
+        ``left [N]`` and ``right [N]`` in float64, and ``plain``, 0 or 1.
+
+    Raises:
+        ValueError: a row of ``A`` has a negative sum under ``sym`` or ``sym+adj``.
+    """
+    num_nodes = indptr.numel() - 1
+    if edge_weight is None:
+        degree = indptr.diff().to(torch.float64)
+    else:
+        degree = torch.zeros(num_nodes, dtype=torch.float64, device=indptr.device)
+        degree = degree.index_add(0, run_of_entry(indptr, edge_weight.numel()), edge_weight.to(torch.float64))
+    zero = torch.zeros_like(degree)
+    if operator == "adj":
+        return zero, zero, 1.0
+    if operator == "rw":
+        return torch.where(degree == 0, zero, 1 / degree), torch.ones_like(degree), 0.0
+    if bool((degree < 0).any()):
+        node = int((degree < 0).nonzero()[0])
+        raise ValueError(
+            f"edge_weight must give no negative row sum under {operator}, got {float(degree[node])} at node {node}"
+        )
+    scale = torch.where(degree == 0, zero, degree.rsqrt())
+    return scale, scale, 1.0 if operator == "sym+adj" else 0.0
+
+
+def power_features(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    num_hops: int,
+    operator: str = "sym",
+    *,
+    ptr: Tensor | None = None,
+    edge_weight: Tensor | None = None,
+) -> Tensor:
+    """Twin of :func:`spin_fast.power_features`; ``ptr`` changes nothing here."""
+    left, right, plain = operator_scales(indptr, operator, edge_weight)
+    row, column = run_of_entry(indptr, indices.numel()), indices.long()
+    factor = (left[row] * right[column] + plain).to(x.dtype)
+    if edge_weight is not None:
+        factor = factor * edge_weight
+    powers = [x]
+    for _ in range(num_hops):
+        powers.append(torch.zeros_like(x).index_add(0, row, factor[:, None] * powers[-1][column]))
+    return torch.stack(powers)
+
+
+def _entries(z: Tensor, ptr: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Rows per entry ``[nnz, h]`` and segment per entry ``[nnz]`` of both forms of ``z``."""
+    if z.dim() == 3:
+        num_branches, num_graphs = z.shape[0], ptr.numel() - 1
+        graph = run_of_entry(ptr, z.shape[1])
+        segment = (torch.arange(num_branches, device=z.device)[:, None] * num_graphs + graph).flatten()
+        return z.flatten(0, 1), segment
+    rows = z if index is None else z[index.long()]
+    return rows, run_of_entry(ptr, rows.shape[0])
+
+
+def _num_segments(z: Tensor, ptr: Tensor) -> int:
+    return (ptr.numel() - 1) * (z.shape[0] if z.dim() == 3 else 1)
+
+
+def _side_by_side(segments: Tensor, num_branches: int) -> Tensor:
+    """``[(R+1)*G, h]`` in branch-major order ``-> [G, (R+1)*h]``."""
+    num_graphs, width = segments.shape[0] // num_branches, segments.shape[1]
+    branches = segments.view(num_branches, num_graphs, width)
+    return branches.transpose(0, 1).reshape(num_graphs, num_branches * width)
+
+
+def sum_readout(
+    z: Tensor,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    num_branches: int | None = None,
+) -> Tensor:
+    """Twin of :func:`spin_fast.sum_readout`."""
+    rows, segment = _entries(z, ptr, index)
+    if count is not None:
+        rows = rows * count[:, None]
+    sums = z.new_zeros(_num_segments(z, ptr), z.shape[-1]).index_add(0, segment, rows)
+    return _side_by_side(sums, z.shape[0] if z.dim() == 3 else num_branches or 1)
+
+
+def attention_readout(
+    z: Tensor,
+    w: Tensor,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    return_weights: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Twin of :func:`spin_fast.attention_readout`."""
+    readout, weights = _attention(z, w, ptr, index, count)
+    if not return_weights:
+        return readout
+    return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
+
+
+def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Readout ``[G, (R+1)*h]`` and weights per entry ``[nnz]``."""
+    num_branches = w.shape[0] if w.dim() == 2 else 1
+    rows, segment = _entries(z, ptr, index)
+    num_segments = _num_segments(z, ptr)
+    if z.dim() == 3:
+        logits = torch.bmm(z, w.unsqueeze(2)).flatten()
+    elif num_branches == 1:
+        logits = rows @ w.flatten()
+    else:
+        logits = (rows * w[segment // max(num_segments // num_branches, 1)]).sum(1)
+    beta = torch.relu(logits)
+    top = beta.new_zeros(num_segments).scatter_reduce(0, segment, beta.detach(), "amax")
+    mass = torch.exp(beta - top[segment])
+    if count is not None:
+        mass = mass * count
+    total = mass.new_zeros(num_segments).index_add(0, segment, mass)
+    weights = mass / total[segment]
+    sums = rows.new_zeros(num_segments, rows.shape[1]).index_add(0, segment, weights[:, None] * rows)
+    return _side_by_side(sums, num_branches), weights
+
+
+def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> str:
+    """What is wrong with the contents of a CSR adjacency, or an empty string."""
+    problem = _check_offsets("indptr", indptr, indices.numel(), "indices")
+    if problem or ptr is None:
+        return problem or _check_range("indices", indices, 0, num_nodes)
+    problem = _check_offsets("ptr", ptr, num_nodes, "nodes") or _check_range("indices", indices, 0, num_nodes)
+    if problem:
+        return problem
+    graph = run_of_entry(ptr, num_nodes)
+    row = run_of_entry(indptr, indices.numel())
+    crossing = graph[row] != graph[indices.long()]
+    if not bool(crossing.any()):
+        return ""
+    arc = int(crossing.nonzero()[0])
+    return (
+        f"indices must stay inside the graph of their row, got indices[{arc}] = {int(indices[arc])} "
+        f"(graph {int(graph[indices[arc].long()])}) in row {int(row[arc])} (graph {int(graph[row[arc]])})"
+    )
+
+
+def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int) -> str:
+    """What is wrong with the contents of a readout's segments, or an empty string."""
+    name, num_entries = ("rows of z", num_rows) if index is None else ("index", index.numel())
+    problem = _check_offsets("ptr", ptr, num_entries, name)
+    if not problem and index is not None:
+        problem = _check_range("index", index, 0, num_rows)
+    if not problem and count is not None and bool((count < 1).any()):
+        entry = int((count < 1).nonzero()[0])
+        problem = f"count must be positive, got count[{entry}] = {int(count[entry])}"
+    return problem
+
+
+def _check_offsets(name: str, offsets: Tensor, end: int, of: str) -> str:
+    if int(offsets[0]) != 0:
+        return f"{name} must start with 0, got {int(offsets[0])}"
+    falling = offsets[1:] < offsets[:-1]
+    if bool(falling.any()):
+        i = int(falling.nonzero()[0])
+        return f"{name} must not decrease, got {name}[{i}] = {int(offsets[i])}, {name}[{i + 1}] = {int(offsets[i + 1])}"
+    if int(offsets[-1]) != end:
+        return f"{name} must end with the number of {of}, {end}, got {int(offsets[-1])}"
+    return ""
+
+
+def _check_range(name: str, values: Tensor, low: int, high: int) -> str:
+    outside = (values < low) | (values >= high)
+    if not bool(outside.any()):
+        return ""
+    i = int(outside.nonzero()[0])
+    return f"{name} must be in [{low}, {high}), got {name}[{i}] = {int(values[i])}"

@@ -1,0 +1,240 @@
+"""Train and evaluate one model: fused Adam, early stopping on validation, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .features import PowerFeatures
+from .nn import SPIN
+
+Metric = Callable[[Tensor, Tensor], float]
+CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
+
+
+def accuracy(logits: Tensor, y: Tensor) -> float:
+    """Share of graphs whose largest class score is that of their label; ``logits [G, C]``, ``y [G]`` int64."""
+    return (logits.argmax(1) == y).double().mean().item()
+
+
+def rocauc(logits: Tensor, y: Tensor) -> float:
+    """Area under the ROC curve of the second class; ``logits [G, 2]``, ``y [G]`` of 0 and 1."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(y.numpy(), (logits[:, 1] - logits[:, 0]).numpy()))
+
+
+def loss_of(logits: Tensor, y: Tensor) -> Tensor:
+    """Cross-entropy for classes (int64 ``y [G]``); binary cross-entropy per task for float ``y [G, T]``, NaN masked."""
+    if not y.is_floating_point():
+        return F.cross_entropy(logits, y)
+    known = ~y.isnan()
+    return F.binary_cross_entropy_with_logits(logits[known], y[known].to(logits.dtype))
+
+
+@dataclass
+class Epoch:
+    """One line of the training log; ``seconds`` is the time of the training pass alone."""
+
+    loss: float
+    validation_loss: float
+    validation: float
+    seconds: float
+
+
+@dataclass
+class Fit:
+    """What :func:`fit` leaves behind; the model holds the weights of ``best_epoch``."""
+
+    epochs: list[Epoch] = field(default_factory=list)
+    best_epoch: int = 0
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Median time of a training pass."""
+        return statistics.median(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def validation(self) -> float:
+        """The metric on the validation graphs at the best epoch."""
+        return self.epochs[self.best_epoch].validation
+
+
+def train_epoch(
+    model: SPIN,
+    optimizer: torch.optim.Optimizer,
+    features: PowerFeatures,
+    ids: Tensor,
+    batch_size: int,
+    generator: torch.Generator | None = None,
+) -> float:
+    """One pass over the graphs ``ids`` in random order; returns the mean loss per graph."""
+    model.train()
+    total = 0.0
+    for batch in ids[torch.randperm(len(ids), generator=generator)].split(batch_size):
+        selected = features[batch]
+        assert selected.y is not None
+        loss = loss_of(model(selected), selected.y)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        optimizer.step()
+        total += loss.item() * len(batch)
+    return total / max(len(ids), 1)
+
+
+@torch.inference_mode()
+def predict(model: SPIN, features: PowerFeatures, ids: Tensor | None = None, batch_size: int = 1024) -> Tensor:
+    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order."""
+    model.eval()
+    selected = features if ids is None else features[ids]
+    if len(selected) == 0:
+        return torch.empty(0, model.config["out_features"])
+    return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
+
+
+def fit(
+    model: SPIN,
+    features: PowerFeatures,
+    train: Tensor,
+    validation: Tensor,
+    *,
+    epochs: int = 200,
+    batch_size: int = 32,
+    learning_rate: float = 5e-3,
+    weight_decay: float = 0.0,
+    patience: int = 50,
+    seed: int = 0,
+    metric: Metric = accuracy,
+    progress: bool = False,
+) -> Fit:
+    """Train with Adam; stop when ``metric`` on the validation graphs has not risen for ``patience`` epochs.
+
+    Of epochs with the same metric the one with the lower validation loss is kept. Ctrl-C ends training as early
+    stopping does: the model holds the best weights so far.
+
+    Args:
+        model: trained in place.
+        features: of all graphs, with labels.
+        train: ids of the training graphs.
+        validation: ids of the validation graphs.
+        epochs: at most so many passes, at least 1.
+        batch_size: graphs per step.
+        learning_rate: of Adam.
+        weight_decay: L2 penalty of Adam.
+        patience: in epochs.
+        seed: of the order of the graphs and of dropout.
+        metric: from class scores and labels to a number that should rise.
+        progress: show a progress bar on the terminal.
+
+    Raises:
+        ValueError: no labels, an empty part, or a number out of range.
+    """
+    _check_fit(features, train, validation, epochs, batch_size, patience)
+    assert features.labels is not None
+    torch.manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
+    target = features[validation].y
+    assert target is not None
+    result, best, best_state = Fit(), (-float("inf"), -float("inf")), copy.deepcopy(model.state_dict())
+    with _progress_bar(epochs, progress) as advance:
+        try:
+            for number in range(epochs):
+                start = time.perf_counter()
+                loss = train_epoch(model, optimizer, features, train, batch_size, generator)
+                seconds = time.perf_counter() - start
+                logits = predict(model, features, validation)
+                epoch = Epoch(loss, loss_of(logits, target).item(), metric(logits, target), seconds)
+                result.epochs.append(epoch)
+                if (epoch.validation, -epoch.validation_loss) > best:
+                    if epoch.validation > best[0]:
+                        risen = number
+                    best, best_state = (epoch.validation, -epoch.validation_loss), copy.deepcopy(model.state_dict())
+                    result.best_epoch = number
+                advance(f"loss {loss:.4f}  validation {epoch.validation:.4f}  best {best[0]:.4f}")
+                if number - risen >= patience:
+                    break
+        except KeyboardInterrupt:
+            if not result.epochs:
+                raise
+    model.load_state_dict(best_state)
+    return result
+
+
+def _check_fit(
+    features: PowerFeatures, train: Tensor, validation: Tensor, epochs: int, batch_size: int, patience: int
+) -> None:
+    if features.labels is None:
+        raise ValueError("features must have labels (y) to train on")
+    for name, ids in (("train", train), ("validation", validation)):
+        if len(ids) == 0:
+            raise ValueError(f"{name} must have at least one graph")
+    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("patience", patience)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@contextmanager
+def _progress_bar(epochs: int, show: bool) -> Iterator[Callable[[str], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("epoch"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, disable=not show) as bar:
+        task = bar.add_task("", total=epochs)
+        yield lambda text: bar.update(task, advance=1, description=text)
+
+
+def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
+    """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
+
+    The file is written under a temporary name and renamed, so a reader never sees half of it.
+    """
+    from safetensors.torch import save_file
+
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    header = {"format": CHECKPOINT_FORMAT, "config": json.dumps(model.config), "metadata": json.dumps(metadata)}
+    temporary = path.with_name(path.name + ".part")
+    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, temporary, metadata=header)
+    temporary.replace(path)
+
+
+def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
+    """Read a model and its metadata back.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, or is damaged.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"checkpoint {path} does not exist")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    if header.get("format") != CHECKPOINT_FORMAT:
+        raise ValueError(f"{path} is not a checkpoint of this version (format {header.get('format')!r})")
+    model = SPIN(**json.loads(header["config"]))
+    model.load_state_dict(state)
+    return model, json.loads(header["metadata"])

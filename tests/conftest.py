@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from spin_fast import _native
+
+settings.register_profile(
+    "spin_fast",
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("spin_fast")
+
+LEVELS = ("baseline", "avx2", "avx512")
+
+
+@pytest.fixture(params=[*LEVELS, "reference"])
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Every instruction set that this CPU has, and the reference path."""
+    if request.param == "reference":
+        monkeypatch.setattr(_native, "library", None)
+        yield "reference"
+        return
+    library = require_native()
+    if request.param not in library.isa_available():
+        pytest.skip(f"this CPU does not have {request.param}")
+    before = library.isa()
+    library.set_isa(request.param)
+    yield request.param
+    library.set_isa(before)
+
+
+def require_native():
+    if _native.library is None:
+        pytest.skip(f"no compiled library: {_native.missing_reason}")
+    return _native.library
+
+
+@pytest.fixture
+def native():
+    """The compiled module _C."""
+    return require_native()
+
+
+@pytest.fixture
+def poison() -> Iterator[None]:
+    """Fill what kernels get as uninitialised memory with NaN, so that reading it shows."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Restore the number of threads."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def data_root() -> Path:
+    """The folder of real datasets: SPIN_FAST_DATA, or ``shared/data`` beside the checkout."""
+    root = Path(os.environ.get("SPIN_FAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
+    if not root.is_dir():
+        pytest.skip(f"no datasets: set SPIN_FAST_DATA to a folder of TU zips (looked in {root})")
+    return root

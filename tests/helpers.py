@@ -1,0 +1,134 @@
+"""Random graphs and oracles that share no code with the package."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import torch
+from hypothesis import strategies as st
+
+from spin_fast import GraphBatch
+
+# Tolerances against a float64 oracle; sizes in these tests are small.
+TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.float64: {"rtol": 1e-11, "atol": 1e-11}}
+
+
+def random_graphs(
+    sizes: list[int],
+    density: float = 0.4,
+    num_features: int = 3,
+    *,
+    dtype: torch.dtype = torch.float64,
+    index_dtype: torch.dtype = torch.int64,
+    weighted: bool = False,
+    seed: int = 0,
+) -> GraphBatch:
+    """Directed graphs with self-loops and repeated arcs, columns unsorted."""
+    rng = np.random.default_rng(seed)
+    ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    indptr, indices = [0], []
+    for begin, end in itertools.pairwise(ptr):
+        for _ in range(begin, end):
+            indices.extend(rng.integers(begin, end, rng.binomial(end - begin, density)))
+            indptr.append(len(indices))
+    x = torch.from_numpy(rng.standard_normal((int(ptr[-1]), num_features))).to(dtype)
+    weight = torch.from_numpy(rng.uniform(0.1, 2.0, len(indices))).to(dtype) if weighted else None
+    return GraphBatch(
+        ptr=torch.from_numpy(ptr),
+        indptr=torch.tensor(indptr, dtype=index_dtype),
+        indices=torch.tensor(np.array(indices, dtype=np.int64)).to(index_dtype),
+        x=x,
+        edge_weight=weight,
+    )
+
+
+def dense_powers(graphs: GraphBatch, num_hops: int, operator: str) -> torch.Tensor:
+    """[X, ĀX, ..., Ā^R X] in float64 by dense matrix products."""
+    n = graphs.num_nodes
+    a = np.zeros((n, n))
+    for v in range(n):
+        for e in range(int(graphs.indptr[v]), int(graphs.indptr[v + 1])):
+            a[v, int(graphs.indices[e])] += 1.0 if graphs.edge_weight is None else float(graphs.edge_weight[e])
+    degree = a.sum(1)
+    with np.errstate(divide="ignore"):
+        root, inverse = (np.where(degree == 0, 0.0, degree**power) for power in (-0.5, -1.0))
+    sym = root[:, None] * a * root
+    operators = {"adj": a, "sym": sym, "sym+adj": sym + a, "rw": inverse[:, None] * a}
+    powers = [graphs.x.double().numpy()]
+    for _ in range(num_hops):
+        powers.append(operators[operator] @ powers[-1])
+    return torch.from_numpy(np.stack(powers))
+
+
+def looped_readout(
+    z: torch.Tensor,
+    ptr: torch.Tensor,
+    num_branches: int,
+    w: torch.Tensor | None = None,
+    index: torch.Tensor | None = None,
+    count: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Readout and weights per entry in float64 by loops over graphs; the sum readout where ``w`` is None."""
+    z = z.double()
+    if z.dim() == 3:
+        shifts = torch.arange(z.shape[0])[:, None] * z.shape[1]
+        bounds = [(int(a), int(b)) for row in shifts + ptr for a, b in itertools.pairwise(row)]
+        z = z.flatten(0, 1)
+    else:
+        bounds = [(int(a), int(b)) for a, b in itertools.pairwise(ptr)]
+    num_graphs = len(bounds) // num_branches
+    readout = torch.zeros(num_graphs, num_branches, z.shape[1], dtype=torch.float64)
+    weights = torch.zeros(z.shape[0] if index is None else len(index), dtype=torch.float64)
+    for segment, (begin, end) in enumerate(bounds):
+        branch, graph = divmod(segment, num_graphs)
+        rows = z[begin:end] if index is None else z[index[begin:end].long()]
+        times = torch.ones(end - begin).double() if count is None else count[begin:end].double()
+        if w is None:
+            alpha = times
+        else:
+            beta = torch.relu(rows @ w.double().view(num_branches, -1)[branch])
+            mass = times * torch.exp(beta - (beta.max() if len(beta) else 0.0))
+            alpha = mass / mass.sum()
+        weights[begin:end] = alpha
+        readout[graph, branch] = (alpha[:, None] * rows).sum(0)
+    return readout.flatten(1), weights
+
+
+float_dtypes = st.sampled_from([torch.float32, torch.float64])
+index_dtypes = st.sampled_from([torch.int32, torch.int64])
+
+
+@st.composite
+def graph_batches(draw: st.DrawFn, weighted: bool = False) -> GraphBatch:
+    """Batches with empty graphs, single nodes, isolated nodes, no features, every dtype."""
+    return random_graphs(
+        draw(st.lists(st.integers(0, 7), max_size=6)),
+        draw(st.sampled_from([0.0, 0.2, 0.9])),
+        draw(st.integers(0, 40)),
+        dtype=draw(float_dtypes),
+        index_dtype=draw(index_dtypes),
+        weighted=weighted and draw(st.booleans()),
+        seed=draw(st.integers(0, 2**16)),
+    )
+
+
+@st.composite
+def ragged_readouts(draw: st.DrawFn) -> dict:
+    """Arguments of a ragged readout: z, w, ptr, index, count, num_branches; rows unused and used often."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    dtype, width, branches = draw(float_dtypes), draw(st.integers(1, 40)), draw(st.integers(1, 3))
+    sizes = draw(st.lists(st.integers(0, 6), min_size=0, max_size=4)) * branches
+    nnz = sum(sizes)
+    rows = draw(st.integers(1, 9))
+    indexed = draw(st.booleans())
+    rows = rows if indexed else nnz
+    index = torch.from_numpy(rng.integers(0, rows, nnz)).to(draw(index_dtypes)) if indexed else None
+    return {
+        "z": torch.from_numpy(rng.standard_normal((rows, width))).to(dtype),
+        "w": torch.from_numpy(rng.standard_normal((branches, width))).to(dtype),
+        "ptr": torch.tensor([0, *np.cumsum(sizes, dtype=np.int64)]),
+        "index": index,
+        "count": torch.from_numpy(rng.integers(1, 5, nnz)).to(torch.int32) if draw(st.booleans()) else None,
+        "num_branches": branches,
+    }

@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import TOLERANCE, dense_powers, graph_batches, random_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spin_fast
+from spin_fast import GraphBatch, reference
+
+OPERATORS = ("adj", "sym", "sym+adj", "rw")
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+def powers(
+    graphs: GraphBatch, num_hops: int = 3, operator: str = "sym", *, block: bool = True, **options
+) -> torch.Tensor:
+    return spin_fast.power_features(
+        graphs.indptr,
+        graphs.indices,
+        options.pop("x", graphs.x),
+        num_hops,
+        operator,
+        ptr=graphs.ptr if block else None,
+        edge_weight=graphs.edge_weight,
+        **options,
+    )
+
+
+@given(graphs=graph_batches(weighted=True), num_hops=st.integers(0, 4), operator=st.sampled_from(OPERATORS))
+def test_equals_dense_oracle(backend: str, graphs: GraphBatch, num_hops: int, operator: str) -> None:
+    expected = dense_powers(graphs, num_hops, operator)
+    for block in (True, False):
+        result = powers(graphs, num_hops, operator, block=block)
+        assert result.dtype == graphs.x.dtype
+        size = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
+        torch.testing.assert_close(result.double() / size, expected / size, **TOLERANCE[graphs.x.dtype])
+    assert torch.equal(powers(graphs, num_hops, operator), powers(graphs, num_hops, operator, block=False))
+
+
+@given(graphs=graph_batches(), operator=st.sampled_from(OPERATORS))
+def test_writes_all_of_out_and_nothing_else(backend: str, graphs: GraphBatch, operator: str) -> None:
+    shape = (4, *graphs.x.shape)
+    frame = torch.full((shape[0] + 2, *shape[1:]), 7.0, dtype=graphs.x.dtype)
+    out = frame[1:-1]
+    out.fill_(float("nan"))
+    result = powers(graphs, 3, operator, out=out)
+    assert result is out
+    assert torch.equal(out, powers(graphs, 3, operator))
+    assert bool((frame[0] == 7).all())
+    assert bool((frame[-1] == 7).all())
+
+
+def test_isolated_nodes_get_zero(backend: str) -> None:
+    graphs = random_graphs([3, 1, 0, 4], density=0.0)
+    for operator in OPERATORS:
+        result = powers(graphs, 2, operator)
+        assert torch.equal(result[0], graphs.x)
+        assert not result[1:].any()
+
+
+def test_no_graphs_no_nodes_no_features(backend: str) -> None:
+    assert powers(random_graphs([]), 3).shape == (4, 0, 3)
+    assert powers(random_graphs([0, 0]), 3).shape == (4, 0, 3)
+    assert powers(random_graphs([3, 2], num_features=0), 3).shape == (4, 5, 0)
+    assert powers(random_graphs([3, 2]), 0).shape == (1, 5, 3)
+
+
+def test_huge_degree_and_repeated_arcs(backend: str) -> None:
+    n = 5000  # a star whose hub lists every leaf twice
+    leaves = torch.arange(1, n)
+    indices = torch.cat([leaves, leaves, torch.zeros(n - 1, dtype=torch.int64)])
+    indptr = torch.cat([torch.tensor([0]), 2 * (n - 1) + torch.arange(n)])
+    x = torch.full((n, 3), 0.1)
+    result = spin_fast.power_features(indptr, indices, x, 1, "adj")
+    rtol = 1e-3 if backend == "reference" else 1e-7  # the reference adds in float32, one by one
+    torch.testing.assert_close(result[1, 0], torch.full((3,), 2 * (n - 1) * 0.1), rtol=rtol, atol=0)
+    assert torch.equal(result[1, 1:], x[1:])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_same_bits_for_any_number_of_threads(native, threads: None, operator: str) -> None:
+    graphs = random_graphs([50] * 80 + [400], density=0.1, num_features=37, dtype=torch.float32)
+    grad = torch.randn(4, *graphs.x.shape)
+    results = []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        for block in (True, False):
+            x = graphs.x.clone().requires_grad_()
+            result = powers(graphs, 3, operator, block=block, x=x)
+            result.backward(grad)
+            results.append((result.detach(), x.grad))
+    for result, gradient in results[1:]:
+        assert torch.equal(result, results[0][0])
+        assert torch.equal(gradient, results[0][1])
+
+
+def test_equal_neighbourhoods_give_equal_bits(native) -> None:
+    generator = torch.Generator().manual_seed(0)
+    degree, copies = 12, 500
+    values = torch.randn(degree, 5, generator=generator)
+    x = torch.cat([values, torch.zeros(copies, 5)])
+    orders = [torch.randperm(degree, generator=generator) for _ in range(copies)]
+    indptr = torch.cat([torch.zeros(degree, dtype=torch.int64), torch.arange(copies + 1) * degree])
+    for operator in OPERATORS:
+        result = spin_fast.power_features(indptr, torch.cat(orders), x, 1, operator)[1, degree:]
+        assert bool((result == result[0]).all())
+
+
+def test_non_contiguous_input(backend: str) -> None:
+    graphs = random_graphs([4, 6], num_features=6)
+    wide = torch.stack([graphs.x, -graphs.x], dim=2)[:, :, 0]
+    assert not wide.is_contiguous()
+    assert torch.equal(powers(graphs, x=wide), powers(graphs))
+
+
+def test_nan_and_inf_stay_in_their_graph(backend: str) -> None:
+    graphs = random_graphs([4, 5, 3], density=0.9)
+    x = graphs.x.clone()
+    x[5, 1], x[6, 2] = float("nan"), float("inf")
+    result, clean = powers(graphs, x=x), powers(graphs)
+    assert torch.equal(result[:, :4], clean[:, :4])
+    assert torch.equal(result[:, 9:], clean[:, 9:])
+    assert not bool(result[1:, 4:9, 1:].isfinite().all())
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("block", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_gradients(backend: str, operator: str, block: bool, weighted: bool) -> None:
+    graphs = random_graphs([3, 0, 1, 4], num_features=2, weighted=weighted)
+    x = graphs.x.clone().requires_grad_()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return powers(graphs, 3, operator, block=block, x=x)
+
+    assert torch.autograd.gradcheck(function, x)
+    assert torch.autograd.gradgradcheck(function, x)
+
+
+def test_gradient_of_zero_hops_and_large_batches(native) -> None:
+    graphs = random_graphs([40] * 60, density=0.1, num_features=19)
+    for num_hops in (0, 1, 2, 5):
+        grads = []
+        for path in (powers, lambda g, r, op, x: reference.power_features(g.indptr, g.indices, x, r, op)):
+            x = graphs.x.clone().requires_grad_()
+            path(graphs, num_hops, "sym+adj", x=x).square().sum().backward()
+            grads.append(x.grad)
+        torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_float32_is_as_accurate_as_torch(native, operator: str) -> None:
+    graphs = random_graphs([60] * 20, density=0.5, num_features=16, dtype=torch.float32)
+    exact = dense_powers(graphs, 3, operator)
+    ours = (powers(graphs, 3, operator).double() - exact).abs().max()
+    theirs = reference.power_features(graphs.indptr, graphs.indices, graphs.x, 3, operator).double() - exact
+    assert ours <= 2 * theirs.abs().max()
+
+
+def test_opcheck(native) -> None:
+    ops = torch.ops.spin_fast
+    graphs = random_graphs([3, 0, 4], weighted=True)
+    adjacency = (graphs.indptr, graphs.indices)
+    x = graphs.x.clone().requires_grad_()
+    for ptr in (graphs.ptr, None):
+        for weight in (graphs.edge_weight, None):
+            torch.library.opcheck(ops.power_features, (*adjacency, x, 2, "sym", ptr, weight, False))
+            grad = torch.randn(3, 7, 3, requires_grad=True)
+            weight = None if weight is None else weight.float()
+            torch.library.opcheck(ops.power_features_backward, (*adjacency, grad, "rw", ptr, weight, True))
+    out = torch.empty(3, 7, 3, dtype=torch.float64)
+    torch.library.opcheck(ops.power_features_out, (*adjacency, graphs.x, 2, "sym", graphs.ptr, None, True, out))
+
+
+def test_compiles_without_graph_break(native) -> None:
+    graphs = random_graphs([3, 4])
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return powers(graphs, 2, x=x).relu().sum()
+
+    x, y = graphs.x.clone().requires_grad_(), graphs.x.clone().requires_grad_()
+    torch.compile(function, backend="aot_eager", fullgraph=True)(x).backward()
+    function(y).backward()
+    torch.testing.assert_close(x.grad, y.grad)
+
+
+GOOD = random_graphs([2, 3], dtype=torch.float32)
+BAD = [
+    ({"x": [1.0]}, TypeError, r"x must be a torch.Tensor, got list"),
+    ({"x": GOOD.x.long()}, TypeError, r"x must be float32 or float64, got int64"),
+    ({"x": GOOD.x[0]}, ValueError, r"x must have shape \[N, d\], got \[3\]"),
+    ({"x": GOOD.x.to_sparse()}, TypeError, r"x must be a dense"),
+    ({"indptr": GOOD.indptr[:-1]}, ValueError, r"indptr must have shape \[6\], got \[5\]"),
+    ({"indptr": GOOD.indptr.float()}, TypeError, r"indptr must be int32 or int64"),
+    ({"indptr": GOOD.indptr + 1}, ValueError, r"indptr must start with 0, got 1"),
+    ({"indptr": GOOD.indptr.flip(0)}, ValueError, r"indptr must start with 0"),
+    ({"indices": GOOD.indices[:-1]}, ValueError, r"indptr must end with the number of indices"),
+    ({"indices": GOOD.indices.int()}, TypeError, r"indices must be int64, got int32"),
+    ({"indices": GOOD.indices + 5}, ValueError, r"indices must be in \[0, 5\), got indices\[0\]"),
+    ({"indices": GOOD.indices - 9}, ValueError, r"indices must be in \[0, 5\)"),
+    ({"indices": (GOOD.indices + 2) % 5}, ValueError, r"indices must stay inside the graph of their row"),
+    ({"ptr": GOOD.ptr.int()}, TypeError, r"ptr must be int64"),
+    ({"ptr": GOOD.ptr[:0]}, ValueError, r"ptr must have at least one entry"),
+    ({"ptr": torch.tensor([0, 3, 2, 5])}, ValueError, r"ptr must not decrease, got ptr\[1\] = 3, ptr\[2\] = 2"),
+    ({"ptr": torch.tensor([0, 2])}, ValueError, r"ptr must end with the number of nodes, 5, got 2"),
+    ({"num_hops": -1}, ValueError, r"num_hops must be at least 0, got -1"),
+    ({"num_hops": 1.5}, TypeError, r"num_hops must be an int, got float"),
+    ({"num_hops": True}, TypeError, r"num_hops must be an int, got bool"),
+    ({"operator": "gcn"}, ValueError, r"operator must be one of adj, sym, sym\+adj, rw, got 'gcn'"),
+    ({"edge_weight": torch.ones(3)}, ValueError, r"edge_weight must have shape"),
+    ({"edge_weight": torch.ones(GOOD.num_arcs).double()}, TypeError, r"edge_weight must be float32"),
+    ({"edge_weight": torch.ones(GOOD.num_arcs, requires_grad=True)}, ValueError, r"edge_weight must not require"),
+    ({"edge_weight": -torch.ones(GOOD.num_arcs)}, ValueError, r"edge_weight must give no negative row sum under sym"),
+    ({"out": torch.zeros(2, 5, 3)}, ValueError, r"out must have shape \[3, 5, 3\]"),
+    ({"out": torch.zeros(3, 5, 3).double()}, TypeError, r"out must be float32"),
+    ({"out": torch.zeros(3, 5, 6)[..., ::2]}, ValueError, r"out must be contiguous"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_bad_input_is_named_before_anything_is_written(backend: str, change: dict, error: type, message: str) -> None:
+    out = torch.full((3, 5, 3), 7.0)
+    arguments = {
+        "indptr": GOOD.indptr,
+        "indices": GOOD.indices,
+        "x": GOOD.x,
+        "num_hops": 2,
+        "operator": "sym",
+        "ptr": GOOD.ptr,
+        "out": out,
+    }
+    with pytest.raises(error, match=message):
+        spin_fast.power_features(**arguments | change)
+    assert bool((out == 7).all())
+
+
+def test_out_with_gradients_or_shared_memory_is_refused(backend: str) -> None:
+    with pytest.raises(ValueError, match="out must not be given where x or out requires a gradient"):
+        powers(GOOD, 2, x=GOOD.x.clone().requires_grad_(), out=torch.empty(3, 5, 3))
+    out = torch.empty(3, 5, 3)
+    with pytest.raises(ValueError, match="out must not share memory with x"):
+        powers(GOOD, 2, x=out[0], out=out)
+
+
+def test_raw_op_checks_contents_itself(native) -> None:
+    op = torch.ops.spin_fast.power_features
+    with pytest.raises(RuntimeError):
+        op(GOOD.indptr, GOOD.indices + 5, GOOD.x, 2, "sym", None, None, False)
+    with pytest.raises(RuntimeError):
+        op(GOOD.indptr[:3], GOOD.indices, GOOD.x, 2, "sym", None, None, True)
+    with pytest.raises(RuntimeError):
+        op(GOOD.indptr, GOOD.indices, GOOD.x.t(), 2, "sym", None, None, True)

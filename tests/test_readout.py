@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import TOLERANCE, looped_readout, ragged_readouts
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spin_fast
+from spin_fast import reference
+
+pytestmark = pytest.mark.usefixtures("poison")
+
+
+def sums(case: dict) -> torch.Tensor:
+    names = ("z", "ptr", "index", "count", "num_branches")
+    return spin_fast.sum_readout(**{name: case[name] for name in names})
+
+
+def attention(case: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    names = ("z", "w", "ptr", "index", "count")
+    return spin_fast.attention_readout(**{name: case[name] for name in names}, return_weights=True)
+
+
+def dense_case(sizes: list[int], branches: int, width: int, dtype: torch.dtype, seed: int = 0) -> dict:
+    generator = torch.Generator().manual_seed(seed)
+    ptr = torch.tensor([0, *torch.tensor(sizes, dtype=torch.int64).cumsum(0).tolist()])
+    return {
+        "z": torch.randn(branches, int(ptr[-1]), width, dtype=dtype, generator=generator),
+        "w": torch.randn(branches, width, dtype=dtype, generator=generator),
+        "ptr": ptr,
+        "index": None,
+        "count": None,
+        "num_branches": branches,
+    }
+
+
+def assert_equals_loops(case: dict) -> None:
+    shared = {name: case[name] for name in ("z", "ptr", "num_branches", "index", "count")}
+    tolerance = TOLERANCE[case["z"].dtype]
+    torch.testing.assert_close(sums(case).double(), looped_readout(**shared)[0], **tolerance)
+    readout, weights = attention(case)
+    expected, expected_weights = looped_readout(**shared, w=case["w"])
+    torch.testing.assert_close(readout.double(), expected, **tolerance)
+    torch.testing.assert_close(weights.flatten().double(), expected_weights, **tolerance)
+
+
+@given(case=ragged_readouts())
+def test_ragged_form_equals_loops(backend: str, case: dict) -> None:
+    assert_equals_loops(case)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 9), max_size=6),
+    branches=st.integers(1, 4),
+    width=st.integers(0, 70),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+)
+def test_dense_form_equals_loops(backend: str, sizes: list[int], branches: int, width: int, dtype: torch.dtype) -> None:
+    case = dense_case(sizes, branches, width, dtype)
+    assert_equals_loops(case)
+    one = {"z": case["z"][0], "ptr": case["ptr"]}
+    torch.testing.assert_close(spin_fast.sum_readout(**one), sums(case)[:, :width])
+    readout = spin_fast.attention_readout(w=case["w"][0], **one)
+    torch.testing.assert_close(readout, attention(case)[0][:, :width])
+
+
+def test_counts_are_repetitions(backend: str) -> None:
+    z, w = torch.randn(4, 5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    ptr, index = torch.tensor([0, 3, 3, 5]), torch.tensor([0, 1, 3, 2, 1])
+    count = torch.tensor([2, 1, 3, 1, 4], dtype=torch.int32)
+    repeated = {"index": index.repeat_interleave(count), "ptr": torch.tensor([0, 6, 6, 11])}
+    counted = {"index": index, "count": count, "ptr": ptr}
+    torch.testing.assert_close(spin_fast.sum_readout(z, **counted), spin_fast.sum_readout(z, **repeated))
+    torch.testing.assert_close(
+        spin_fast.attention_readout(z, w, **counted), spin_fast.attention_readout(z, w, **repeated)
+    )
+
+
+def test_softmax_is_per_graph_and_uniform_below_zero(backend: str) -> None:
+    z = -torch.rand(2, 6, 3).double() - 0.1
+    w, ptr = torch.ones(2, 3).double(), torch.tensor([0, 4, 4, 6])
+    readout, weights = spin_fast.attention_readout(z, w, ptr, return_weights=True)
+    torch.testing.assert_close(weights, torch.tensor([0.25] * 4 + [0.5] * 2).double().expand(2, 6))
+    assert not readout[1].any()
+    torch.testing.assert_close(readout[0, :3], z[0, :4].mean(0))
+
+
+def test_large_logits_do_not_overflow(backend: str) -> None:
+    z = torch.tensor([[1e4, 0.0], [1e4 - 5, 1.0], [-1e4, 2.0]])
+    readout, weights = spin_fast.attention_readout(
+        z, torch.tensor([1.0, 0.0]), torch.tensor([0, 3]), return_weights=True
+    )
+    expected = torch.softmax(torch.tensor([1e4, 1e4 - 5, 0.0]), 0)
+    torch.testing.assert_close(weights, expected)
+    torch.testing.assert_close(readout[0], expected @ z)
+
+
+def test_nan_and_inf_stay_in_their_graph(backend: str) -> None:
+    case = dense_case([3, 4, 2], 2, 5, torch.float32)
+    clean_sum, clean = sums(case), attention(case)[0]
+    case["z"][0, 4, 2], case["z"][1, 5, 1] = float("nan"), float("inf")
+    for result, expected in ((sums(case), clean_sum), (attention(case)[0], clean)):
+        assert torch.equal(result[[0, 2]], expected[[0, 2]])
+        assert not bool(result[1].isfinite().all())
+
+
+def test_same_bits_for_any_number_of_threads(native, threads: None) -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = [*torch.randint(0, 60, (400,), generator=generator).tolist(), 20000]
+    dense = dense_case(sizes, 3, 33, torch.float32)
+    rows = dense["z"].flatten(0, 1)[:5000].clone()
+    nnz = int(dense["ptr"][-1]) * 3
+    shifts = torch.arange(3)[:, None] * int(dense["ptr"][-1])
+    ragged = dense | {
+        "z": rows,
+        "ptr": torch.cat([(shifts + dense["ptr"][:-1]).flatten(), torch.tensor([nnz])]),
+        "index": torch.randint(0, 5000, (nnz,), generator=generator),
+        "count": torch.randint(1, 4, (nnz,), generator=generator, dtype=torch.int32),
+    }
+    for case in (dense, ragged):
+        results = []
+        for number in (1, 2):
+            torch.set_num_threads(number)
+            z, w = case["z"].clone().requires_grad_(), case["w"].clone().requires_grad_()
+            outputs = [sums(case | {"z": z}), *attention(case | {"z": z, "w": w})]
+            sum(output.square().sum() for output in outputs).backward()
+            results.append([*(output.detach() for output in outputs), z.grad, w.grad])
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_gradients_dense(backend: str, branches: int) -> None:
+    case = dense_case([2, 0, 1, 4], branches, 3, torch.float64)
+    z, w = case["z"].requires_grad_(), case["w"].requires_grad_()
+    assert_gradients(case, z, w)
+
+
+def test_gradients_ragged(backend: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    case = {
+        "z": torch.randn(6, 3, dtype=torch.float64, generator=generator).requires_grad_(),
+        "w": torch.randn(2, 3, dtype=torch.float64, generator=generator).requires_grad_(),
+        "ptr": torch.tensor([0, 2, 2, 5, 9]),
+        "index": torch.tensor([0, 1, 0, 1, 3, 2, 5, 0, 2]),  # row 4 is never used, row 0 in both branches
+        "count": torch.tensor([1, 2, 1, 3, 1, 1, 2, 1, 1], dtype=torch.int32),
+        "num_branches": 2,
+    }
+    assert_gradients(case, case["z"], case["w"])
+    assert_gradients(case | {"index": None, "count": None, "ptr": torch.tensor([0, 2, 2, 5, 6])}, case["z"], case["w"])
+
+
+def assert_gradients(case: dict, z: torch.Tensor, w: torch.Tensor) -> None:
+    for function, inputs in (
+        (lambda z: sums(case | {"z": z}), (z,)),
+        (lambda z, w: attention(case | {"z": z, "w": w})[0], (z, w)),
+        (lambda z, w: attention(case | {"z": z, "w": w})[1], (z, w)),
+        (lambda z, w: attention(case | {"z": z, "w": w}), (z, w)),
+    ):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+def test_gradient_is_the_formula_of_the_paper(native) -> None:
+    case = dense_case([5], 1, 4, torch.float64)
+    z, w, ds = case["z"][0].requires_grad_(), case["w"][0].requires_grad_(), torch.randn(4).double()
+    readout, alpha = spin_fast.attention_readout(z, w, case["ptr"], return_weights=True)
+    readout.backward(ds[None])
+    t = ds @ readout[0].detach()
+    with torch.no_grad():
+        dbeta = alpha * (z @ ds - t) * (z @ w > 0)
+        torch.testing.assert_close(z.grad, alpha[:, None] * ds + dbeta[:, None] * w)
+        torch.testing.assert_close(w.grad, dbeta @ z)
+
+
+@pytest.mark.slow
+def test_ten_million_nodes_in_one_graph(native) -> None:
+    z = torch.rand(10_000_000, 2) + 0.1
+    ptr = torch.tensor([0, len(z)])
+    exact, naive = z.double().sum(0), z.sum(0).double()
+    ours = spin_fast.sum_readout(z, ptr)[0].double()
+    assert (ours - exact).abs().max() <= max(2 * (naive - exact).abs().max(), exact.max() * 6e-8)
+    w = torch.tensor([0.3, -0.1])
+    mean = spin_fast.attention_readout(z, w, ptr)[0].double()
+    torch.testing.assert_close(mean, torch.softmax((z.double() @ w.double()).relu(), 0) @ z.double(), rtol=1e-6, atol=0)
+
+
+def test_float32_is_as_accurate_as_torch(native) -> None:
+    case = dense_case([3000, 17, 500], 2, 32, torch.float32)
+    shared = {name: case[name] for name in ("z", "ptr")}
+    exact = looped_readout(**shared, num_branches=2)[0]
+    theirs = (reference.sum_readout(**shared).double() - exact).abs().max()
+    assert (sums(case).double() - exact).abs().max() <= 2 * theirs
+    exact = looped_readout(**shared, num_branches=2, w=case["w"])[0]
+    theirs = (reference.attention_readout(w=case["w"], **shared).double() - exact).abs().max()
+    assert (attention(case)[0].double() - exact).abs().max() <= 2 * theirs
+
+
+def test_opcheck(native) -> None:
+    ops = torch.ops.spin_fast
+    z, w = torch.randn(6, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    ragged = (torch.tensor([0, 2, 2, 4, 5]), torch.tensor([0, 5, 2, 2, 1]), torch.ones(5, dtype=torch.int32))
+    dense = (torch.tensor([0, 1, 3]), None, None)
+    for segments, shared in ((ragged, False), (dense, True)):
+        torch.library.opcheck(ops.sum_readout, (z, *segments, 2, shared, False))
+        torch.library.opcheck(
+            ops.sum_readout_backward, (torch.randn(2, 6, requires_grad=True), *segments, 2, 6, shared)
+        )
+        torch.library.opcheck(ops.attention_readout, (z, w, *segments, shared, False))
+        outputs = [output.detach() for output in ops.attention_readout(z, w, *segments, shared, True)]
+        for grad_alpha in (None, torch.randn_like(outputs[1]).requires_grad_()):
+            grads = (torch.randn_like(outputs[0]).requires_grad_(), grad_alpha)
+            torch.library.opcheck(ops.attention_readout_backward, (*grads, z, w, *segments, *outputs, shared))
+
+
+def test_non_contiguous_and_expanded_gradient(backend: str) -> None:
+    case = dense_case([3, 2], 2, 4, torch.float64)
+    strided = case["z"].transpose(0, 1).contiguous().transpose(0, 1)
+    assert not strided.is_contiguous()
+    assert torch.equal(sums(case | {"z": strided}), sums(case))
+    z = case["z"].clone().requires_grad_()
+    sums(case | {"z": z}).sum().backward()  # the gradient that arrives is an expanded 1
+    assert torch.equal(z.grad, torch.ones_like(z))
+
+
+Z, W, PTR = torch.randn(6, 3), torch.randn(2, 3), torch.tensor([0, 1, 2, 4, 6])
+BAD = [
+    ({"z": None}, TypeError, r"z must be a torch.Tensor, got NoneType"),
+    ({"z": Z.half()}, TypeError, r"z must be float32 or float64, got float16"),
+    ({"z": Z[0]}, ValueError, r"z must have shape \[rows, h\], got \[3\]"),
+    ({"z": Z.view(3, 2, 3)}, ValueError, r"z must have as many branches as there are vectors w, 2, got 3"),
+    ({"w": W[:, :2]}, ValueError, r"w must match z in width, dtype and device"),
+    ({"w": W.double()}, ValueError, r"w must match z"),
+    ({"w": W[None]}, ValueError, r"w must have shape \[branches, h\]"),
+    ({"ptr": PTR.int()}, TypeError, r"ptr must be int64, got int32"),
+    ({"ptr": PTR[:-1]}, ValueError, r"ptr must have a multiple of 2 segments"),
+    ({"ptr": PTR + 1}, ValueError, r"ptr must start with 0"),
+    ({"ptr": torch.tensor([0, 1, 3, 2, 6])}, ValueError, r"ptr must not decrease"),
+    ({"ptr": torch.tensor([0, 1, 2, 3, 5])}, ValueError, r"ptr must end with the number of rows of z, 6, got 5"),
+    ({"index": torch.arange(6).float()}, TypeError, r"index must be int32 or int64"),
+    ({"index": torch.arange(6) + 1}, ValueError, r"index must be in \[0, 6\), got index\[5\] = 6"),
+    ({"index": torch.arange(6) - 1}, ValueError, r"index must be in \[0, 6\), got index\[0\] = -1"),
+    ({"index": torch.arange(5)}, ValueError, r"ptr must end with the number of index, 5, got 6"),
+    ({"count": torch.ones(6)}, TypeError, r"count must be int32"),
+    ({"count": torch.ones(5, dtype=torch.int32)}, ValueError, r"count must have shape \[6\]"),
+    ({"count": torch.tensor([1, 0, 1, 1, 1, 1], dtype=torch.int32)}, ValueError, r"count must be positive"),
+    ({"z": Z.view(2, 3, 3), "index": torch.arange(6), "ptr": PTR[:2]}, ValueError, r"index must come with the ragged"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD)
+def test_bad_input_is_named(backend: str, change: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        spin_fast.attention_readout(**{"z": Z, "w": W, "ptr": PTR} | change)
+    if "w" in message:
+        return
+    arguments = {"z": Z, "ptr": PTR, "num_branches": 2} | {k: v for k, v in change.items() if k != "w"}
+    with pytest.raises(error, match=message):
+        spin_fast.sum_readout(**arguments)
+
+
+def test_raw_op_checks_contents_itself(native) -> None:
+    with pytest.raises(RuntimeError):
+        torch.ops.spin_fast.sum_readout(Z, PTR, torch.arange(6) + 1, None, 2, False, False)
+    with pytest.raises(RuntimeError):
+        torch.ops.spin_fast.sum_readout(Z, PTR, None, None, 3, False, True)
