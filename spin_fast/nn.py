@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import _check, ops
+from . import _check, ops, reference
 from .features import PowerFeatures
+from .graphs import offsets
 
 Rows = Tensor | Sequence[Tensor]
 
@@ -20,7 +21,8 @@ Rows = Tensor | Sequence[Tensor]
 class BranchLinear(nn.Module):
     """One linear layer per branch, weights stacked: ``weight [R + 1, d_in, d_out]``, ``bias [R + 1, d_out]``.
 
-    Rows are dense, ``[R + 1, N, d_in]``, or a sequence of ``R + 1`` tensors ``[U_r, d_in]``; so is the output.
+    Dense rows ``[R + 1, N, d_in]`` become ``[R + 1, N, d_out]``. A sequence of ``R + 1`` tensors ``[U_r, d_in]``
+    becomes ``[U, d_out]``, the rows of all branches one after the other.
     """
 
     def __init__(self, num_branches: int, in_features: int, out_features: int) -> None:
@@ -35,11 +37,11 @@ class BranchLinear(nn.Module):
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
-    def forward(self, rows: Rows) -> Rows:
+    def forward(self, rows: Rows) -> Tensor:
         if isinstance(rows, Tensor):
             return torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight)
         weights, biases = self.weight.unbind(), self.bias.unbind()
-        return [torch.addmm(bias, x, weight) for bias, x, weight in zip(biases, rows, weights, strict=True)]
+        return torch.cat([torch.addmm(bias, x, weight) for bias, x, weight in zip(biases, rows, weights, strict=True)])
 
     def extra_repr(self) -> str:
         branches, in_features, out_features = self.weight.shape
@@ -47,23 +49,45 @@ class BranchLinear(nn.Module):
 
 
 class BranchNorm(nn.BatchNorm1d):
-    """BatchNorm over the nodes, per branch and column. Training needs dense rows: every node counts once."""
+    """BatchNorm over the nodes, per branch and column.
+
+    A row of the ragged form that stands for several nodes counts as often, so the statistics are those of the nodes.
+    """
 
     def __init__(self, num_branches: int, num_features: int) -> None:
         super().__init__(num_branches * num_features)
         self.num_branches = num_branches
 
-    def forward(self, rows: Rows) -> Rows:  # type: ignore[override]
-        if isinstance(rows, Tensor):
-            branches, nodes, width = rows.shape
-            return super().forward(rows.transpose(0, 1).reshape(nodes, -1)).view(nodes, branches, width).transpose(0, 1)
-        assert not self.training
+    def forward(self, z: Tensor, sizes: Sequence[int] | None = None, times: Tensor | None = None) -> Tensor:
+        """Normalise dense ``z [R + 1, N, h]``, or ragged ``z [U, h]`` with the rows per branch and nodes per row."""
+        if sizes is None:
+            branches, nodes, width = z.shape
+            return super().forward(z.transpose(0, 1).reshape(nodes, -1)).view(nodes, branches, width).transpose(0, 1)
         assert self.running_mean is not None
         assert self.running_var is not None
-        scale = self.weight * torch.rsqrt(self.running_var + self.eps)
-        shift = self.bias - self.running_mean * scale
-        scales, shifts = scale.view(self.num_branches, -1), shift.view(self.num_branches, -1)
-        return [x * a + b for x, a, b in zip(rows, scales.unbind(), shifts.unbind(), strict=True)]
+        ptr = offsets(torch.tensor(sizes)).to(z.device)
+        branch = reference.run_of_entry(ptr, z.shape[0])
+        mean, var = self.running_mean.view(self.num_branches, -1), self.running_var.view(self.num_branches, -1)
+        if self.training:
+            nodes = sizes[0] if times is None else int(times[: sizes[0]].sum())
+            if nodes < 2:
+                raise ValueError(f"a batch must have more than 1 node for BatchNorm, got {nodes}")
+
+            def mean_of_nodes(values: Tensor) -> Tensor:
+                sums = ops.sum_readout(values, ptr, count=times, num_branches=self.num_branches, checked=True)
+                return sums.view(self.num_branches, -1) / nodes
+
+            mean = mean_of_nodes(z)
+            var = mean_of_nodes((z - mean[branch]).square())
+            with torch.no_grad():
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked += 1
+                rate = self.momentum or 0.0
+                self.running_mean.lerp_(mean.flatten(), rate)
+                self.running_var.lerp_(var.flatten() * (nodes / (nodes - 1)), rate)
+        scale = self.weight.view(self.num_branches, -1) * torch.rsqrt(var + self.eps)
+        shift = self.bias.view(self.num_branches, -1) - mean * scale
+        return z * scale[branch] + shift[branch]
 
 
 class SPIN(nn.Module):
@@ -145,7 +169,7 @@ class SPIN(nn.Module):
                 f"features must have {config['num_hops']} hops and {config['in_features']} features as the model has, "
                 f"got {features.num_hops} and {features.num_features}"
             )
-        if self.training and (config["batch_norm"] or config["dropout"] > 0):
+        if self.training and config["dropout"] > 0:  # every node has its own mask
             return self.forward_tensors(features.dense_rows(), features.selected_ptr)
         return self.forward_tensors(*features.branch_rows())
 
@@ -161,9 +185,8 @@ class SPIN(nn.Module):
             index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
             count: ``[nnz]`` int32, how often.
         """
-        z = self._branches(rows)
-        if not isinstance(z, Tensor):
-            z = torch.cat(list(z))
+        sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
+        z = self._branches(rows, sizes, index, count)
         if self.attention is not None:
             readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, checked=True)
         else:
@@ -171,14 +194,23 @@ class SPIN(nn.Module):
             readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=branches, checked=True)
         return self.classifier(readout)
 
-    def _branches(self, rows: Rows) -> Rows:
+    def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:
+        times = None
+        if self.norms and self.training and sizes is not None:
+            times = nodes_per_row(sum(sizes), index, count)
         for depth, linear in enumerate(self.layers):
-            rows = linear(rows)
+            z = linear(rows)
             if self.norms:
-                rows = self.norms[depth](rows)
-            rows = [self._activate(x) for x in rows] if not isinstance(rows, Tensor) else self._activate(rows)
-        return rows
+                z = self.norms[depth](z, sizes, times)
+            z = F.leaky_relu(z, self.config["negative_slope"])
+            z = F.dropout(z, self.config["dropout"], self.training)
+            rows = z if sizes is None else z.split(sizes)
+        return z
 
-    def _activate(self, x: Tensor) -> Tensor:
-        x = F.leaky_relu(x, self.config["negative_slope"])
-        return F.dropout(x, self.config["dropout"], self.training)
+
+def nodes_per_row(num_rows: int, index: Tensor | None, count: Tensor | None) -> Tensor | None:
+    """How many nodes each row stands for, ``[num_rows]`` int32; None for one each."""
+    if index is None:
+        return count
+    times = torch.zeros(num_rows, dtype=torch.int32, device=index.device)
+    return times.index_add(0, index, torch.ones_like(index, dtype=torch.int32) if count is None else count)

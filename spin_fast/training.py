@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,10 @@ from .features import PowerFeatures
 from .nn import SPIN
 
 Metric = Callable[[Tensor, Tensor], float]
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda _: 1.0,
+    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
+}
 CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
 
 
@@ -112,6 +117,7 @@ def fit(
     epochs: int = 200,
     batch_size: int = 32,
     learning_rate: float = 5e-3,
+    schedule: str = "cosine",
     weight_decay: float = 0.0,
     patience: int = 50,
     seed: int = 0,
@@ -130,7 +136,8 @@ def fit(
         validation: ids of the validation graphs.
         epochs: at most so many passes, at least 1.
         batch_size: graphs per step.
-        learning_rate: of Adam.
+        learning_rate: of Adam, at the start.
+        schedule: ``cosine`` lets the learning rate fall to 0 over ``epochs``, ``constant`` keeps it.
         weight_decay: L2 penalty of Adam.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
@@ -141,10 +148,13 @@ def fit(
         ValueError: no labels, an empty part, or a number out of range.
     """
     _check_fit(features, train, validation, epochs, batch_size, patience)
+    if schedule not in SCHEDULES:
+        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
     assert features.labels is not None
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: SCHEDULES[schedule](epoch / epochs))
     target = features[validation].y
     assert target is not None
     result, best, best_state = Fit(), (-float("inf"), -float("inf")), copy.deepcopy(model.state_dict())
@@ -153,6 +163,7 @@ def fit(
             for number in range(epochs):
                 start = time.perf_counter()
                 loss = train_epoch(model, optimizer, features, train, batch_size, generator)
+                scheduler.step()
                 seconds = time.perf_counter() - start
                 logits = predict(model, features, validation)
                 epoch = Epoch(loss, loss_of(logits, target).item(), metric(logits, target), seconds)

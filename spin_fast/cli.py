@@ -1,0 +1,301 @@
+"""The command ``spin-fast``: train, info, bench."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+import time
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from . import __version__, build_info, datasets, native_available, training
+from .features import PowerFeatures
+from .graphs import GraphBatch
+from .nn import SPIN
+
+app = typer.Typer(
+    help="SPIN graph classification: message passing once, before training.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+console = Console()
+
+
+class Operator(str, Enum):
+    adj = "adj"
+    sym = "sym"
+    sym_adj = "sym+adj"
+    rw = "rw"
+
+
+class Readout(str, Enum):
+    attention = "attention"
+    sum = "sum"
+
+
+Root = Annotated[
+    Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """Turn an exception into one readable line and exit code 1; ``--debug`` lets it through."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, debug: bool = False, **options: Any) -> None:
+        try:
+            command(*args, debug=debug, **options)
+        except KeyboardInterrupt:
+            print("spin-fast: interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+        except Exception as error:
+            if debug or isinstance(error, typer.Exit):
+                raise
+            reason = " ".join(str(error).split()) or type(error).__name__
+            print(f"spin-fast: error: {reason}", file=sys.stderr)
+            raise typer.Exit(1) from None
+
+    return wrapped
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"spin-fast {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(epilog="Example: spin-fast train NCI1 --root data --readout attention --epochs 50")
+@one_line_errors
+def train(
+    dataset: Annotated[
+        str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")
+    ] = "digits",
+    root: Root = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
+    readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
+    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
+    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = 3,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
+    layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
+    batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches.")] = True,
+    dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout in the branches.")] = 0.0,
+    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Graphs per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam.")] = 5e-3,
+    weight_decay: Annotated[float, typer.Option(min=0, help="L2 penalty of Adam.")] = 0.0,
+    patience: Annotated[int, typer.Option(min=1, help="Stop after so many epochs without a better validation.")] = 30,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
+    threads: Annotated[int | None, typer.Option(min=1, help="CPU threads.", show_default="torch's choice")] = None,
+    deduplicate: Annotated[bool, typer.Option(help="Store and evaluate each distinct row once (exact).")] = True,
+    debug: Debug = False,
+) -> None:
+    """Train a SPIN on DATASET; write the model and a training curve, print the result.
+
+    Datasets with an official split use it; the others are split 80/10/10 by the seed, stratified.
+    """
+    if threads is not None:
+        torch.set_num_threads(threads)
+    out = Path("runs") / dataset if out is None else out
+    with console.status(f"reading {dataset}"):
+        graphs = datasets.load(dataset, root)
+        assert graphs.y is not None
+        split = datasets.split(dataset, graphs.y, root, seed=seed)
+    console.print(_describe(dataset, graphs), highlight=False)
+    with console.status(f"computing {hops} hops"):
+        start = time.perf_counter()
+        features = PowerFeatures.from_graphs(graphs, hops, operator.value, deduplicate)
+        precompute = time.perf_counter() - start
+    torch.manual_seed(seed)
+    model = SPIN(
+        graphs.num_features,
+        hidden,
+        _num_outputs(graphs.y),
+        hops,
+        attention=readout is Readout.attention,
+        num_layers=layers,
+        batch_norm=batch_norm,
+        dropout=dropout,
+    )
+    metric_name, metric = _metric(dataset)
+    fit = training.fit(
+        model,
+        features,
+        split.train,
+        split.validation,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        patience=patience,
+        seed=seed,
+        metric=metric,
+        progress=True,
+    )
+    test = metric(training.predict(model, features, split.test), graphs.y[split.test])
+    _write_and_report(
+        out, dataset, features, model, fit, split, metric_name, test, precompute, operator=operator.value, seed=seed
+    )
+
+
+def _write_and_report(
+    out: Path,
+    dataset: str,
+    features: PowerFeatures,
+    model: SPIN,
+    fit: training.Fit,
+    split: datasets.Split,
+    metric_name: str,
+    test: float,
+    precompute: float,
+    **settings: Any,
+) -> None:
+    from .plots import training_curve
+
+    kind = "SPIN-att" if model.config["attention"] else "SPIN-non-att"
+    checkpoint, curve = out / "model.safetensors", out / "training-curve.png"
+    training.save_checkpoint(checkpoint, model, dataset=dataset, metric=metric_name, test=test, **settings)
+    training_curve(curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
+    seconds = fit.seconds_per_epoch
+    ratios = "  ".join(f"{r}: {ratio:.3g}x" for r, ratio in enumerate(features.deduplication))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    table = Table(show_header=False, title=f"{kind} on {dataset}")
+    rows = {
+        f"test {metric_name}": f"[bold]{_score(metric_name, test)}[/bold]  ({len(split.test)} graphs, seen once)",
+        f"validation {metric_name}": f"{_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
+        "epochs": f"{len(fit.epochs)}, kept epoch {fit.best_epoch + 1}",
+        "time per epoch": f"{1000 * seconds:.1f} ms (median)",
+        "graphs per second": f"{len(split.train) / seconds:,.0f} in training",
+        "precomputation": f"{1000 * precompute:.1f} ms, once, deduplication included",
+        "nodes per stored row": f"{ratios}  (by branch)",
+        "parameters": f"{parameters:,}",
+        "kernels": f"{_kernels()}, {torch.get_num_threads()} threads",
+        "model": str(checkpoint),
+        "training curve": str(curve),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
+
+
+@app.command(epilog="Example: spin-fast info NCI1 --root data")
+@one_line_errors
+def info(
+    dataset: Annotated[str | None, typer.Argument(help="Also describe this dataset.")] = None,
+    root: Root = None,
+    debug: Debug = False,
+) -> None:
+    """Show what is installed, which kernels run, and which datasets are found."""
+    facts = {"spin_fast": __version__, "python": platform.python_version()} | build_info()
+    facts["threads"] = torch.get_num_threads()
+    facts["kernels"] = _kernels()
+    facts["datasets"] = ", ".join(datasets.names(root))
+    table = Table(show_header=False)
+    for name, value in facts.items():
+        table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
+    console.print(table)
+    if dataset is not None:
+        graphs = datasets.load(dataset, root)
+        console.print(_describe(dataset, graphs), highlight=False)
+
+
+@app.command(
+    epilog="Example: spin-fast bench --quick",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+@one_line_errors
+def bench(
+    context: typer.Context,
+    root: Root = None,
+    names: Annotated[
+        str | None, typer.Option("--datasets", help="Comma-separated.", show_default="those found")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few rounds on digits, to see that all runs.")] = False,
+    results: Annotated[Path | None, typer.Option(help="Write JSON, a table and plots there.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Time the operations and a training epoch against their rivals; further options go to pytest.
+
+    Needs the extra: pip install 'spin_fast\\[bench]'.
+    """
+    try:
+        import pytest
+        import pytest_benchmark  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error}; the benchmarks need: pip install 'spin_fast[bench]'") from None
+    arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.plugin", "-q"]
+    for option, value in (("--root", root), ("--datasets", names), ("--results", results)):
+        arguments += [] if value is None else [f"{option}={value}"]
+    arguments += ["--quick"] if quick else []
+    raise typer.Exit(int(pytest.main([*arguments, *context.args])))
+
+
+def _describe(name: str, graphs: GraphBatch) -> str:
+    edges = int((graphs.num_arcs + _num_loops(graphs)) / 2)
+    mean = max(len(graphs), 1)
+    classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
+    return (
+        f"[bold]{name}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / mean:.2f} nodes and "
+        f"{edges / mean:.2f} edges on average, {graphs.num_features} features"
+    )
+
+
+def _num_loops(graphs: GraphBatch) -> int:
+    rows = torch.arange(graphs.num_nodes).repeat_interleave(graphs.degree.long())
+    return int((rows == graphs.indices).sum())
+
+
+def _num_outputs(y: Tensor) -> int:
+    return y.shape[1] if y.is_floating_point() else int(y.max()) + 1
+
+
+def _metric(dataset: str) -> tuple[str, training.Metric]:
+    """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator."""
+    name = datasets.metric(dataset)
+    if name == "accuracy":
+        return name, training.accuracy
+    evaluator = datasets.evaluator(dataset)
+
+    def score(logits: Tensor, y: Tensor) -> float:
+        scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
+        return float(evaluator.eval({"y_true": y.view(len(y), -1).numpy(), "y_pred": scores.numpy()})[name])
+
+    return {"rocauc": "ROC-AUC"}.get(name, name), score
+
+
+def _score(metric_name: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"
+
+
+def _kernels() -> str:
+    facts = build_info()
+    return f"native ({facts['isa']})" if native_available() else f"reference ({facts['reason']})"
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""What the readers share: their error, numbers from text, the choice of node features, arcs to a ``GraphBatch``."""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BufferedIOBase
+from typing import IO
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import Tensor
+
+from ..graphs import GraphBatch
+
+FEATURES = ("label", "attribute", "attribute+label", "degree")
+PAPER_FEATURES = {"ENZYMES": "attribute+label", "OHSU": "degree", "Peking_1": "degree"}
+WIDEST_ONE_HOT = 65536
+
+
+class DatasetError(ValueError):
+    """A data set cannot be used; the message is one line that names the file and says what to do."""
+
+
+@contextmanager
+def reading(where: str) -> Iterator[None]:
+    """Turn what a missing, damaged or unparsable file raises into a ``DatasetError`` that names ``where``."""
+    try:
+        yield
+    except DatasetError:
+        raise
+    except FileNotFoundError as error:
+        raise DatasetError(f"{where} does not exist; the set is incomplete, get it again") from error
+    except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
+        raise DatasetError(f"{where} cannot be read ({_one_line(error)}); get the file again") from error
+    except RuntimeError as error:  # zipfile: a method that it does not know, a password
+        raise DatasetError(f"{where} cannot be unpacked ({_one_line(error)}); unpack it by hand") from error
+    except (ValueError, OverflowError) as error:
+        raise DatasetError(f"{where} cannot be parsed ({_one_line(error)}); correct it or get it again") from error
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def read_numbers(
+    stream: IO[bytes] | BufferedIOBase,
+    where: str,
+    dtype: DTypeLike,
+    *,
+    columns: int | None = None,
+    missing: bool = False,
+) -> np.ndarray:
+    """Read comma-separated numbers without a header.
+
+    Args:
+        stream: an open file that can be rewound.
+        where: what error messages call it.
+        dtype: int32 or float64; a number that does not fit is an error.
+        columns: how many there must be; None for any number.
+        missing: whether an empty field is a NaN (float64 only) rather than an error.
+
+    Returns:
+        ``[lines, columns]`` of ``dtype``, contiguous by columns, maybe read-only.
+
+    Raises:
+        DatasetError: the file is empty, damaged, or holds something else.
+    """
+    import pandas
+
+    with reading(where):
+        try:
+            table = pandas.read_csv(stream, header=None, dtype=dtype, skipinitialspace=True).to_numpy()
+            wrong = table.dtype.kind == "f" and not missing and bool(np.isnan(table).any())
+        except (ValueError, OverflowError):
+            wrong = True
+        if wrong:
+            stream.seek(0)
+            raise DatasetError(f"{where}{_first_wrong_line(stream, dtype, missing)}; correct it or get the file again")
+    if columns is not None and table.shape[1] != columns:
+        raise DatasetError(f"{where} must have {columns} comma-separated column(s), got {table.shape[1]}; get it again")
+    return table
+
+
+def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, missing: bool) -> str:
+    """Say which line pandas stumbled over: its own messages do not."""
+    number = np.dtype(dtype)
+    convert = int if number.kind == "i" else float
+    width = 0
+    for position, line in enumerate(stream, 1):
+        fields = line.strip().split(b",") if line.strip() else []
+        width = width or len(fields)
+        try:
+            values = np.array([convert(field) for field in fields if field.strip() or not missing], number)
+            fits = len(fields) in (0, width) and not np.isnan(values).any()
+        except (ValueError, OverflowError):
+            fits = False
+        if not fits:
+            text = line.decode("ascii", "replace").strip()[:40]
+            return f", line {position} must hold {width} {number} number(s) between commas, got {text!r}"
+    return " does not hold numbers between commas" if width else " is empty"
+
+
+def choose_features(features: str | None, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
+    """Decide what the node features are made of.
+
+    Args:
+        features: one of ``FEATURES``, or None for the paper's choice: its exceptions are ``PAPER_FEATURES``; otherwise
+            labels where the set has them, else attributes, else degrees.
+        name: the data set.
+        where: what error messages call it.
+        labels: whether the set has node labels.
+        attributes: whether it has node attributes.
+
+    Returns:
+        The parts ``"attribute"`` and ``"label"`` in the order of their columns; an empty list stands for the degree.
+
+    Raises:
+        DatasetError: an unknown choice, or one that this set cannot serve.
+    """
+    has = {"label": labels, "attribute": attributes}
+    if features is None:
+        features = PAPER_FEATURES.get(name) or next((part for part in has if has[part]), "degree")
+    possible = [choice for choice in FEATURES if all(has.get(part, True) for part in choice.split("+"))]
+    if features not in possible:
+        why = "is impossible for" if features in FEATURES else "is unknown for"
+        raise DatasetError(f"features={features!r} {why} {where}; choose one of: {', '.join(possible)}")
+    return [part for part in features.split("+") if part in has]
+
+
+def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype) -> Tensor:
+    """One-hot code of integer labels ``[N, k]``, each column ``max - min + 1`` wide, side by side: ``[N, widths]``."""
+    lowest = labels.min(axis=0).astype(np.int64)
+    widths = labels.max(axis=0) - lowest + 1
+    if widths.sum() > WIDEST_ONE_HOT:
+        span = f"{lowest.min()}..{labels.max()}"
+        raise DatasetError(f"{where} holds labels from {span}, too many for a one-hot code; use features='degree'")
+    x = torch.zeros(len(labels), int(widths.sum()), dtype=dtype)
+    first = np.cumsum(widths) - widths
+    return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1)
+
+
+def class_labels(values: np.ndarray) -> Tensor:
+    """Map labels ``[G]`` to int64 classes ``0..C-1`` in the sorted order of their values."""
+    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
+
+
+def assemble(
+    rows: np.ndarray,
+    columns: np.ndarray,
+    ptr: Tensor,
+    x: Tensor | None,
+    y: Tensor,
+    *,
+    weight: np.ndarray | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> GraphBatch:
+    """Build a ``GraphBatch`` from arcs in any order; a repeated arc is kept once.
+
+    Args:
+        rows: ``[E]`` integer, the node that gathers, numbered from 0 over all graphs.
+        columns: ``[E]`` integer, the node that it gathers from.
+        ptr: ``[G + 1]`` int64, node offsets of the graphs.
+        x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the arcs per row after repeats are
+            gone, a self-loop counting 1.
+        y: labels, first axis ``G``.
+        weight: ``[E]`` float, or None; a repeated arc gets the mean of its weights.
+        dtype: of the degree and the weights.
+    """
+    from scipy.sparse import coo_array
+
+    num_nodes = int(ptr[-1])
+    shape = (num_nodes, num_nodes)
+    narrow = np.int32 if max(num_nodes, len(rows)) < 2**31 else np.int64
+    rows, columns = rows.astype(narrow, copy=False), columns.astype(narrow, copy=False)
+    # The values of the pattern are never read: they may wrap where an arc is repeated more than 127 times.
+    pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
+    edge_weight = None
+    if weight is not None:
+        total = coo_array((weight, (rows, columns)), shape=shape).tocsr()
+        times = coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
+        edge_weight = torch.from_numpy(total.data / times.data).to(dtype)
+    indptr, indices = torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices)
+    if x is None:
+        x = indptr.diff().to(dtype).unsqueeze(1)
+    return GraphBatch(ptr, indptr, indices, x, y, edge_weight)

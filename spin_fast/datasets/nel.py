@@ -1,0 +1,111 @@
+"""Node/edge lists (``.nel``), the form in which the brain sets OHSU and Peking_1 are handed round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..graphs import GraphBatch, offsets
+from ._common import DatasetError, assemble, choose_features, class_labels, one_hot, reading
+
+_FIELDS = {"n": 3, "e": 4, "x": 2}
+
+
+def locate(name: str, root: Path) -> Path | None:
+    """The file ``root/name.nel``, or None."""
+    path = root / f"{name}.nel"
+    return path if path.is_file() else None
+
+
+def names(root: Path) -> list[str]:
+    """The ``.nel`` sets in ``root``."""
+    return sorted(path.stem for path in root.glob("*.nel"))
+
+
+def load(
+    path: str | Path,
+    name: str | None = None,
+    *,
+    features: str | None = None,
+    dtype: torch.dtype = torch.float32,
+    weights: bool = False,
+) -> GraphBatch:
+    """Read a ``.nel`` file.
+
+    A graph is its nodes ``n id label``, its edges ``e id id weight`` (each undirected edge once), a name ``g ...`` and
+    its class ``x class``, which ends it. Ids are the graph's own.
+
+    Args:
+        path: the file.
+        name: which set it is, for the choice of features; by default what the path is named after.
+        features: ``"label"`` (one-hot), ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice.
+        dtype: float32 or float64, of the features and the weights.
+        weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
+
+    Returns:
+        The graphs, both arcs of each edge; ``y`` int64 ``[G]`` in ``0..C-1``, the sorted order of the classes.
+
+    Raises:
+        DatasetError: names the line and what is wrong with it, or says which features are possible.
+    """
+    path = Path(path)
+    parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
+    sizes: list[int] = []
+    classes: list[int] = []
+    labels: list[str] = []
+    edges: list[tuple[int, int]] = []
+    weight: list[float] = []
+    node_of: dict[str, int] = {}
+    number = 0
+    with reading(str(path)), path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, 1):
+            kind, *fields = line.split() or [""]
+            if kind in ("", "g"):
+                continue
+            where = f"{path}, line {number}"
+            if kind not in _FIELDS or len(fields) != _FIELDS[kind] - 1:
+                raise DatasetError(
+                    f"{where} must read 'n id label', 'e id id weight', 'g name' or 'x class', "
+                    f"got {line.strip()[:40]!r}; correct it or get the file again"
+                )
+            with reading(where):
+                if kind == "n":
+                    if node_of.setdefault(fields[0], len(labels)) != len(labels):
+                        raise DatasetError(f"{where} repeats node {fields[0]}; is an 'x class' line missing before?")
+                    labels.append(fields[1])
+                elif kind == "e":
+                    unknown = [node for node in fields[:2] if node not in node_of]
+                    if unknown:
+                        raise DatasetError(f"{where} names node {unknown[0]}, which its graph has not; correct it")
+                    edges.append((node_of[fields[0]], node_of[fields[1]]))
+                    weight.append(float(fields[2]))
+                else:
+                    classes.append(int(fields[0]))
+                    sizes.append(len(node_of))
+                    node_of = {}
+    if not labels:
+        raise DatasetError(f"{path} holds no nodes; get the file again")
+    if not classes or node_of:
+        raise DatasetError(f"{path} ends at line {number} without the 'x class' line of a graph; get the file again")
+    x = one_hot(_label_numbers(labels), str(path), dtype) if parts else None
+    rows, columns = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    return assemble(
+        np.concatenate([rows, columns]),
+        np.concatenate([columns, rows]),
+        offsets(torch.tensor(sizes)),
+        x,
+        class_labels(np.array(classes)),
+        weight=np.array(weight * 2) if weights else None,
+        dtype=dtype,
+    )
+
+
+def _label_numbers(labels: list[str]) -> np.ndarray:
+    """Node labels as integers ``[N, 1]``: the number after the last underscore, or else ranks in sorted order."""
+    try:
+        numbers = np.array([int(label.rpartition("_")[2]) for label in labels])
+    except ValueError:
+        numbers = np.unique(labels, return_inverse=True)[1]
+    return numbers.reshape(-1, 1)

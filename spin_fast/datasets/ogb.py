@@ -1,0 +1,137 @@
+"""Molecule sets of the Open Graph Benchmark, from its raw files (``raw/*.csv.gz``, ``split/scaffold/*.csv.gz``)."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..graphs import GraphBatch, offsets
+from ._common import DatasetError, assemble, read_numbers, reading
+
+_METRICS = {
+    "ogbg-molmuv": "ap",
+    "ogbg-molpcba": "ap",
+    "ogbg-molesol": "rmse",
+    "ogbg-molfreesolv": "rmse",
+    "ogbg-mollipo": "rmse",
+}
+
+
+def owns(name: str) -> bool:
+    """Whether ``name`` is a name of OGB's (``ogbg-molhiv``; the folder's ``ogbg_molhiv`` will do)."""
+    return name.startswith(("ogbg-", "ogbg_"))
+
+
+def locate(name: str, root: Path) -> Path | None:
+    """The folder ``root/ogbg_molhiv`` or ``root/ogbg-molhiv`` of the set ``ogbg-molhiv``, or None."""
+    if not owns(name):
+        return None
+    places = (root / f"ogbg{mark}{name[5:]}" for mark in "_-")
+    return next((place for place in places if place.is_dir()), None)
+
+
+def names(root: Path) -> list[str]:
+    """The OGB sets under ``root``."""
+    return sorted({f"ogbg-{path.parents[1].name[5:]}" for path in root.glob("ogbg[_-]*/raw/edge.csv.gz")})
+
+
+def load(path: str | Path, *, dtype: torch.dtype = torch.float32) -> GraphBatch:
+    """Read the folder of one ``ogbg-mol*`` set.
+
+    Args:
+        path: the folder that holds ``raw/``.
+        dtype: float32 or float64, of the features and of ``y`` where that is real.
+
+    Returns:
+        The graphs with both arcs of each bond and OGB's integer atom features as they are (molhiv: 9). ``y`` is int64
+        ``[G]`` for one fully labelled task of whole numbers, otherwise ``[G, T]`` of ``dtype``, NaN where a label is
+        missing.
+
+    Raises:
+        DatasetError: names the file and what is wrong with it.
+    """
+    raw = Path(path) / "raw"
+    nodes_of, edges_of = _read(raw, "num-node-list")[:, 0], _read(raw, "num-edge-list")[:, 0]
+    labels = _read(raw, "graph-label", np.float64)
+    atoms, bonds = _read(raw, "node-feat"), _read(raw, "edge", columns=2)
+    for file, got, want, of in (
+        ("num-edge-list", len(edges_of), len(nodes_of), "one line per line of num-node-list"),
+        ("graph-label", len(labels), len(nodes_of), "one line per line of num-node-list"),
+        ("node-feat", len(atoms), nodes_of.sum(), "as many lines as num-node-list says"),
+        ("edge", len(bonds), edges_of.sum(), "as many lines as num-edge-list says"),
+    ):
+        if got != want:
+            raise DatasetError(f"{raw / file}.csv.gz must have {of}, {want}, got {got}; get the set again")
+    size = np.repeat(nodes_of, edges_of)[:, None]
+    wrong = (bonds < 0) | (bonds >= size)
+    if wrong.any():
+        line = int(wrong.any(axis=1).argmax())
+        raise DatasetError(
+            f"{raw / 'edge.csv.gz'}, line {line + 1} names node {bonds[line][wrong[line]][0]}, "
+            f"but its graph has the nodes 0..{size[line, 0] - 1}; get the set again"
+        )
+    ptr = offsets(torch.tensor(nodes_of))
+    rows, columns = (bonds + np.repeat(ptr[:-1].numpy(), edges_of)[:, None]).T
+    whole = labels.shape[1] == 1 and bool((labels == np.round(labels)).all())
+    return assemble(
+        np.concatenate([rows, columns]),
+        np.concatenate([columns, rows]),
+        ptr,
+        torch.tensor(atoms, dtype=dtype),
+        torch.tensor(labels[:, 0], dtype=torch.int64) if whole else torch.tensor(labels, dtype=dtype),
+    )
+
+
+def _read(folder: Path, file: str, dtype: type = np.int32, columns: int | None = None) -> np.ndarray:
+    path = folder / f"{file}.csv.gz"
+    with reading(str(path)), gzip.open(path) as stream:
+        return read_numbers(stream, str(path), dtype, columns=columns, missing=dtype is np.float64)
+
+
+def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, Tensor]:
+    """OGB's own split: int64 graph numbers of train, validation and test.
+
+    Args:
+        path: the folder that holds ``split/scaffold/``.
+        num_graphs: how many graphs it must cover, each once.
+
+    Raises:
+        DatasetError: names the file that is missing or wrong.
+    """
+    folder = Path(path) / "split" / "scaffold"
+    parts = [_read(folder, part, columns=1)[:, 0].astype(np.int64) for part in ("train", "valid", "test")]
+    if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_graphs)):
+        raise DatasetError(
+            f"{folder} must name each of the {num_graphs} graphs once, got {sum(map(len, parts))} entries; "
+            "load the whole set or get it again"
+        )
+    train, validation, test = map(torch.from_numpy, parts)
+    return train, validation, test
+
+
+def metric(name: str) -> str:
+    """What OGB scores the set ``name`` by: ``"rocauc"``, ``"ap"`` or ``"rmse"``."""
+    return _METRICS.get(name.replace("_", "-"), "rocauc")
+
+
+def evaluator(name: str) -> Any:
+    """OGB's own ``Evaluator`` of the set ``name``.
+
+    ``evaluator("ogbg-molhiv").eval({"y_true": y[:, None], "y_pred": score[:, None]})`` returns ``{"rocauc": ...}``:
+    both are ``[graphs, tasks]`` (torch or numpy), a score is higher for class 1, and NaN labels are passed over.
+
+    Raises:
+        ImportError: the package ogb is not installed. DatasetError: OGB has no such set.
+    """
+    try:
+        from ogb.graphproppred import Evaluator
+    except ImportError as error:
+        raise ImportError(f"{name} is scored by OGB's own Evaluator, which is missing: pip install ogb") from error
+    if not owns(name):
+        raise DatasetError(f"OGB scores no set {name!r}; use accuracy, or a name such as ogbg-molhiv")
+    return Evaluator(name.replace("_", "-"))

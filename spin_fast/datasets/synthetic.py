@@ -1,0 +1,244 @@
+"""Seeded random graphs, all in numpy: Erdos-Renyi, random regular and power-law (Chung-Lu).
+
+The parameter that shapes the graphs takes one value or one per class: graph ``g`` has class ``g % C`` and is drawn with
+the value of its class, so that the label is what a model has to read off the graph. One value gives a single class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+
+from .. import _check
+from ..graphs import GraphBatch
+from ._common import assemble
+
+SWITCHING_ROUNDS = 10
+TOP_UP_ROUNDS = 50
+
+
+def erdos_renyi(
+    num_graphs: int = 1000,
+    num_nodes: int = 100,
+    p: float | Sequence[float] = 0.05,
+    num_features: int | None = 50,
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> GraphBatch:
+    """Graphs in which each pair of nodes is joined with probability ``p``, independently of the others.
+
+    Args:
+        num_graphs: how many graphs.
+        num_nodes: nodes of each.
+        p: in [0, 1], one value or one per class; the label is which of them a graph was drawn with.
+        num_features: columns of standard normal features; None for the degree.
+        seed: the same seed gives the same bits.
+        dtype: float32 or float64, of the features.
+
+    Returns:
+        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    pairs = num_nodes * (num_nodes - 1) // 2
+    edges: list[np.ndarray] = []
+    for graphs, chance in _classes("p", p, num_graphs, num_nodes):
+        if not 0 <= chance <= 1:
+            raise ValueError(f"p must be in [0, 1], got {chance}")
+        drawn = _bernoulli(rng, len(graphs) * pairs, chance)
+        graph, pair = np.divmod(drawn, max(pairs, 1))
+        # Pair number j (j - 1) / 2 + i stands for the nodes i < j.
+        j = ((1 + np.sqrt(8.0 * pair + 1)) / 2).astype(np.int64)
+        j -= j * (j - 1) // 2 > pair
+        edges.append(np.stack([pair - j * (j - 1) // 2, j]) + graphs[graph] * num_nodes)
+    return _batch(rng, edges, num_graphs, num_nodes, np.size(p), num_features, dtype)
+
+
+def random_regular(
+    num_graphs: int = 1000,
+    num_nodes: int = 100,
+    degree: int | Sequence[int] = 4,
+    num_features: int | None = None,
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> GraphBatch:
+    """Simple graphs in which every node has exactly ``degree`` neighbours.
+
+    Each starts as a circulant graph and is mixed by random switches of two edges, which keep every degree; the outcome
+    is close to uniform over all such graphs.
+
+    Args:
+        num_graphs: how many graphs.
+        num_nodes: nodes of each.
+        degree: below ``num_nodes``, and even where ``num_nodes`` is odd; one value or one per class. The label is which
+            of them a graph has.
+        num_features: columns of standard normal features; None for the degree.
+        seed: the same seed gives the same bits.
+        dtype: float32 or float64, of the features.
+
+    Returns:
+        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    edges: list[np.ndarray] = []
+    for graphs, neighbours in _classes("degree", degree, num_graphs, num_nodes):
+        if not 0 <= neighbours < max(num_nodes, 1) or neighbours != int(neighbours):
+            raise ValueError(f"degree must be an integer in [0, {num_nodes}) for {num_nodes} nodes, got {neighbours}")
+        if num_nodes * neighbours % 2:
+            raise ValueError(f"degree must be even for an odd number of nodes, got {neighbours} for {num_nodes} nodes")
+        node = np.arange(num_nodes)
+        rings = [np.stack([node, (node + step) % num_nodes]) for step in range(1, int(neighbours) // 2 + 1)]
+        if neighbours % 2:
+            rings.append(np.stack([node, node + num_nodes // 2])[:, : num_nodes // 2])
+        if rings:
+            one = np.concatenate(rings, axis=1)
+            many = (one[:, None, :] + graphs[None, :, None] * num_nodes).reshape(2, -1)
+            edges.append(_switch(rng, many, one.shape[1], num_graphs * num_nodes))
+    return _batch(rng, edges, num_graphs, num_nodes, np.size(degree), num_features, dtype)
+
+
+def power_law(
+    num_graphs: int = 1,
+    num_nodes: int = 1_000_000,
+    mean_degree: float = 20.0,
+    exponent: float | Sequence[float] = 2.5,
+    num_features: int | None = None,
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> GraphBatch:
+    """Graphs whose degrees follow a power law ``k ** -exponent`` (Chung and Lu's model), a few hubs and many leaves.
+
+    Both ends of an edge are drawn in proportion to the nodes' weights; self-loops and repeats are drawn anew, which
+    flattens the largest hubs a little. A million nodes with twenty million arcs take some ten seconds.
+
+    Args:
+        num_graphs: how many graphs.
+        num_nodes: nodes of each.
+        mean_degree: over all graphs of a class, met exactly up to rounding.
+        exponent: above 2, one value or one per class; the label is which of them a graph was drawn with.
+        num_features: columns of standard normal features; None for the degree.
+        seed: the same seed gives the same bits.
+        dtype: float32 or float64, of the features.
+
+    Returns:
+        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+
+    Raises:
+        ValueError: a number is out of range, or so many edges cannot be placed.
+    """
+    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    edges: list[np.ndarray] = []
+    for graphs, gamma in _classes("exponent", exponent, num_graphs, num_nodes):
+        if not gamma > 2:
+            raise ValueError(f"exponent must be above 2, got {gamma}")
+        if not 0 <= mean_degree < max(num_nodes, 1):
+            raise ValueError(f"mean_degree must be in [0, {num_nodes}) for {num_nodes} nodes, got {mean_degree}")
+        wanted = round(len(graphs) * num_nodes * mean_degree / 2)
+        # Shuffled, or else the hubs would be neighbours in memory, which no real graph offers.
+        order = rng.permuted(np.tile(np.arange(num_nodes), (len(graphs), 1)), axis=1) + graphs[:, None] * num_nodes
+        keys = np.empty(0, np.int64)
+        for _ in range(TOP_UP_ROUNDS):
+            missing = wanted - len(keys)
+            if missing <= 0:
+                break
+            graph = rng.integers(len(graphs), size=missing + missing // 8 + 16)
+            # The quantile function of the weights i ** (-1 / (gamma - 1)), i = 0 .. num_nodes.
+            ranks = num_nodes * rng.random((2, len(graph))) ** ((gamma - 1) / (gamma - 2))
+            ends = np.sort(order[graph, ranks.astype(np.int64)], axis=0)
+            ends = ends[:, ends[0] < ends[1]]
+            keys = np.unique(np.concatenate([keys, ends[0] * (num_graphs * num_nodes) + ends[1]]))
+        if len(keys) < wanted:
+            raise ValueError(f"mean_degree {mean_degree} is too large for exponent {gamma} and {num_nodes} nodes")
+        keys = np.delete(keys, rng.choice(len(keys), len(keys) - wanted, replace=False, shuffle=False))
+        edges.append(np.stack(np.divmod(keys, num_graphs * num_nodes)))
+    return _batch(rng, edges, num_graphs, num_nodes, np.size(exponent), num_features, dtype)
+
+
+def _classes(
+    name: str, values: float | Sequence[float], num_graphs: int, num_nodes: int
+) -> Iterator[tuple[np.ndarray, float]]:
+    """The graphs of each class and the value that they are drawn with."""
+    _check.integer("num_graphs", num_graphs, 1)
+    _check.integer("num_nodes", num_nodes, 1)
+    per_class = np.atleast_1d(values)
+    if per_class.ndim != 1 or not 1 <= len(per_class) <= num_graphs:
+        raise ValueError(f"{name} must be one number or one per class, at most {num_graphs} (graphs), got {values!r}")
+    for label, value in enumerate(per_class.tolist()):
+        yield np.arange(label, num_graphs, len(per_class)), value
+
+
+def _bernoulli(rng: np.random.Generator, trials: int, p: float) -> np.ndarray:
+    """Which of ``trials`` trials succeed, ascending: only the successes are drawn, by the gaps between them."""
+    if trials == 0 or p == 0:
+        return np.empty(0, np.int64)
+    hits = np.empty(0, np.int64)
+    last = -1
+    while last < trials:
+        expected = (trials - last) * p
+        # A gap beyond the end ends the walk; cut there, the sum of gaps cannot overflow for a tiny p.
+        gaps = np.minimum(rng.geometric(p, int(expected + 4 * expected**0.5) + 16), trials + 1)
+        more = last + np.cumsum(gaps)
+        hits, last = np.concatenate([hits, more]), int(more[-1])
+    return hits[hits < trials]
+
+
+def _switch(rng: np.random.Generator, edges: np.ndarray, per_graph: int, num_nodes: int) -> np.ndarray:
+    """Mix simple graphs ``[2, graphs * per_graph]``: edges ``a-b, c-d`` become ``a-d, c-b`` where they stay simple."""
+
+    def key(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        return np.minimum(one, other) * num_nodes + np.maximum(one, other)
+
+    edges, half = edges.reshape(2, -1, per_graph), per_graph // 2
+    for _ in range(SWITCHING_ROUNDS):
+        edges = np.take_along_axis(edges, rng.random(edges.shape[1:]).argsort(axis=1)[None], axis=2)
+        (a, c), (b, d) = edges[:, :, : 2 * half].reshape(2, len(edges[0]), 2, half).transpose(0, 2, 1, 3)
+        turned = rng.random(c.shape) < 0.5
+        c, d = np.where(turned, d, c), np.where(turned, c, d)
+        new = np.stack([key(a, d), key(c, b)])
+        _, which, times = np.unique(new, return_inverse=True, return_counts=True)
+        simple = (times[which.reshape(new.shape)] == 1) & ~np.isin(new, key(*edges))
+        switched = simple.all(axis=0) & (a != d) & (c != b)
+        edges = np.concatenate(
+            [
+                np.stack([a, np.where(switched, d, b)]),
+                np.stack([c, np.where(switched, b, d)]),
+                edges[:, :, 2 * half :],
+            ],
+            axis=2,
+        )
+    return edges.reshape(2, -1)
+
+
+def _batch(
+    rng: np.random.Generator,
+    edges: list[np.ndarray],
+    num_graphs: int,
+    num_nodes: int,
+    num_classes: int,
+    num_features: int | None,
+    dtype: torch.dtype,
+) -> GraphBatch:
+    """Both arcs of the edges ``[2, ...]`` of each class, features and labels."""
+    first, second = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
+    x = None
+    if num_features is not None:
+        shape = (num_graphs * num_nodes, _check.integer("num_features", num_features, 0))
+        x = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+    return assemble(
+        np.concatenate([first, second]),
+        np.concatenate([second, first]),
+        torch.arange(num_graphs + 1) * num_nodes,
+        x,
+        torch.arange(num_graphs) % num_classes,
+        dtype=dtype,
+    )

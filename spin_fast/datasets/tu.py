@@ -1,0 +1,179 @@
+"""TU sets in their official text layout (``NAME_A.txt``, ``NAME_graph_indicator.txt``, ...), zipped or unpacked."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+import numpy as np
+import torch
+from numpy.typing import DTypeLike
+from torch import Tensor
+
+from ..graphs import GraphBatch, offsets
+from ._common import DatasetError, assemble, choose_features, class_labels, one_hot, read_numbers, reading
+
+
+def locate(name: str, root: Path) -> Path | None:
+    """The zip or the folder that holds the set ``name`` (or should: its folder may turn out to be empty), or None."""
+    folder, marker = root / name, f"{name}_A.txt"
+    for archive in (root / f"{name}.zip", folder / f"{name}.zip"):
+        if archive.is_file():
+            return archive
+    for place in (folder, folder / "raw", root):
+        if (place / marker).is_file():
+            return place
+    return folder if folder.is_dir() else None
+
+
+def names(root: Path) -> list[str]:
+    """The TU sets under ``root``, wherever ``locate`` finds them."""
+    found = {path.name.removesuffix("_A.txt") for path in root.glob("*_A.txt")}
+    for path in [*root.glob("*.zip"), *root.glob("*/*.zip"), *root.glob("*/*_A.txt"), *root.glob("*/raw/*_A.txt")]:
+        name = path.name.removesuffix("_A.txt").removesuffix(".zip")
+        place = locate(name, root)
+        with suppress(DatasetError):
+            if place is not None and _Files(place, name).has("A"):
+                found.add(name)
+    return sorted(found)
+
+
+class _Files:
+    """The text files of one set, in a folder or anywhere in a zip, by the part of their name after ``NAME_``."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self.path, self.name = path, name
+        with reading(str(path)):
+            if path.is_dir():
+                self.members = {file.name: str(file) for file in path.iterdir()}
+            else:
+                with zipfile.ZipFile(path) as archive:
+                    self.members = {PurePosixPath(member).name: member for member in archive.namelist()}
+
+    def where(self, part: str) -> str:
+        return f"{self.path}{'/' if self.path.is_dir() else ':'}{self.name}_{part}.txt"
+
+    def has(self, part: str) -> bool:
+        return f"{self.name}_{part}.txt" in self.members
+
+    def require(self, *parts: str) -> None:
+        for part in parts:
+            if not self.has(part):
+                held = ", ".join(sorted(self.members)[:5]) or "nothing"
+                raise DatasetError(
+                    f"{self.path} holds no {self.name}_{part}.txt (it holds {held}); get the set in TU text layout"
+                )
+
+    @contextmanager
+    def _open(self, part: str) -> Iterator[IO[bytes]]:
+        member = self.members[f"{self.name}_{part}.txt"]
+        if self.path.is_dir():
+            with open(member, "rb") as file:
+                yield file
+        else:
+            with zipfile.ZipFile(self.path) as archive, archive.open(member) as stream:
+                yield stream
+
+    def read(self, part: str, dtype: DTypeLike, columns: int | None = None, lines: int | None = None) -> np.ndarray:
+        """Read a file as ``[lines, columns]`` of ``dtype``; None accepts any number of them."""
+        where = self.where(part)
+        with reading(where), self._open(part) as stream:
+            table = read_numbers(stream, where, dtype, columns=columns)
+        if lines is not None and len(table) != lines:
+            raise DatasetError(
+                f"{where} must have one line per node, {lines} as in {self.name}_graph_indicator.txt, "
+                f"got {len(table)}; get the set again"
+            )
+        return table
+
+
+def load(
+    path: str | Path, name: str | None = None, *, features: str | None = None, dtype: torch.dtype = torch.float32
+) -> GraphBatch:
+    """Read one TU set.
+
+    A line ``i, j`` of ``NAME_A.txt`` is the entry of row ``i``, column ``j``: ``i`` gathers from ``j``. The official
+    files list both directions of an undirected edge; a set that does not is a set of directed graphs. An arc listed
+    twice is kept once, and so is a self-loop.
+
+    Args:
+        path: the zip, or the folder that holds the text files.
+        name: what the files are named after; by default what the path is named after.
+        features: ``"label"`` (one-hot, max - min + 1 wide), ``"attribute"``, ``"attribute+label"`` (attributes first),
+            ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice.
+        dtype: float32 or float64, of the features.
+
+    Returns:
+        The graphs, ``y`` int64 ``[G]`` in ``0..C-1``, the sorted order of the labels in the file.
+
+    Raises:
+        DatasetError: names the file and what is wrong with it, or says which features are possible.
+    """
+    path = Path(path)
+    files = _Files(path, name or path.name.removesuffix(".zip"))
+    files.require("A", "graph_indicator", "graph_labels")
+    parts = choose_features(
+        features, files.name, str(path), labels=files.has("node_labels"), attributes=files.has("node_attributes")
+    )
+    graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
+    y = _graph_labels(files, graph)
+    blocks: list[Tensor] = []
+    for part in parts:
+        if part == "label":
+            labels = files.read("node_labels", np.int32, lines=len(graph))
+            blocks.append(one_hot(labels, files.where("node_labels"), dtype))
+        else:
+            attributes = files.read("node_attributes", np.float64, lines=len(graph))
+            blocks.append(torch.tensor(attributes, dtype=dtype))
+    x = torch.cat(blocks, dim=1) if blocks else None
+    rows, columns = _arcs(files, graph)
+    ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=len(y))))
+    return assemble(rows, columns, ptr, x, y, dtype=dtype)
+
+
+def _graph_labels(files: _Files, graph: np.ndarray) -> Tensor:
+    """The classes ``[G]``, after checking that the indicator ascends from a positive number to ``G``."""
+    where = files.where("graph_labels")
+    falling = np.flatnonzero(np.diff(graph, prepend=1) < 0)
+    if len(falling):
+        line = falling[0] + 1
+        raise DatasetError(
+            f"{files.where('graph_indicator')}, line {line} goes down to graph {graph[line - 1]}; "
+            "sort the nodes by graph, from 1"
+        )
+    labels = files.read("graph_labels", np.float64)
+    if labels.shape[1] != 1 or (labels != np.round(labels)).any():
+        kind = f"{labels.shape[1]} columns" if labels.shape[1] != 1 else "real numbers"
+        raise DatasetError(f"{where} holds {kind}, not one class per graph; choose a classification set")
+    if len(labels) != graph[-1]:
+        raise DatasetError(
+            f"{where} has {len(labels)} lines, but {files.name}_graph_indicator.txt ends with graph {graph[-1]}; "
+            "one of them is cut short, get the set again"
+        )
+    return class_labels(labels[:, 0])
+
+
+def _arcs(files: _Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the arcs ``[E]``, numbered from 0, each inside one graph."""
+    arcs, where = files.read("A", np.int32, columns=2), files.where("A")
+    if arcs.min() < 1 or arcs.max() > len(graph):
+        wrong = (arcs < 1) | (arcs > len(graph))
+        line = int(wrong.any(axis=1).argmax())
+        node = arcs[line][wrong[line]][0]
+        raise DatasetError(
+            f"{where}, line {line + 1} names node {node}, but {files.name}_graph_indicator.txt has the nodes "
+            f"1..{len(graph)}; one of them is wrong, get the set again"
+        )
+    rows, columns = arcs[:, 0] - 1, arcs[:, 1] - 1
+    crossing = graph[rows] != graph[columns]
+    if crossing.any():
+        line = int(crossing.argmax())
+        (i, j), (g, h) = arcs[line], graph[arcs[line] - 1]
+        raise DatasetError(
+            f"{where}, line {line + 1} joins node {i} of graph {g} to node {j} of graph {h}; an edge must stay in its "
+            "graph, correct it or get the set again"
+        )
+    return rows, columns
