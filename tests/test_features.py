@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import graph_batches, random_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spin_fast
+from spin_fast import SPIN, PowerFeatures, datasets, features
+from spin_fast.features import distinct_rows
+
+
+def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str) -> torch.Tensor:
+    return spin_fast.power_features(graphs.indptr, graphs.indices, graphs.x, num_hops, operator, ptr=graphs.ptr)
+
+
+@given(graphs=graph_batches(), num_hops=st.integers(0, 3), operator=st.sampled_from(["adj", "sym", "sym+adj", "rw"]))
+def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch, num_hops: int, operator: str) -> None:
+    expected = powers(graphs, num_hops, operator)
+    for deduplicate in (True, False):
+        made = PowerFeatures.from_graphs(graphs, num_hops, operator, deduplicate)
+        assert torch.equal(made.dense_rows(), expected)
+        assert torch.equal(made.expand().rows, expected.flatten(0, 1))
+        assert made.row_ptr[-1] == len(made.rows)
+    made = PowerFeatures.from_graphs(graphs, num_hops, operator)
+    for r in range(num_hops + 1):
+        rows = made.rows[made.row_ptr[r] : made.row_ptr[r + 1]]
+        assert len({row.numpy().tobytes() for row in rows}) == len(rows)
+
+
+@given(graphs=graph_batches(), data=st.data())
+def test_selection_reads_as_its_graphs(graphs: spin_fast.GraphBatch, data: st.DataObject) -> None:
+    ids = data.draw(st.lists(st.integers(0, len(graphs) - 1), max_size=5)) if len(graphs) else []
+    for deduplicate in (True, False):
+        whole = PowerFeatures.from_graphs(graphs, 2, "sym", deduplicate)
+        selected = whole[ids]
+        assert selected.rows is whole.rows  # lazy: nothing is copied
+        expected = powers(graphs[ids], 2, "sym")
+        for made in (selected, selected.take(), selected.expand(), selected.take()[: len(ids)]):
+            assert torch.equal(made.dense_rows(), expected)
+            assert made.selected_ptr.tolist() == graphs[ids].ptr.tolist()
+            rows, ptr, index, count = made.branch_rows()
+            sums = spin_fast.sum_readout(torch.cat(rows), ptr, index=index, count=count, num_branches=3)
+            torch.testing.assert_close(sums, spin_fast.sum_readout(expected, graphs[ids].ptr), rtol=1e-4, atol=1e-4)
+            assert made.num_nodes == graphs[ids].num_nodes
+
+
+def test_segments_count_each_node_once(backend: str) -> None:
+    graphs = random_graphs([5, 0, 7, 1], density=0.5)
+    graphs = replace(graphs, x=torch.ones(13, 2).double(), y=torch.tensor([3, 1, 2, 0]))
+    made = PowerFeatures.from_graphs(graphs, 2)
+    sizes = torch.zeros(12, dtype=torch.int64).index_add(
+        0, torch.arange(12).repeat_interleave(made.ptr.diff()), made.count.long()
+    )
+    assert sizes.view(3, 4).tolist() == [[5, 0, 7, 1]] * 3
+    assert made.row_ptr.diff()[0] == 1  # every node has the same features
+    assert made.deduplication[0] == 13
+    assert made[[2, 0]].y.tolist() == [2, 3]
+    assert made[1:][[0, 2]].y.tolist() == [1, 0]
+    assert repr(made).startswith("PowerFeatures(4 graphs, 3 branches of 'sym'")
+
+
+def test_distinct_rows_compares_bits() -> None:
+    x = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [float("nan"), 1.0], [float("nan"), 1.0], [1.0, 0.0], [0.0, 1.0]])
+    rows, row_of = distinct_rows(x)
+    assert row_of.tolist() == [0, 0, 1, 1, 2, 0]
+    assert rows[[0, 2]].tolist() == [[0.0, 1.0], [1.0, 0.0]]
+    assert not torch.signbit(rows[0, 0])
+    tiny = torch.tensor([[1.0], [1.0 + 2**-52], [1.0]], dtype=torch.float64)
+    assert distinct_rows(tiny)[1].tolist() == [0, 1, 0]
+    assert [value.shape for value in distinct_rows(torch.empty(0, 3))] == [(0, 3), (0,)]
+    assert distinct_rows(torch.empty(3, 0))[1].tolist() == [0, 0, 0]
+
+
+def test_a_hash_collision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randint(0, 3, (200, 4)).float()
+    expected = distinct_rows(x)
+    unique, calls = torch.unique, []
+
+    def colliding(values: torch.Tensor, **options):
+        calls.append(options)
+        return unique(values if "dim" in options else values % 2, **options)
+
+    monkeypatch.setattr(features.torch, "unique", colliding)
+    result = distinct_rows(x)
+    assert "dim" in calls[-1]
+    assert torch.equal(result[0][result[1]], x)
+    assert torch.equal(result[0], expected[0])
+
+
+def test_wrong_arguments_are_named() -> None:
+    with pytest.raises(TypeError, match="graphs must be a GraphBatch, got int"):
+        PowerFeatures.from_graphs(3, 2)
+    with pytest.raises(ValueError, match="operator must be one of"):
+        PowerFeatures.from_graphs(random_graphs([2]), 2, "nosuch")
+
+
+@pytest.mark.parametrize("name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "IMDB-BINARY", "Peking_1"])
+def test_deduplication_changes_no_result(name: str, request: pytest.FixtureRequest) -> None:
+    """Scores and every gradient of a step, with and without, in float64 on features made in float32."""
+    graphs = datasets.load(name) if name == "digits" else datasets.load(name, request.getfixturevalue("data_root"))
+    ids = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(0))[:48]
+    for attention in (True, False):
+        results = []
+        for deduplicate in (True, False):
+            made = PowerFeatures.from_graphs(graphs[ids], 3, deduplicate=deduplicate)
+            torch.manual_seed(0)
+            model = SPIN(graphs.num_features, 16, int(graphs.y.max()) + 1, 3, attention=attention).double()
+            logits = model(replace(made, rows=made.rows.double()))
+            torch.nn.functional.cross_entropy(logits, made.y).backward()
+            results.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9 * float(one.abs().max()))
+
+
+def test_measured_deduplication_ratios(data_root) -> None:
+    """Nodes per stored row with `sym`, R = 3, float32."""
+    nci1 = PowerFeatures.from_graphs(datasets.load("NCI1", data_root), 3).deduplication
+    assert nci1[0] > 3000
+    assert nci1[1] > 150
+    assert nci1[2] > 15
+    assert nci1[3] > 4
+    enzymes = PowerFeatures.from_graphs(datasets.load("ENZYMES", data_root), 3).deduplication
+    assert max(enzymes) < 1.1

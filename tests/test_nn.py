@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import random_graphs
+
+from spin_fast import SPIN, PowerFeatures
+
+
+def made_features(deduplicate: bool = True, num_hops: int = 2, density: float = 0.4) -> PowerFeatures:
+    graphs = random_graphs([4, 0, 1, 6, 3], density)
+    graphs = replace(graphs, x=graphs.x.sign(), y=torch.tensor([0, 1, 0, 1, 1]))  # signs: rows repeat
+    return PowerFeatures.from_graphs(graphs, num_hops, deduplicate=deduplicate)
+
+
+def plain_spin(model: SPIN, features: PowerFeatures) -> torch.Tensor:
+    """The method as it is written: a loop over graphs and branches, one node per row."""
+    rows, ptr = features.dense_rows(), features.selected_ptr
+    graphs = []
+    for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
+        branches = []
+        for r in range(rows.shape[0]):
+            z = rows[r, begin:end]
+            for layer in model.layers:
+                z = z @ layer.weight[r] + layer.bias[r]
+                z = torch.nn.functional.leaky_relu(z, model.config["negative_slope"])
+            if model.attention is None:
+                branches.append(z.sum(0))
+            else:
+                branches.append(torch.softmax(torch.relu(z @ model.attention[r]), 0) @ z)
+        graphs.append(torch.cat(branches))
+    return model.classifier(torch.stack(graphs))
+
+
+@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_is_the_method_as_written(backend: str, attention: bool, deduplicate: bool) -> None:
+    features = made_features(deduplicate)
+    model = SPIN(3, 5, 2, 2, attention=attention, num_layers=2).double()
+    for selected in (features, features[[3, 3, 1, 0]], features[[3, 3, 1, 0]].take(), features[[4]].expand()):
+        torch.testing.assert_close(model(selected), plain_spin(model, selected))
+    dense = model.forward_tensors(features.dense_rows(), features.node_ptr)
+    torch.testing.assert_close(dense, model(features))
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_batch_norm_over_distinct_rows_is_over_nodes(attention: bool) -> None:
+    features = made_features()
+    torch.manual_seed(0)
+    ragged = SPIN(3, 5, 2, 2, attention=attention, batch_norm=True).double()
+    dense = copy.deepcopy(ragged)
+    for _ in range(3):
+        a, b = ragged(features), dense.forward_tensors(features.dense_rows(), features.node_ptr)
+        torch.testing.assert_close(a, b)
+        a.square().sum().backward()
+        b.square().sum().backward()
+    for one, other in zip(ragged.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-8, atol=1e-10)
+    for one, other in zip(ragged.buffers(), dense.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
+    ragged.eval(), dense.eval()
+    torch.testing.assert_close(ragged(features), dense.forward_tensors(features.dense_rows(), features.node_ptr))
+    ragged.train()
+    with pytest.raises(ValueError, match="a batch must have more than 1 node for BatchNorm, got 1"):
+        ragged(features[[2]])
+
+
+def test_dropout_has_a_mask_per_node_and_none_in_evaluation() -> None:
+    features = made_features(density=0.0)  # every branch but the first has one distinct row, 0
+    model = SPIN(3, 64, 2, 2, attention=False, dropout=0.5).double()
+    model.eval()
+    assert torch.equal(model(features), model(features))
+    model.train()
+    seen = {}
+    model.classifier.register_forward_pre_hook(lambda _, inputs: seen.update(readout=inputs[0].detach()))
+    model(features)
+    per_node = seen["readout"][3, 64:128] / seen["readout"][2, 64:128]  # 6 equal nodes against 1
+    assert len(torch.unique(per_node[per_node.isfinite()])) > 2
+
+
+def test_gradcheck_through_the_model() -> None:
+    features = made_features()
+    model = SPIN(3, 4, 2, 2, num_layers=2, classifier_features=(3,)).double()
+    rows, ptr, index, count = features.branch_rows()
+    rows = tuple(x.clone().requires_grad_() for x in rows)
+    assert torch.autograd.gradcheck(lambda *rows: model.forward_tensors(rows, ptr, index, count), rows)
+
+
+def test_batches_of_nothing() -> None:
+    features = made_features()
+    model = SPIN(3, 4, 2, 2).double()
+    assert model(features[[]]).shape == (0, 2)
+    assert model(features[[1]]).shape == (1, 2)  # an empty graph
+
+
+def test_compiles_whole(native) -> None:
+    features = made_features()
+    model = SPIN(3, 4, 2, 2).double()
+    compiled = torch.compile(model.forward_tensors, backend="aot_eager", fullgraph=True)
+    for ids in ([0, 3], [3, 4, 2, 0]):
+        inputs = features[ids].branch_rows()
+        torch.testing.assert_close(compiled(*inputs), model.forward_tensors(*inputs))
+
+
+def test_state_dict_pickle_and_config() -> None:
+    model = SPIN(3, 4, 2, 2, attention=False, batch_norm=True, classifier_features=(8,))
+    twin = SPIN(**model.config)
+    twin.load_state_dict(model.state_dict())
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((3, 0, 2, 2), "hidden_features must be at least 1, got 0"),
+        ((3, 4, 2, -1), "num_hops must be at least 0, got -1"),
+        ((3, 4, 0, 2), "out_features must be at least 1"),
+    ],
+)
+def test_bad_sizes_are_named(arguments: tuple, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SPIN(*arguments)
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1"):
+        SPIN(3, 4, 2, 2, dropout=1)
+    with pytest.raises(TypeError, match="features must be PowerFeatures, got Tensor"):
+        SPIN(3, 4, 2, 2)(torch.ones(3))
+    with pytest.raises(ValueError, match="features must have 3 hops and 3 features as the model has, got 2 and 3"):
+        SPIN(3, 4, 2, 3)(made_features())

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import random_graphs
+
+from spin_fast import SPIN, PowerFeatures, datasets, training
+
+
+@pytest.fixture(scope="module")
+def digits() -> PowerFeatures:
+    return PowerFeatures.from_graphs(datasets.load("digits")[:300], 2)
+
+
+def new_model(seed: int = 0, **options) -> SPIN:
+    torch.manual_seed(seed)
+    return SPIN(3, 16, 10, 2, **options)
+
+
+def test_learns_and_keeps_the_best_epoch(digits: PowerFeatures) -> None:
+    model = new_model(attention=False, batch_norm=True)
+    train, validation = torch.arange(240), torch.arange(240, 300)
+    fit = training.fit(model, digits, train, validation, epochs=12)
+    assert fit.epochs[-1].loss < 0.5 * fit.epochs[0].loss
+    assert fit.validation == max(epoch.validation for epoch in fit.epochs)
+    kept = training.predict(model, digits, validation)
+    assert training.accuracy(kept, digits[validation].y) == fit.validation
+    assert fit.validation > 0.6
+    assert fit.seconds_per_epoch > 0
+
+
+def test_same_seed_same_numbers(digits: PowerFeatures) -> None:
+    runs = []
+    for seed in (0, 0, 1):
+        model = new_model(dropout=0.2)
+        fit = training.fit(model, digits, torch.arange(200), torch.arange(200, 300), epochs=2, seed=seed)
+        runs.append(([epoch.loss for epoch in fit.epochs], model.attention.detach()))
+    assert runs[0][0] == runs[1][0]
+    assert torch.equal(runs[0][1], runs[1][1])
+    assert runs[0][0] != runs[2][0]
+
+
+def test_early_stopping_counts_epochs_without_a_rise(digits: PowerFeatures) -> None:
+    scores = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.9])
+    fit = training.fit(
+        new_model(),
+        digits,
+        torch.arange(64),
+        torch.arange(64, 96),
+        epochs=6,
+        patience=3,
+        metric=lambda *_: next(scores),
+    )
+    assert [epoch.validation for epoch in fit.epochs] == [0.1, 0.5, 0.4, 0.5, 0.3]
+    assert fit.best_epoch in (1, 3)
+
+
+def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
+    calls = []
+
+    def metric(*_) -> float:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return float(len(calls))
+
+    model = new_model()
+    fit = training.fit(model, digits, torch.arange(64), torch.arange(64, 96), epochs=9, metric=metric)
+    assert len(fit.epochs) == 2
+    assert fit.best_epoch == 1
+
+
+def test_predict_order_and_batches(digits: PowerFeatures) -> None:
+    model = new_model()
+    ids = torch.tensor([5, 299, 5, 0])
+    logits = training.predict(model, digits, ids)
+    torch.testing.assert_close(logits, training.predict(model, digits, ids, batch_size=1))
+    torch.testing.assert_close(logits, training.predict(model, digits)[ids])
+    assert training.predict(model, digits[[]]).shape == (0, 10)
+    assert not logits.requires_grad
+
+
+def test_losses_and_metrics() -> None:
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    y = torch.tensor([0, 1, 1])
+    assert training.accuracy(logits, y) == pytest.approx(2 / 3)
+    assert training.rocauc(logits, y) == 1.0
+    tasks = torch.tensor([[1.0, float("nan")], [0.0, 1.0], [float("nan"), float("nan")]])
+    known = torch.nn.functional.binary_cross_entropy_with_logits(
+        torch.tensor([2.0, 0.0, 1.0]), torch.tensor([1.0, 0, 1])
+    )
+    torch.testing.assert_close(training.loss_of(logits, tasks), known)
+
+
+def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
+    model = new_model(batch_norm=True, attention=False)
+    training.train_epoch(model, torch.optim.Adam(model.parameters()), digits, torch.arange(64), 32)
+    path = tmp_path / "deep" / "model.safetensors"
+    training.save_checkpoint(path, model, operator="sym", seed=3)
+    loaded, metadata = training.load_checkpoint(path)
+    assert metadata == {"operator": "sym", "seed": 3}
+    assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_damaged_checkpoints_are_named(tmp_path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"checkpoint .*model.safetensors does not exist"):
+        training.load_checkpoint(path)
+    training.save_checkpoint(path, new_model())
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="is not a readable safetensors file"):
+        training.load_checkpoint(path)
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match="is not a checkpoint of this version"):
+        training.load_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"train": torch.arange(0)}, "train must have at least one graph"),
+        ({"validation": torch.arange(0)}, "validation must have at least one graph"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"schedule": "linear"}, "schedule must be one of constant, cosine, got 'linear'"),
+    ],
+)
+def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) -> None:
+    parts = {"train": torch.arange(8), "validation": torch.arange(8, 16)}
+    with pytest.raises(ValueError, match=message):
+        training.fit(new_model(), digits, **parts | options)
+
+
+def test_labels_are_needed() -> None:
+    features = PowerFeatures.from_graphs(random_graphs([2, 3], dtype=torch.float32), 2)
+    with pytest.raises(ValueError, match=r"features must have labels \(y\)"):
+        training.fit(SPIN(3, 4, 2, 2), features, torch.tensor([0]), torch.tensor([1]))
