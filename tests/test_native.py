@@ -1,0 +1,89 @@
+"""Which library and which instruction set run, and what is said where none does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+import spin_fast
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+SHOW = "import spin_fast; i = spin_fast.build_info(); print(i['native'], i.get('isa'), i.get('reason'))"
+HIDE = """
+import sys
+class Hide:
+    def find_spec(self, name, path=None, target=None):
+        if name == "spin_fast._C":
+            raise {error}
+sys.meta_path.insert(0, Hide())
+"""
+
+
+def test_build_info(native) -> None:
+    info = spin_fast.build_info()
+    assert spin_fast.native_available()
+    assert info["isa"] in info["isa_available"]
+    assert info["isa_available"][0] == "baseline"
+    assert info["built_for_torch"] == "2.10"
+
+
+def test_isa_can_be_chosen(native) -> None:
+    for isa in native.isa_available():
+        assert run(SHOW, SPIN_FAST_ISA=isa).stdout.split()[:2] == ["True", isa]
+
+
+def test_unknown_isa_and_backend_are_clear_errors(native) -> None:
+    result = run("import spin_fast", SPIN_FAST_ISA="avx9")
+    assert result.returncode != 0
+    assert "ValueError: SPIN_FAST_ISA: must be one of baseline, avx2, avx512, got 'avx9'" in result.stderr
+    result = run("import spin_fast", SPIN_FAST_BACKEND="cuda")
+    assert "ValueError: SPIN_FAST_BACKEND must be one of native, reference, got 'cuda'" in result.stderr
+    with pytest.raises(ValueError, match="must be one of baseline, avx2, avx512"):
+        native.set_isa("sse")
+
+
+def test_reference_backend_by_choice_is_silent() -> None:
+    result = run(SHOW, SPIN_FAST_BACKEND="reference")
+    assert result.stdout.split() == ["False", "None", "SPIN_FAST_BACKEND=reference"]
+    assert result.stderr == ""
+
+
+def test_missing_library_is_reported_once_and_the_reference_takes_over() -> None:
+    error = 'ModuleNotFoundError("No module named spin_fast._C", name=name)'
+    code = HIDE.format(error=error) + (
+        "import torch, spin_fast\n"
+        "for _ in range(3):\n"
+        "    print(spin_fast.sum_readout(torch.ones(4, 2), torch.tensor([0, 1, 4])).tolist())\n"
+    )
+    result = run(code)
+    assert result.stdout.splitlines() == ["[[1.0, 1.0], [3.0, 3.0]]"] * 3
+    assert result.stderr.count("RuntimeWarning") == 1
+    for part in ("this installation has no compiled library", "Reinstall", "SPIN_FAST_BACKEND=reference"):
+        assert part in result.stderr
+
+
+def test_library_that_does_not_load_is_reported_with_the_reason() -> None:
+    result = run(HIDE.format(error='ImportError("libtorch.so: undefined symbol: torch_parallel_for")') + SHOW)
+    assert result.stdout.startswith("False None the compiled library does not load: libtorch.so: undefined symbol")
+    assert result.stderr.count("RuntimeWarning") == 1
+    assert "Reinstall spin_fast against this torch" in result.stderr
+
+
+def test_import_is_light() -> None:
+    heavy = ("pandas", "scipy", "sklearn", "ogb", "torch_geometric", "matplotlib", "rich", "typer", "safetensors")
+    result = run(f"import sys, spin_fast; print([name for name in {heavy} if name in sys.modules])")
+    assert result.stdout.strip() == "[]"
