@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from . import reference
+from . import datasets, reference, training
 from ._native import available as native_available
 from ._native import build_info
 from .features import PowerFeatures
@@ -17,8 +17,10 @@ __all__ = [
     "PowerFeatures",
     "attention_readout",
     "build_info",
+    "datasets",
     "native_available",
     "power_features",
     "reference",
     "sum_readout",
+    "training",
 ]

@@ -86,7 +86,7 @@ def train_epoch(
 ) -> float:
     """One pass over the graphs ``ids`` in random order; returns the mean loss per graph."""
     model.train()
-    total = 0.0
+    losses = []
     for batch in ids[torch.randperm(len(ids), generator=generator)].split(batch_size):
         selected = features[batch]
         assert selected.y is not None
@@ -94,8 +94,8 @@ def train_epoch(
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
-        total += loss.item() * len(batch)
-    return total / max(len(ids), 1)
+        losses.append(loss.detach() * len(batch))
+    return torch.stack(losses).sum().item() / len(ids) if losses else 0.0
 
 
 @torch.inference_mode()

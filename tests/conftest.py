@@ -18,6 +18,9 @@ settings.register_profile(
 )
 settings.load_profile("spin_fast")
 
+# Tests are many and small: threads would wait for each other, above all where the cores are shared.
+torch.set_num_threads(1)
+
 LEVELS = ("baseline", "avx2", "avx512")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | environment,
+        cwd=Path(__file__).parent,  # not the checkout: its folder spin_fast would hide the installed package
         capture_output=True,
         text=True,
         timeout=120,
