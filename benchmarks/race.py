@@ -1,0 +1,140 @@
+"""Interleaved timing: the contenders of a race take turns, A B C A B C, so that a drift of the machine meets them all.
+
+One thread is timed by the CPU time of the process, which other processes disturb least, and two or more by wall time. A
+sample is one call, or as many as last 10 ms: caches are as warm as a repeated call leaves them. Ratios are taken round
+by round; reported are medians and quartiles over the rounds.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import ceil
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+SHORTEST_SAMPLE = 0.010  # seconds
+WARM_AT_ONCE = 1.0  # a call of a second tells its time the first time
+
+Contender = Callable[[], object]
+
+
+class Spread(NamedTuple):
+    """Quartiles of the rounds."""
+
+    low: float
+    median: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float] | np.ndarray) -> Spread:
+        return cls(*np.percentile(values, [25, 50, 75]).tolist())
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How many rounds: as many as fit ``budget`` seconds of the slowest contender, but ``fewest`` to ``most``."""
+
+    budget: float
+    fewest: int
+    most: int
+
+    def rounds(self, slowest_sample: float) -> int:
+        return min(max(int(self.budget / slowest_sample), self.fewest), self.most)
+
+
+@dataclass
+class Race:
+    """One case on one input: the first contender is ours, the others are its rivals.
+
+    Attributes:
+        suite: the module of the case, ``ops`` or ``training``.
+        case: what is computed; cases of the same name share a table.
+        on: the input, a row of that table.
+        threads: torch's threads.
+        calls: calls per sample and contender.
+        seconds: seconds per call, contender and round.
+    """
+
+    suite: str
+    case: str
+    on: str
+    threads: int
+    calls: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def ours(self) -> str:
+        return next(iter(self.seconds))
+
+    @property
+    def rivals(self) -> list[str]:
+        return list(self.seconds)[1:]
+
+    @property
+    def rounds(self) -> int:
+        return len(self.seconds[self.ours])
+
+    def time(self, contender: str) -> Spread:
+        """Seconds per call."""
+        return Spread.of(self.seconds[contender])
+
+    def ratio(self, rival: str) -> Spread:
+        """The rival's time over ours."""
+        return Spread.of(np.divide(self.seconds[rival], self.seconds[self.ours]))
+
+    def clock(self) -> float:
+        return time.process_time() if self.threads == 1 else time.perf_counter()
+
+    def warm_up(self, contenders: Mapping[str, Contender]) -> float:
+        """Call every contender, choose its calls per sample, and return the seconds of the slowest sample."""
+        slowest = 0.0
+        for name, contender in contenders.items():
+            self.seconds[name] = []
+            calls, seconds = 1, self._sample(contender, 1)
+            if seconds < WARM_AT_ONCE:
+                seconds = self._sample(contender, 1)
+            while calls * seconds < SHORTEST_SAMPLE / 2:
+                calls = min(10 * calls, ceil(SHORTEST_SAMPLE / seconds))
+                seconds = self._sample(contender, calls)
+            self.calls[name] = max(calls, ceil(SHORTEST_SAMPLE / seconds))
+            slowest = max(slowest, self.calls[name] * seconds)
+        return slowest
+
+    def run_round(self, contenders: Mapping[str, Contender]) -> None:
+        """Take one sample of every contender."""
+        for name, contender in contenders.items():
+            self.seconds[name].append(self._sample(contender, self.calls[name]))
+
+    def _sample(self, contender: Contender, calls: int) -> float:
+        start = self.clock()
+        for _ in range(calls):
+            contender()
+        return max(self.clock() - start, 1e-9) / calls
+
+
+@contextmanager
+def num_threads(number: int) -> Iterator[None]:
+    """Give torch so many threads, for a while."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """Keep what exists by now, data sets of many objects among it, out of the garbage collector's rounds."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
