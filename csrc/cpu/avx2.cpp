@@ -13,6 +13,7 @@
 #endif
 
 namespace spin_fast::avx2 {
+constexpr int vector_bytes = 32;
 #include "table.inl"
 }  // namespace spin_fast::avx2
 

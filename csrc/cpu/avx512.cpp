@@ -14,6 +14,7 @@
 #endif
 
 namespace spin_fast::avx512 {
+constexpr int vector_bytes = 64;
 #include "table.inl"
 }  // namespace spin_fast::avx512
 

@@ -5,5 +5,6 @@
 #include "../kernels.h"
 
 namespace spin_fast::baseline {
+constexpr int vector_bytes = 16;
 #include "table.inl"
 }  // namespace spin_fast::baseline

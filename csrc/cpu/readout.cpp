@@ -77,18 +77,19 @@ int64_t pieces_of(const Form& form) { return number_of_pieces(form.entries * for
 
 // The entries of each row of z: a counting sort of `index`, or the identity.
 struct RowEntries {
-  std::vector<int64_t> offsets, entries, place;
+  std::vector<int64_t> offsets, entries;
+  std::unique_ptr<int64_t[]> place;
   EntriesOfRow view;
 };
 
 template <class I>
 RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
   RowEntries of;
-  of.place.resize(form.entries);
+  of.place.reset(new int64_t[form.entries]);
   for (int64_t branch = 0; branch < form.branches; ++branch)
     for (int64_t graph = 0; graph < form.graphs; ++graph)
-      std::fill(of.place.begin() + first_entry(seg, branch, graph),
-                of.place.begin() + first_entry(seg, branch, graph + 1), graph * form.branches + branch);
+      std::fill(of.place.get() + first_entry(seg, branch, graph), of.place.get() + first_entry(seg, branch, graph + 1),
+                graph * form.branches + branch);
   if (seg.index) {
     of.offsets.assign(form.rows + 1, 0);
     of.entries.resize(form.entries);
@@ -97,7 +98,7 @@ RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
     std::vector<int64_t> next(of.offsets.begin(), of.offsets.end() - 1);
     for (int64_t e = 0; e < form.entries; ++e) of.entries[next[seg.index[e]]++] = e;
   }
-  of.view = {seg.index ? of.offsets.data() : nullptr, of.entries.data(), of.place.data(), form.branches, form.width};
+  of.view = {seg.index ? of.offsets.data() : nullptr, of.entries.data(), of.place.get(), form.branches, form.width};
   return of;
 }
 

@@ -122,13 +122,13 @@ void attention_backward(const Segments<I>& seg, const T* grad, const T* grad_alp
   }
 }
 
+// A row that several entries refer to: the sum in float64.
 template <int W, class T>
-void rows_backward_tile(const EntriesOfRow& of, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
-                        const T* w, T* dz, int64_t u, int64_t column) {
+void shared_row_tile(const EntriesOfRow& of, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
+                     const T* w, T* dz, int64_t u, int64_t column) {
   double sum[W] = {};
-  const int64_t end = of.offsets ? of.offsets[u + 1] : u + 1;
-  for (int64_t i = of.offsets ? of.offsets[u] : u; i < end; ++i) {
-    const int64_t e = of.offsets ? of.entries[i] : i;
+  for (int64_t i = of.offsets[u]; i < of.offsets[u + 1]; ++i) {
+    const int64_t e = of.entries[i];
     const T* ds = grad + of.place[e] * of.width + column;
     const double scale = alpha ? static_cast<double>(alpha[e]) : count ? static_cast<double>(count[e]) : 1.0;
     for (int j = 0; j < W; ++j) sum[j] += scale * static_cast<double>(ds[j]);
@@ -139,17 +139,35 @@ void rows_backward_tile(const EntriesOfRow& of, const T* grad, const int32_t* co
   for (int j = 0; j < W; ++j) dz[u * of.width + column + j] = static_cast<T>(sum[j]);
 }
 
+// The row of the one entry e.
+template <class T>
+void own_row(const EntriesOfRow& of, const T* grad, const int32_t* count, const T* alpha, const T* dbeta, const T* w,
+             T* dz, int64_t e) {
+  const T* ds = grad + of.place[e] * of.width;
+  const T scale = alpha ? alpha[e] : count ? static_cast<T>(count[e]) : T(1);
+  T* row = dz + e * of.width;
+  if (!dbeta) {
+    for (int64_t j = 0; j < of.width; ++j) row[j] = scale * ds[j];
+    return;
+  }
+  const T* vector = w + of.place[e] % of.branches * of.width;
+  for (int64_t j = 0; j < of.width; ++j) row[j] = scale * ds[j] + dbeta[e] * vector[j];
+}
+
 template <class T>
 void rows_backward(const EntriesOfRow& of, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
                    const T* w, T* dz, int64_t begin, int64_t end) {
+  if (!of.offsets) {
+    for (int64_t e = begin; e < end; ++e) own_row(of, grad, count, alpha, dbeta, w, dz, e);
+    return;
+  }
   for (int64_t u = begin; u < end; ++u) {
     int64_t column = 0;
-    for (; column + 16 <= of.width; column += 16)
-      rows_backward_tile<16>(of, grad, count, alpha, dbeta, w, dz, u, column);
+    for (; column + 16 <= of.width; column += 16) shared_row_tile<16>(of, grad, count, alpha, dbeta, w, dz, u, column);
     const int64_t rest = of.width - column;
-    if (rest & 8) rows_backward_tile<8>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 8;
-    if (rest & 4) rows_backward_tile<4>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 4;
-    if (rest & 2) rows_backward_tile<2>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 2;
-    if (rest & 1) rows_backward_tile<1>(of, grad, count, alpha, dbeta, w, dz, u, column);
+    if (rest & 8) shared_row_tile<8>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 8;
+    if (rest & 4) shared_row_tile<4>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 4;
+    if (rest & 2) shared_row_tile<2>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 2;
+    if (rest & 1) shared_row_tile<1>(of, grad, count, alpha, dbeta, w, dz, u, column);
   }
 }

@@ -1,4 +1,5 @@
-// The kernels of one instruction set; included inside its namespace, after its target pragma.
+// The kernels of one instruction set; included inside its namespace, after its target pragma and `vector_bytes`, the
+// size of its registers.
 
 #include "power.inl"
 #include "readout.inl"
