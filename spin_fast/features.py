@@ -226,11 +226,11 @@ class PowerFeatures:
         entries = ragged_arange(starts.flatten(), sizes.flatten())
         ptr = offsets(sizes.flatten())
         if self.index is None:
-            return self.rows[entries], offsets(sizes.sum(1)).cpu(), ptr, None, None, None
-        distinct, index = torch.unique(self.index[entries], return_inverse=True)
+            return self.rows.index_select(0, entries), offsets(sizes.sum(1)).cpu(), ptr, None, None, None
+        distinct, index = torch.unique(self.index.index_select(0, entries), return_inverse=True)
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
-        count = None if self.count is None else self.count[entries]
-        return self.rows[distinct], row_ptr, ptr, index, count, distinct
+        count = None if self.count is None else self.count.index_select(0, entries)
+        return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
 
 
 def distinct_rows(x: Tensor) -> tuple[Tensor, Tensor]:
