@@ -2,7 +2,6 @@
 
 Environment variables read at build time:
     SPIN_FAST_NATIVE=0    install the pure-Python package: no compiler needed, everything runs on the reference path
-    SPIN_FAST_MARCH_NATIVE=1    compile the baseline kernels for this machine only (default: any x86-64 or ARM machine)
     CXX, CXXFLAGS, LDFLAGS, MAX_JOBS    as everywhere
 """
 
@@ -24,13 +23,17 @@ def flag(name: str, default: bool) -> bool:
 
 
 def require_compiler() -> None:
-    compiler = shlex.split(os.environ.get("CXX", "c++"))[0]
-    if shutil.which(compiler) is None and ("CXX" in os.environ or shutil.which("g++") is None):
+    """Leave in CXX a compiler that is there."""
+    wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
+    found = next((compiler for compiler in wanted if shutil.which(shlex.split(compiler)[0])), None)
+    if found is None:
         sys.exit(
-            f"spin_fast: no C++ compiler found (looked for {compiler!r}). Install one with C++20 (Debian, Ubuntu: "
-            "apt install g++; Fedora: dnf install gcc-c++; conda: conda install -c conda-forge cxx-compiler), "
+            f"spin_fast: no C++ compiler found (looked for {', '.join(wanted)}). Install one with C++20 "
+            "(Debian, Ubuntu: apt install g++; Fedora: dnf install gcc-c++; "
+            "conda: conda install -c conda-forge cxx-compiler), "
             "or set SPIN_FAST_NATIVE=0 to install the slower pure-Python package."
         )
+    os.environ["CXX"] = found
 
 
 def native_extension() -> dict:
@@ -51,8 +54,6 @@ def native_extension() -> dict:
         "-Wextra",
         "-g0",
     ]
-    if flag("SPIN_FAST_MARCH_NATIVE", False):
-        flags.append("-march=native")
     extension = Extension(
         "spin_fast._C",
         sources=[

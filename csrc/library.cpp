@@ -29,13 +29,13 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "-> Tensor");
   m.def(
       "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, int num_rows, "
-      "bool shared) -> Tensor");
+      "bool shared, bool checked) -> Tensor");
   m.def(
       "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool checked) "
       "-> (Tensor readout, Tensor alpha)");
   m.def(
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
-      "Tensor? count, Tensor readout, Tensor alpha, bool shared) -> (Tensor dz, Tensor dw)");
+      "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool checked) -> (Tensor dz, Tensor dw)");
 }
 
 namespace py = pybind11;

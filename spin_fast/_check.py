@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,8 +46,9 @@ def tensor(
 
 def integer(name: str, value: Any, minimum: int) -> Any:
     """Check for a plain integer of at least ``minimum`` (a bool is not one)."""
-    if isinstance(value, bool) or not isinstance(value, (int, torch.SymInt)):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer, torch.SymInt)):
         raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    value = int(value) if isinstance(value, np.integer) else value
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
     return value

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import os
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -31,6 +32,9 @@ def _load() -> tuple[ModuleType | None, str]:
         if isinstance(error, ModuleNotFoundError) and error.name == "spin_fast._C":
             reason = "this installation has no compiled library (spin_fast/_C)"
             mend = "Reinstall with a C++ compiler (g++ or clang++) on the PATH and without SPIN_FAST_NATIVE=0"
+            if (Path(__file__).parents[1] / "setup.py").is_file():
+                reason = f"{Path(__file__).parent} is the source folder, which has no compiled library"
+                mend = "Run from another folder to import what is installed, or install with -e"
         else:
             reason = f"the compiled library does not load: {error}"
             mend = f"Reinstall spin_fast against this torch ({torch.__version__}; 2.10 or newer is needed)"

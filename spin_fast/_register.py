@@ -68,24 +68,24 @@ def _sum_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 def _sum_readout_grad(ctx: Any, grad: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
     dz = torch.ops.spin_fast.sum_readout_backward(
-        grad.contiguous(), ptr, index, count, ctx.num_branches, ctx.num_rows, ctx.shared
+        grad.contiguous(), ptr, index, count, ctx.num_branches, ctx.num_rows, ctx.shared, True
     )
     return dz, None, None, None, None, None, None
 
 
-def _sum_readout_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared):  # type: ignore[no-untyped-def]
+def _sum_readout_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, checked):  # type: ignore[no-untyped-def]
     return grad.new_empty(num_rows, grad.shape[1] // num_branches)
 
 
 def _sum_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, ptr, index, count, ctx.num_branches, _, ctx.shared = inputs
+    _, ptr, index, count, ctx.num_branches, _, ctx.shared, _ = inputs
     ctx.save_for_backward(ptr, index, count)
 
 
 def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
     grad = torch.ops.spin_fast.sum_readout(grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, True)
-    return grad, None, None, None, None, None, None
+    return grad, None, None, None, None, None, None, None
 
 
 def _attention_readout_fake(z, w, ptr, index, count, shared, checked):  # type: ignore[no-untyped-def]
@@ -104,22 +104,26 @@ def _attention_readout_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | 
     grad = torch.zeros_like(readout) if grad is None else grad.contiguous()
     grad_alpha = None if grad_alpha is None else grad_alpha.contiguous()
     dz, dw = torch.ops.spin_fast.attention_readout_backward(
-        grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared
+        grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared, True
     )
     return dz, dw, None, None, None, None, None
 
 
-def _attention_readout_backward_fake(grad, grad_alpha, z, w, ptr, index, count, readout, alpha, shared):  # type: ignore[no-untyped-def]
+def _attention_readout_backward_fake(grad, grad_alpha, z, w, ptr, index, count, readout, alpha, shared, checked):  # type: ignore[no-untyped-def]
     return torch.empty_like(z), torch.empty_like(w)
 
 
 def _attention_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    grad, grad_alpha, z, w, ptr, index, count, _, _, ctx.shared = inputs
+    grad, grad_alpha, z, w, ptr, index, count, _, _, ctx.shared, _ = inputs
     ctx.save_for_backward(grad, grad_alpha, z, w, ptr, index, count)
 
 
 def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor) -> Grads:
     """``readout`` and ``alpha`` are functions of ``z`` and ``w``: their share of the derivative flows through those."""
+    if torch.is_grad_enabled():
+        raise NotImplementedError(
+            "attention_readout has no third derivative; use spin_fast.reference.attention_readout"
+        )
     grad, grad_alpha, z, w, ptr, index, count = ctx.saved_tensors
     with torch.enable_grad():
         inputs = [value.detach().requires_grad_() for value in (z, w, grad, grad_alpha) if value is not None]
@@ -129,7 +133,7 @@ def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor)
         outputs = (readout, alpha.flatten())[: len(cotangents)]
         first = torch.autograd.grad(outputs, (z, w), cotangents, create_graph=True)
         dz, dw, dgrad, *rest = torch.autograd.grad(first, inputs, (grad_dz, grad_dw))
-    return dgrad, rest[0] if rest else None, dz, dw, None, None, None, None, None, None
+    return dgrad, rest[0] if rest else None, dz, dw, None, None, None, None, None, None, None
 
 
 def _register() -> None:

@@ -116,6 +116,8 @@ def train(
     """
     torch.set_num_threads(threads)
     out = Path("runs") / dataset if out is None else out
+    _make_folder(out)
+    metric_name, metric = _metric(dataset)
     with console.status(f"reading {dataset}"):
         graphs = datasets.load(dataset, root)
         assert graphs.y is not None
@@ -136,7 +138,6 @@ def train(
         batch_norm=batch_norm,
         dropout=dropout,
     )
-    metric_name, metric = _metric(dataset)
     fit = training.fit(
         model,
         features,
@@ -155,6 +156,14 @@ def train(
     _write_and_report(
         out, dataset, features, model, fit, split, metric_name, test, precompute, operator=operator.value, seed=seed
     )
+
+
+def _make_folder(path: Path) -> None:
+    """Before any work, so that an unwritable place does not cost a training."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from error
 
 
 def _write_and_report(
@@ -251,11 +260,11 @@ def bench(
 
 def _describe(name: str, graphs: GraphBatch) -> str:
     edges = int((graphs.num_arcs + _num_loops(graphs)) / 2)
-    mean = max(len(graphs), 1)
+    num_graphs = max(len(graphs), 1)
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
-        f"[bold]{name}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / mean:.2f} nodes and "
-        f"{edges / mean:.2f} edges on average, {graphs.num_features} features"
+        f"[bold]{name}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
+        f"{edges / num_graphs:.2f} edges on average, {graphs.num_features} features"
     )
 
 

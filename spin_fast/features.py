@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from . import _check, ops
 from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class PowerFeatures:
     """The rows ``[X, ĀX, ..., Ā^R X]`` of a set of graphs, computed once, before training.
 
@@ -41,6 +42,32 @@ class PowerFeatures:
     labels: Tensor | None
     operator: str
     ids: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check the contents once: the model and the operations then trust them."""
+        _check.tensor("rows", self.rows, ("U", "d"), _check.FLOATS)
+        device, num_rows = self.rows.device, len(self.rows)
+        for name in ("node_ptr", "ptr"):
+            _check.offsets_shape(name, getattr(self, name), device)
+        _check.tensor("row_ptr", self.row_ptr, ("branches + 1",), (torch.int64,))
+        if self.row_ptr.numel() < 2 or self.row_ptr[0] != 0 or self.row_ptr[-1] != num_rows:
+            raise ValueError(f"row_ptr must go from 0 to the number of rows, {num_rows}, got {self.row_ptr.tolist()}")
+        graphs, segments = self.node_ptr.numel() - 1, self.ptr.numel() - 1
+        if segments != self.num_branches * graphs:
+            raise ValueError(f"ptr must have {self.num_branches} branches of {graphs} segments, got {segments}")
+        if self.index is not None:
+            _check.tensor("index", self.index, ("nnz",), _check.INTEGERS, device)
+        if self.count is not None:
+            entries = num_rows if self.index is None else self.index.numel()
+            _check.tensor("count", self.count, (entries,), (torch.int32,), device)
+        ops.check_segments(self.ptr, self.index, self.count, num_rows)
+        num_nodes = int(self.node_ptr[-1])
+        if self.row_of_node is not None:
+            _check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), _check.INTEGERS, device)
+            flat = self.row_of_node.flatten()
+            ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
+        elif num_rows != self.num_branches * num_nodes:
+            raise ValueError(f"rows must have one row per node and branch where row_of_node is None, got {num_rows}")
 
     @classmethod
     def from_graphs(
@@ -151,7 +178,9 @@ class PowerFeatures:
     def __getitem__(self, ids: GraphIds) -> PowerFeatures:
         """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied."""
         chosen = graph_ids(ids, self.num_graphs).to(self.node_ptr.device)
-        return replace(self, ids=chosen if self.ids is None else self.ids[chosen])
+        selected = copy.copy(self)  # not a new object: its contents are checked already
+        object.__setattr__(selected, "ids", chosen if self.ids is None else self.ids[chosen])
+        return selected
 
     def __repr__(self) -> str:
         ratios = ", ".join(f"{ratio:.3g}x" for ratio in self.deduplication)

@@ -57,7 +57,7 @@ def offsets(sizes: Tensor) -> Tensor:
     return torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class GraphBatch:
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
 
@@ -135,6 +135,8 @@ class GraphBatch:
             raise ValueError(
                 f"edge_index must be in [0, {num_nodes}), got {int(edge_index.min())}..{int(edge_index.max())}"
             )
+        if edge_weight is not None:
+            _check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
         source, target = edge_index
         order = torch.argsort(target.long() * max(num_nodes, 1) + source, stable=True)
         return cls(

@@ -60,34 +60,46 @@ class BranchNorm(nn.BatchNorm1d):
 
     def forward(self, z: Tensor, sizes: Sequence[int] | None = None, times: Tensor | None = None) -> Tensor:
         """Normalise dense ``z [R + 1, N, h]``, or ragged ``z [U, h]`` with the rows per branch and nodes per row."""
+        shape = (self.num_branches, -1)
         if sizes is None:
-            branches, nodes, width = z.shape
-            return super().forward(z.transpose(0, 1).reshape(nodes, -1)).view(nodes, branches, width).transpose(0, 1)
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        ptr = offsets(torch.tensor(sizes)).to(z.device)
-        branch = reference.run_of_entry(ptr, z.shape[0])
-        mean, var = self.running_mean.view(self.num_branches, -1), self.running_var.view(self.num_branches, -1)
-        if self.training:
-            nodes = sizes[0] if times is None else int(times[: sizes[0]].sum())
-            if nodes < 2:
-                raise ValueError(f"a batch must have more than 1 node for BatchNorm, got {nodes}")
+            nodes = torch.tensor(z.shape[1])
 
-            def mean_of_nodes(values: Tensor) -> Tensor:
+            def spread(values: Tensor) -> Tensor:
+                return values.unsqueeze(1)
+
+            def total(values: Tensor) -> Tensor:
+                return values.sum(1)
+
+        else:
+            nodes = torch.tensor(sizes[0]) if times is None else times[: sizes[0]].sum()
+            ptr = offsets(torch.tensor(sizes)).to(z.device)
+            branch = reference.run_of_entry(ptr, z.shape[0])
+
+            def spread(values: Tensor) -> Tensor:
+                return values[branch]
+
+            def total(values: Tensor) -> Tensor:
                 sums = ops.sum_readout(values, ptr, count=times, num_branches=self.num_branches, checked=True)
-                return sums.view(self.num_branches, -1) / nodes
+                return sums.view(shape)
 
-            mean = mean_of_nodes(z)
-            var = mean_of_nodes((z - mean[branch]).square())
-            with torch.no_grad():
-                if self.num_batches_tracked is not None:
-                    self.num_batches_tracked += 1
-                rate = self.momentum or 0.0
-                self.running_mean.lerp_(mean.flatten(), rate)
-                self.running_var.lerp_(var.flatten() * (nodes / (nodes - 1)), rate)
-        scale = self.weight.view(self.num_branches, -1) * torch.rsqrt(var + self.eps)
-        shift = self.bias.view(self.num_branches, -1) - mean * scale
-        return z * scale[branch] + shift[branch]
+        if self.training:
+            mean = total(z) / nodes.clamp(min=1)
+            var = total((z - spread(mean)).square()) / nodes.clamp(min=1)
+            self._update(mean, var, nodes)
+        else:
+            mean, var = self.get_buffer("running_mean").view(shape), self.get_buffer("running_var").view(shape)
+        scale = self.weight.view(shape) * torch.rsqrt(var + self.eps)
+        return z * spread(scale) + spread(self.bias.view(shape) - mean * scale)
+
+    @torch.no_grad()
+    def _update(self, mean: Tensor, var: Tensor, nodes: Tensor) -> None:
+        """Move the running statistics; a single node has no variance and moves nothing."""
+        unbiased = var * nodes / (nodes - 1).clamp(min=1)
+        rate = (self.momentum or 0.0) * (nodes > 1)
+        for name, value in (("running_mean", mean), ("running_var", unbiased)):
+            running = self.get_buffer(name)
+            running += rate * (value.flatten() - running)
+        self.get_buffer("num_batches_tracked").add_(1)
 
 
 class SPIN(nn.Module):
@@ -133,6 +145,8 @@ class SPIN(nn.Module):
         _check.integer("out_features", out_features, 1)
         _check.integer("num_hops", num_hops, 0)
         _check.integer("num_layers", num_layers, 1)
+        for width in classifier_features:
+            _check.integer("classifier_features", width, 1)
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.config: dict[str, Any] = {
@@ -169,6 +183,11 @@ class SPIN(nn.Module):
                 f"features must have {config['num_hops']} hops and {config['in_features']} features as the model has, "
                 f"got {features.num_hops} and {features.num_features}"
             )
+        if features.rows.dtype != self.classifier[0].weight.dtype:
+            raise TypeError(
+                f"features must be {self.classifier[0].weight.dtype} as the model is, got {features.rows.dtype}; "
+                "convert the model, or load the graphs in its dtype"
+            )
         if self.training and config["dropout"] > 0:  # every node has its own mask
             return self.forward_tensors(features.dense_rows(), features.selected_ptr)
         return self.forward_tensors(*features.branch_rows())
@@ -185,6 +204,8 @@ class SPIN(nn.Module):
             index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
             count: ``[nnz]`` int32, how often.
         """
+        if self.training and self.config["dropout"] > 0 and not isinstance(rows, Tensor):
+            raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
         sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
         z = self._branches(rows, sizes, index, count)
         if self.attention is not None:

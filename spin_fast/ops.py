@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,10 @@ def _contents_are_readable(value: Tensor) -> bool:
     return not torch.compiler.is_compiling() and value.device.type == "cpu"
 
 
+def _array(values: Tensor | None) -> np.ndarray | None:
+    return None if values is None else values.contiguous().numpy()
+
+
 def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> None:
     """Check the contents of a CSR adjacency on the CPU: monotone offsets, columns in range and inside their own graph.
 
@@ -34,8 +39,7 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
     if _native.library is None:
         problem = reference.check_csr(indptr, indices, ptr, num_nodes)
     else:
-        arrays = (indptr.numpy(), indices.numpy(), None if ptr is None else ptr.numpy())
-        problem = _native.library.check_csr(*arrays, num_nodes)
+        problem = _native.library.check_csr(_array(indptr), _array(indices), _array(ptr), num_nodes)
     if problem:
         raise ValueError(problem)
 
@@ -51,8 +55,7 @@ def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_
     if _native.library is None:
         problem = reference.check_segments(ptr, index, count, num_rows)
     else:
-        arrays = (array if array is None else array.numpy() for array in (ptr, index, count))
-        problem = _native.library.check_segments(*arrays, num_rows)
+        problem = _native.library.check_segments(_array(ptr), _array(index), _array(count), num_rows)
     if problem:
         raise ValueError(problem)
 
@@ -73,7 +76,8 @@ def power_features(
 
     Row ``v`` of ``Ā X`` gathers from the columns stored in row ``v``. With ``D`` the row sums of ``A``, the operator
     ``adj`` is ``A``, ``sym`` is ``D^-1/2 A D^-1/2``, ``sym+adj`` their sum, ``rw`` is ``D^-1 A``; a node of degree 0
-    gets 0. Repeated entries count as often as they stand there, self-loops as given. Differentiable in ``x``.
+    gets 0. Repeated entries count as often as they stand there, self-loops as given. Differentiable in ``x``,
+    to any order.
 
     Args:
         indptr: ``[N + 1]`` int32 or int64.
@@ -213,8 +217,8 @@ def attention_readout(
     """Attention-weighted sum of the rows of each graph in each branch: the readout of SPIN-att.
 
     ``beta_v = ReLU(<w, z_v>)``, ``alpha`` the softmax of ``beta`` over the nodes of one graph in one branch,
-    ``s = sum_v alpha_v z_v`` (paper, "Branch-level readout"). An entry with count ``c`` weighs as ``c`` equal nodes.
-    An empty graph gives 0. Forms of ``z``, and the other arguments, as in :func:`sum_readout`.
+    ``s = sum_v alpha_v z_v`` (paper, "Branch-level readout"); twice differentiable. An entry with count ``c`` weighs
+    as ``c`` equal nodes. An empty graph gives 0. Forms of ``z``, and the other arguments, as in :func:`sum_readout`.
 
     Args:
         w: ``[h]`` for one branch, ``[R + 1, h]`` for several; dtype of ``z``.
@@ -228,6 +232,8 @@ def attention_readout(
         TypeError, ValueError: name the argument and what is wrong with it.
     """
     _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.FLOATS)
+    if w.dim() == 2 and w.shape[0] == 0:
+        raise ValueError("w must have at least 1 branch, got 0")
     num_branches = _check_form(z, ptr, index, 1 if w.dim() == 1 else w.shape[0])
     if w.shape[-1] != z.shape[-1] or w.dtype != z.dtype or w.device != z.device:
         raise ValueError(
@@ -253,8 +259,8 @@ def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int 
     if dense:
         if index is not None:
             raise ValueError("index must come with the ragged form z [U, h], got z with three axes")
-        if num_branches not in (None, z.shape[0]):
-            raise ValueError(f"z must have as many branches as there are vectors w, {num_branches}, got {z.shape[0]}")
+        if z.shape[0] == 0 or num_branches not in (None, z.shape[0]):
+            raise ValueError(f"z must have {num_branches or 'at least 1'} branches, got {z.shape[0]}")
         return z.shape[0]
     num_branches = 1 if num_branches is None else _check.integer("num_branches", num_branches, 1)
     if (ptr.numel() - 1) % num_branches:

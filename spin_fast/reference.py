@@ -1,7 +1,7 @@
-"""The pure-PyTorch twin of every operation: same signature, any device, differentiable to any order.
+"""The pure-PyTorch twin of every operation: any device, differentiable to any order.
 
-It is the oracle of the tests, the yardstick of the timings, and what runs where no kernel does. Arguments are not
-validated here: :mod:`spin_fast.ops` does that. Sums run in the dtype of the input.
+It is the oracle of the tests, a yardstick of the timings, and what runs where no kernel does. Arguments are not
+validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 and are rounded once, as in the kernels.
 """
 
 from __future__ import annotations
@@ -14,6 +14,11 @@ def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
     """For each entry of consecutive runs, the number of its run: offsets ``[0, 2, 2, 5] -> [0, 0, 2, 2, 2]``."""
     runs = torch.arange(offsets.numel() - 1, device=offsets.device)
     return runs.repeat_interleave(offsets.diff(), output_size=num_entries)
+
+
+def _sum_by(run: Tensor, values: Tensor, num_runs: int) -> Tensor:
+    """Sum the entries of each run in float64."""
+    return values.new_zeros(num_runs, *values.shape[1:], dtype=torch.float64).index_add(0, run, values.double())
 
 
 def operator_scales(indptr: Tensor, operator: str, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
@@ -58,12 +63,12 @@ def power_features(
     """Twin of :func:`spin_fast.power_features`; ``ptr`` changes nothing here."""
     left, right, plain = operator_scales(indptr, operator, edge_weight)
     row, column = run_of_entry(indptr, indices.numel()), indices.long()
-    factor = (left[row] * right[column] + plain).to(x.dtype)
+    factor = left[row] * right[column] + plain
     if edge_weight is not None:
         factor = factor * edge_weight
     powers = [x]
     for _ in range(num_hops):
-        powers.append(torch.zeros_like(x).index_add(0, row, factor[:, None] * powers[-1][column]))
+        powers.append(_sum_by(row, factor[:, None] * powers[-1][column], x.shape[0]).to(x.dtype))
     return torch.stack(powers)
 
 
@@ -101,7 +106,7 @@ def sum_readout(
     rows, segment = _entries(z, ptr, index)
     if count is not None:
         rows = rows * count[:, None]
-    sums = z.new_zeros(_num_segments(z, ptr), z.shape[-1]).index_add(0, segment, rows)
+    sums = _sum_by(segment, rows, _num_segments(z, ptr)).to(z.dtype)
     return _side_by_side(sums, z.shape[0] if z.dim() == 3 else num_branches or 1)
 
 
@@ -137,9 +142,8 @@ def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: T
     mass = torch.exp(beta - top[segment])
     if count is not None:
         mass = mass * count
-    total = mass.new_zeros(num_segments).index_add(0, segment, mass)
-    weights = mass / total[segment]
-    sums = rows.new_zeros(num_segments, rows.shape[1]).index_add(0, segment, weights[:, None] * rows)
+    weights = (mass / _sum_by(segment, mass, num_segments)[segment]).to(z.dtype)
+    sums = _sum_by(segment, weights[:, None] * rows, num_segments).to(z.dtype)
     return _side_by_side(sums, num_branches), weights
 
 

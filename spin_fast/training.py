@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .features import PowerFeatures
+from .graphs import GraphIds, graph_ids
 from .nn import SPIN
 
 Metric = Callable[[Tensor, Tensor], float]
@@ -45,6 +46,8 @@ def loss_of(logits: Tensor, y: Tensor) -> Tensor:
     if not y.is_floating_point():
         return F.cross_entropy(logits, y)
     known = ~y.isnan()
+    if not known.any():
+        return logits.sum() * 0
     return F.binary_cross_entropy_with_logits(logits[known], y[known].to(logits.dtype))
 
 
@@ -80,12 +83,13 @@ def train_epoch(
     model: SPIN,
     optimizer: torch.optim.Optimizer,
     features: PowerFeatures,
-    ids: Tensor,
+    ids: GraphIds,
     batch_size: int,
     generator: torch.Generator | None = None,
 ) -> float:
     """One pass over the graphs ``ids`` in random order; returns the mean loss per graph."""
     model.train()
+    ids = graph_ids(ids, len(features))
     losses = []
     for batch in ids[torch.randperm(len(ids), generator=generator)].split(batch_size):
         selected = features[batch]
@@ -99,7 +103,7 @@ def train_epoch(
 
 
 @torch.inference_mode()
-def predict(model: SPIN, features: PowerFeatures, ids: Tensor | None = None, batch_size: int = 1024) -> Tensor:
+def predict(model: SPIN, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024) -> Tensor:
     """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order."""
     model.eval()
     selected = features if ids is None else features[ids]
@@ -111,8 +115,8 @@ def predict(model: SPIN, features: PowerFeatures, ids: Tensor | None = None, bat
 def fit(
     model: SPIN,
     features: PowerFeatures,
-    train: Tensor,
-    validation: Tensor,
+    train: GraphIds,
+    validation: GraphIds,
     *,
     epochs: int = 60,
     batch_size: int = 32,
@@ -132,8 +136,8 @@ def fit(
     Args:
         model: trained in place.
         features: of all graphs, with labels.
-        train: ids of the training graphs.
-        validation: ids of the validation graphs.
+        train: the training graphs: ids, a slice or a mask.
+        validation: the validation graphs, likewise.
         epochs: at most so many passes, at least 1.
         batch_size: graphs per step.
         learning_rate: of Adam, at the start.
@@ -147,16 +151,17 @@ def fit(
     Raises:
         ValueError: no labels, an empty part, or a number out of range.
     """
+    train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
     _check_fit(features, train, validation, epochs, batch_size, patience)
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    assert features.labels is not None
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: SCHEDULES[schedule](epoch / epochs))
     target = features[validation].y
     assert target is not None
+    risen = 0
     result, best, best_state = Fit(), (-float("inf"), -float("inf")), copy.deepcopy(model.state_dict())
     with _progress_bar(epochs, progress) as advance:
         try:
@@ -168,11 +173,10 @@ def fit(
                 logits = predict(model, features, validation)
                 epoch = Epoch(loss, loss_of(logits, target).item(), metric(logits, target), seconds)
                 result.epochs.append(epoch)
-                if (epoch.validation, -epoch.validation_loss) > best:
-                    if epoch.validation > best[0]:
-                        risen = number
-                    best, best_state = (epoch.validation, -epoch.validation_loss), copy.deepcopy(model.state_dict())
-                    result.best_epoch = number
+                score = (epoch.validation, -epoch.validation_loss)  # a NaN is never better
+                if score > best and not math.isnan(epoch.validation):
+                    risen = number if epoch.validation > best[0] else risen
+                    best, best_state, result.best_epoch = score, copy.deepcopy(model.state_dict()), number
                 advance(f"loss {loss:.4f}  validation {epoch.validation:.4f}  best {best[0]:.4f}")
                 if number - risen >= patience:
                     break

@@ -54,7 +54,7 @@ def native():
 
 @pytest.fixture
 def poison() -> Iterator[None]:
-    """Fill what kernels get as uninitialised memory with NaN, so that reading it shows."""
+    """Fill what kernels get as uninitialised memory, outputs and scratch, with NaN, so that reading it shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

@@ -91,6 +91,25 @@ def test_a_hash_collision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert torch.equal(result[0], expected[0])
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"index": torch.tensor([99] * 8)}, "index must be in"),
+        ({"ptr": torch.tensor([0, 3, 2, 5, 8])}, "ptr must not decrease"),
+        ({"ptr": torch.tensor([0, 3, 8])}, "ptr must have 2 branches of 2 segments, got 2"),
+        ({"row_ptr": torch.tensor([0, 1, 99])}, "row_ptr must go from 0"),
+        ({"row_of_node": torch.full((2, 5), 99)}, "index must be in"),
+        ({"row_of_node": None}, "rows must have one row per node and branch"),
+    ],
+)
+def test_storage_is_checked_where_it_is_built(change: dict, message: str) -> None:
+    made = PowerFeatures.from_graphs(random_graphs([2, 3], density=0.5), 1)
+    if "index" in change:
+        change = {"index": torch.full_like(made.index, 99)}
+    with pytest.raises(ValueError, match=message):
+        replace(made, **change)
+
+
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got int"):
         PowerFeatures.from_graphs(3, 2)

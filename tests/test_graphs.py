@@ -87,6 +87,8 @@ def test_from_edge_index_names_bad_input() -> None:
     x, edge_index = torch.ones(3, 1), torch.tensor([[0, 1], [1, 2]])
     with pytest.raises(ValueError, match=r"edge_index must be in \[0, 3\), got 1..3"):
         GraphBatch.from_edge_index(edge_index + 1, x)
+    with pytest.raises(ValueError, match=r"edge_weight must have shape \[2\], got \[9\]"):
+        GraphBatch.from_edge_index(edge_index, x, edge_weight=torch.ones(9))
     with pytest.raises(ValueError, match="batch must be ascending"):
         GraphBatch.from_edge_index(edge_index, x, torch.tensor([1, 0, 0]))
     with pytest.raises(ValueError, match="num_graphs must be at least 2, got 1"):
@@ -98,3 +100,10 @@ def test_from_edge_index_names_bad_input() -> None:
 def test_ragged_arange() -> None:
     assert ragged_arange(torch.tensor([2, 9, 0]), torch.tensor([3, 0, 2])).tolist() == [2, 3, 4, 0, 1]
     assert ragged_arange(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64)).tolist() == []
+
+
+def test_non_contiguous_arrays() -> None:
+    graphs = random_graphs([3, 4])
+    pairs = {name: torch.stack([getattr(graphs, name)] * 2, 1)[:, 0] for name in ("ptr", "indptr", "indices", "x")}
+    assert equal(GraphBatch(**pairs), graphs)
+    assert graphs != random_graphs([3, 4])  # compared by identity

@@ -74,8 +74,9 @@ def test_missing_library_is_reported_once_and_the_reference_takes_over() -> None
     result = run(code)
     assert result.stdout.splitlines() == ["[[1.0, 1.0], [3.0, 3.0]]"] * 3
     assert result.stderr.count("RuntimeWarning") == 1
-    for part in ("this installation has no compiled library", "Reinstall", "SPIN_FAST_BACKEND=reference"):
-        assert part in result.stderr
+    assert "has no compiled library" in result.stderr
+    assert "Reinstall with a C++ compiler" in result.stderr or "Run from another folder" in result.stderr
+    assert "SPIN_FAST_BACKEND=reference" in result.stderr
 
 
 def test_library_that_does_not_load_is_reported_with_the_reason() -> None:

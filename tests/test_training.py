@@ -55,6 +55,27 @@ def test_early_stopping_counts_epochs_without_a_rise(digits: PowerFeatures) -> N
     assert fit.best_epoch in (1, 3)
 
 
+def test_parts_may_be_masks_and_lists(digits: PowerFeatures) -> None:
+    seen = []
+    mask = torch.zeros(300, dtype=torch.bool)
+    mask[:40] = True
+    model = new_model()
+    model.register_forward_pre_hook(lambda _, inputs: seen.append((model.training, inputs[0].ids)))
+    training.fit(model, digits, mask, list(range(40, 60)), epochs=1, batch_size=400)
+    assert [(mode, sorted(ids.tolist())) for mode, ids in seen] == [
+        (True, list(range(40))),
+        (False, list(range(40, 60))),
+    ]
+
+
+def test_a_metric_without_a_number_keeps_the_first_weights(digits: PowerFeatures) -> None:
+    fit = training.fit(
+        new_model(), digits, range(64), range(64, 96), epochs=9, patience=2, metric=lambda *_: float("nan")
+    )
+    assert len(fit.epochs) == 3
+    assert training.loss_of(torch.ones(2, 1), torch.full((2, 1), float("nan"))) == 0
+
+
 def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     calls = []
 

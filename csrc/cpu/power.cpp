@@ -1,7 +1,6 @@
 // power_features and its gradient: from tensors to the hop kernel in power.inl.
 
 #include <cmath>
-#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -65,6 +64,9 @@ void for_each_graph(const Adjacency<T, I>& a, const int64_t* ptr, int64_t graphs
   });
 }
 
+// Whether graphs are small enough to be one piece of work each; a few large ones are split by rows, hop by hop.
+inline bool fits_one_thread(int64_t cost, int64_t graphs) { return cost <= 16 * piece_cost * graphs; }
+
 template <class T, class I, class F>
 void for_each_row(const Adjacency<T, I>& a, int64_t cost, F rows) {
   parallel_items(a.nodes, cost, [&](int64_t v) { return static_cast<int64_t>(a.indptr[v]) + v; }, rows);
@@ -83,7 +85,7 @@ void powers(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr,
   const auto step = [&](int64_t r, int64_t begin, int64_t end) {
     kernel(hop, out + (r - 1) * plane, nullptr, out + r * plane, begin, end);
   };
-  if (ptr) {
+  if (ptr && fits_one_thread(cost, graphs)) {
     for_each_graph(a, ptr, graphs, cost * std::max<int64_t>(hops, 1), [&](int64_t begin, int64_t end) {
       copy(begin, end);
       for (int64_t r = 1; r <= hops; ++r) step(r, begin, end);
@@ -119,7 +121,7 @@ Transposed<T, I> transpose(const Adjacency<T, I>& a) {
 // dx = sum_r (Ā^T)^r grad_r, by Horner's rule: t = grad_R; t = Ā^T t + grad_r for r = R-1 .. 0.
 template <class T, class I>
 void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* grad,
-                     int64_t width, int64_t hops, T* dx) {
+                     int64_t width, int64_t hops, ScalarType value, T* dx) {
   const int64_t plane = a.nodes * width, cost = (a.arcs + a.nodes) * width;
   if (hops == 0) {
     std::copy(grad, grad + plane, dx);
@@ -133,12 +135,13 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   const Hop<T, I> hop = hop_of(back, scales, width);
   const auto kernel = kernels<T, I>().hop;
   // Two buffers in turn, the last hop ending in dx.
-  const std::unique_ptr<T[]> spare(hops > 1 ? new T[plane] : nullptr);
-  const auto target = [&](int64_t r) { return r % 2 == 0 ? dx : spare.get(); };
+  Tensor scratch = empty({hops > 1 ? plane : 0}, value);
+  T* spare = scratch.mutable_data_ptr<T>();
+  const auto target = [&](int64_t r) { return r % 2 == 0 ? dx : spare; };
   const auto step = [&](int64_t r, int64_t begin, int64_t end) {
     kernel(hop, r + 1 == hops ? grad + hops * plane : target(r + 1), grad + r * plane, target(r), begin, end);
   };
-  if (ptr) {
+  if (ptr && fits_one_thread(cost, graphs)) {
     for_each_graph(back, ptr, graphs, cost * hops, [&](int64_t begin, int64_t end) {
       for (int64_t r = hops - 1; r >= 0; --r) step(r, begin, end);
     });
@@ -205,7 +208,7 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
                  [&](const auto& a, const int64_t* offsets, int64_t graphs) {
                    using T = std::remove_const_t<std::remove_pointer_t<decltype(a.weight)>>;
                    powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,
-                                   dx.mutable_data_ptr<T>());
+                                   value, dx.mutable_data_ptr<T>());
                  });
   return dx;
 }

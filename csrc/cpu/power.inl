@@ -2,10 +2,11 @@
 //
 // Layout: `in`, `add`, `out` row-major [N, d]. Parallel axis: rows; the caller splits them, each row is one thread's,
 // so results do not depend on the number of threads. Accumulator: float64 in CSR order, rounded once, so that float32
-// rows of nodes with equal neighbourhoods get equal bits whatever the order of their neighbours.
+// nodes with equal neighbourhoods get equal bits in almost every order of their neighbours: what deduplication
+// compares.
 
 typedef double Lanes __attribute__((vector_size(vector_bytes)));
-constexpr int lanes = vector_bytes / sizeof(double);
+constexpr int doubles = vector_bytes / sizeof(double);
 
 template <class T, class I>
 double factor_of(const Hop<T, I>& hop, int64_t v, int64_t e) {
@@ -16,8 +17,8 @@ double factor_of(const Hop<T, I>& hop, int64_t v, int64_t e) {
 // W >= 8 columns of row v, their sums in vector registers.
 template <int W, class T, class I>
 void hop_tile(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t v, int64_t column) {
-  typedef T Row __attribute__((vector_size(lanes * sizeof(T)), aligned(alignof(T)), may_alias));
-  constexpr int K = W / lanes;
+  typedef T Row __attribute__((vector_size(doubles * sizeof(T)), aligned(alignof(T)), may_alias));
+  constexpr int K = W / doubles;
   Lanes sum[K] = {};
   const int64_t end = hop.indptr[v + 1];
   for (int64_t e = hop.indptr[v]; e < end; ++e) {

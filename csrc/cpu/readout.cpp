@@ -1,6 +1,5 @@
 // sum_readout, attention_readout and their gradients: from tensors to the kernels in readout.inl.
 
-#include <memory>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -78,17 +77,18 @@ int64_t pieces_of(const Form& form) { return number_of_pieces(form.entries * for
 // The entries of each row of z: a counting sort of `index`, or the identity.
 struct RowEntries {
   std::vector<int64_t> offsets, entries;
-  std::unique_ptr<int64_t[]> place;
+  Tensor place;
   EntriesOfRow view;
 };
 
 template <class I>
 RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
   RowEntries of;
-  of.place.reset(new int64_t[form.entries]);
+  of.place = empty({form.entries}, ScalarType::Long);
+  int64_t* place = of.place.mutable_data_ptr<int64_t>();
   for (int64_t branch = 0; branch < form.branches; ++branch)
     for (int64_t graph = 0; graph < form.graphs; ++graph)
-      std::fill(of.place.get() + first_entry(seg, branch, graph), of.place.get() + first_entry(seg, branch, graph + 1),
+      std::fill(place + first_entry(seg, branch, graph), place + first_entry(seg, branch, graph + 1),
                 graph * form.branches + branch);
   if (seg.index) {
     of.offsets.assign(form.rows + 1, 0);
@@ -98,7 +98,7 @@ RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
     std::vector<int64_t> next(of.offsets.begin(), of.offsets.end() - 1);
     for (int64_t e = 0; e < form.entries; ++e) of.entries[next[seg.index[e]]++] = e;
   }
-  of.view = {seg.index ? of.offsets.data() : nullptr, of.entries.data(), of.place.get(), form.branches, form.width};
+  of.view = {seg.index ? of.offsets.data() : nullptr, of.entries.data(), place, form.branches, form.width};
   return of;
 }
 
@@ -141,12 +141,11 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 }
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
-                            int64_t num_branches, int64_t num_rows, bool shared) {
+                            int64_t num_branches, int64_t num_rows, bool shared, bool checked) {
   const ScalarType value = grad.scalar_type();
   expect("grad", grad, {-1, -1}, value);
   STD_TORCH_CHECK(num_branches >= 1 && grad.size(1) % num_branches == 0, "grad has the wrong shape");
-  const Form form =
-      form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, /*checked=*/true);
+  const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
   STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
   Tensor dz = empty({num_rows, form.width}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto) {
@@ -179,11 +178,11 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
 std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, OptionalTensor grad_alpha, const Tensor& z,
                                                       const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
-                                                      bool shared) {
+                                                      bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
   expect("z", z, {-1, -1}, value);
   expect("w", w, {-1, z.size(1)}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, w.size(0), shared, /*checked=*/true);
+  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, w.size(0), shared, checked);
   expect("grad", grad, {form.graphs, form.branches * form.width}, value);
   expect("readout", readout, {form.graphs, form.branches * form.width}, value);
   expect("alpha", alpha, {form.entries}, value);
@@ -196,9 +195,10 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
     const T *s = readout.const_data_ptr<T>(), *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
     const int64_t pieces = pieces_of(form);
     std::vector<double> partial(form.branches * pieces * form.width);
-    const std::unique_ptr<T[]> dbeta(new T[form.entries]);
+    Tensor scratch = empty({form.entries}, value);
+    T* dbeta = scratch.mutable_data_ptr<T>();
     for_each_piece(seg, pieces, [&](int64_t branch, int64_t piece, int64_t begin, int64_t end) {
-      kernels<T, I>().attention_backward(seg, ds, dalpha, rows, vectors, s, weights, dbeta.get(),
+      kernels<T, I>().attention_backward(seg, ds, dalpha, rows, vectors, s, weights, dbeta,
                                          partial.data() + (branch * pieces + piece) * form.width, begin, end);
     });
     T* dvectors = dw.mutable_data_ptr<T>();
@@ -208,7 +208,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
         sum += partial[(i / form.width * pieces + piece) * form.width + i % form.width];
       dvectors[i] = static_cast<T>(sum);
     }
-    rows_backward<T>(form, seg, ds, weights, dbeta.get(), vectors, dz.mutable_data_ptr<T>());
+    rows_backward<T>(form, seg, ds, weights, dbeta, vectors, dz.mutable_data_ptr<T>());
   });
   return {dz, dw};
 }

@@ -16,9 +16,6 @@ from ._common import DatasetError, assemble, read_numbers, reading
 _METRICS = {
     "ogbg-molmuv": "ap",
     "ogbg-molpcba": "ap",
-    "ogbg-molesol": "rmse",
-    "ogbg-molfreesolv": "rmse",
-    "ogbg-mollipo": "rmse",
 }
 
 
@@ -58,6 +55,10 @@ def load(path: str | Path, *, dtype: torch.dtype = torch.float32) -> GraphBatch:
     raw = Path(path) / "raw"
     nodes_of, edges_of = _read(raw, "num-node-list")[:, 0], _read(raw, "num-edge-list")[:, 0]
     labels = _read(raw, "graph-label", np.float64)
+    if not (np.isnan(labels) | (labels == np.round(labels))).all():
+        raise DatasetError(
+            f"{raw / 'graph-label.csv.gz'} holds real numbers: a regression set, and only classes can be learnt"
+        )
     atoms, bonds = _read(raw, "node-feat"), _read(raw, "edge", columns=2)
     for file, got, want, of in (
         ("num-edge-list", len(edges_of), len(nodes_of), "one line per line of num-node-list"),
@@ -115,7 +116,7 @@ def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, T
 
 
 def metric(name: str) -> str:
-    """What OGB scores the set ``name`` by: ``"rocauc"``, ``"ap"`` or ``"rmse"``."""
+    """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``."""
     return _METRICS.get(name.replace("_", "-"), "rocauc")
 
 
