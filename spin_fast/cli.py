@@ -100,7 +100,7 @@ def train(
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
     batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches.")] = True,
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout in the branches.")] = 0.0,
-    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 60,
+    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 40,
     batch_size: Annotated[int, typer.Option(min=1, help="Graphs per step.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam; falls to 0 along a cosine.")] = 5e-3,
     weight_decay: Annotated[float, typer.Option(min=0, help="L2 penalty of Adam.")] = 0.0,
@@ -191,7 +191,7 @@ def _write_and_report(
     rows = {
         f"test {metric_name}": f"[bold]{_score(metric_name, test)}[/bold]  ({len(split.test)} graphs, seen once)",
         f"validation {metric_name}": f"{_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
-        "epochs": f"{len(fit.epochs)}, kept epoch {fit.best_epoch + 1}",
+        "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{len(split.train) / seconds:,.0f} in training",
         "precomputation": f"{1000 * precompute:.1f} ms, once, deduplication included",
@@ -264,7 +264,7 @@ def _describe(name: str, graphs: GraphBatch) -> str:
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
         f"[bold]{name}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
-        f"{edges / num_graphs:.2f} edges on average, {graphs.num_features} features"
+        f"{edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
     )
 
 

@@ -67,6 +67,7 @@ class Fit:
 
     epochs: list[Epoch] = field(default_factory=list)
     best_epoch: int = 0
+    interrupted: bool = False
 
     @property
     def seconds_per_epoch(self) -> float:
@@ -170,6 +171,10 @@ def fit(
                 loss = train_epoch(model, optimizer, features, train, batch_size, generator)
                 scheduler.step()
                 seconds = time.perf_counter() - start
+                if not math.isfinite(loss):
+                    raise ValueError(
+                        f"training diverged: the loss of epoch {number + 1} is {loss}; try a lower learning_rate"
+                    )
                 logits = predict(model, features, validation)
                 epoch = Epoch(loss, loss_of(logits, target).item(), metric(logits, target), seconds)
                 result.epochs.append(epoch)
@@ -183,6 +188,7 @@ def fit(
         except KeyboardInterrupt:
             if not result.epochs:
                 raise
+            result.interrupted = True
     model.load_state_dict(best_state)
     return result
 
@@ -192,6 +198,9 @@ def _check_fit(
 ) -> None:
     if features.labels is None:
         raise ValueError("features must have labels (y) to train on")
+    if not features.labels.is_floating_point() and (features.labels.dim() != 1 or features.labels.dtype != torch.int64):
+        got = f"{features.labels.dtype} of shape {list(features.labels.shape)}"
+        raise ValueError(f"y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, got {got}")
     for name, ids in (("train", train), ("validation", validation)):
         if len(ids) == 0:
             raise ValueError(f"{name} must have at least one graph")
@@ -221,13 +230,13 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
 
     The file is written under a temporary name and renamed, so a reader never sees half of it.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save
 
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     header = {"format": CHECKPOINT_FORMAT, "config": json.dumps(model.config), "metadata": json.dumps(metadata)}
     temporary = path.with_name(path.name + ".part")
-    save_file({name: value.contiguous() for name, value in model.state_dict().items()}, temporary, metadata=header)
+    temporary.write_bytes(save({name: value.contiguous() for name, value in model.state_dict().items()}, header))
     temporary.replace(path)
 
 

@@ -111,7 +111,10 @@ def test_help_has_an_example_each(tmp_path: Path) -> None:
 def test_info(tmp_path: Path) -> None:
     result = spin_fast("info", "digits", cwd=tmp_path)
     assert result.returncode == 0
-    assert "digits: 1,797 graphs, 10 classes, 32.69 nodes and 88.98 edges on average, 3 features" in result.stdout
+    assert (
+        "digits: 1,797 graphs, 10 classes, 32.69 nodes and 88.98 edges on average, 3 feature(s) per node"
+        in result.stdout
+    )
     assert spin_fast("--version", cwd=tmp_path).stdout.startswith("spin-fast 0.")
 
 

@@ -391,7 +391,7 @@ def test_unknown_name(tmp_path: Path) -> None:
         assert word in message
     assert "did you mean digits?" in error_of(lambda: datasets.load("digit", tmp_path))
     absent = error_of(lambda: datasets.load("TINY", tmp_path / "absent"))
-    assert f"{tmp_path / 'absent'}, which does not exist: nothing" in absent
+    assert f"{tmp_path / 'absent'}, which is no folder: nothing" in absent
     assert "SPIN_FAST_DATA" in absent
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers import random_graphs
@@ -76,6 +78,13 @@ def test_a_metric_without_a_number_keeps_the_first_weights(digits: PowerFeatures
     assert training.loss_of(torch.ones(2, 1), torch.full((2, 1), float("nan"))) == 0
 
 
+def test_divergence_is_an_error(digits: PowerFeatures) -> None:
+    with pytest.raises(
+        ValueError, match=r"training diverged: the loss of epoch [123] is nan; try a lower learning_rate"
+    ):
+        training.fit(new_model(), digits, range(64), range(64, 96), epochs=3, learning_rate=1e30)
+
+
 def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     calls = []
 
@@ -89,6 +98,7 @@ def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     fit = training.fit(model, digits, torch.arange(64), torch.arange(64, 96), epochs=9, metric=metric)
     assert len(fit.epochs) == 2
     assert fit.best_epoch == 1
+    assert fit.interrupted
 
 
 def test_predict_order_and_batches(digits: PowerFeatures) -> None:
@@ -153,6 +163,12 @@ def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) 
     parts = {"train": torch.arange(8), "validation": torch.arange(8, 16)}
     with pytest.raises(ValueError, match=message):
         training.fit(new_model(), digits, **parts | options)
+
+
+def test_labels_of_another_kind_are_named(digits: PowerFeatures) -> None:
+    for labels in (digits.labels.int(), digits.labels[:, None]):
+        with pytest.raises(ValueError, match=r"y must be int64 classes \[G\], or float tasks"):
+            training.fit(new_model(), replace(digits, labels=labels), range(8), range(8, 16))
 
 
 def test_labels_are_needed() -> None:

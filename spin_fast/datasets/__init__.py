@@ -152,7 +152,7 @@ def _unknown(name: str, root: Path) -> DatasetError:
     by_lower_case = {known.lower(): known for known in [*BUILT_IN, *found]}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    absent = "" if root.is_dir() else ", which does not exist"
+    absent = "" if root.is_dir() else ", which is no folder"
     looked = f"ogbg_{name[5:]}/" if ogb.owns(name) else f"{name}.nel, {name}.zip, {name}/ and {name}/raw/"
     return DatasetError(
         f"unknown data set {name!r}{hint} "
