@@ -10,7 +10,12 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 #include <algorithm>
+#include <cstdint>
 #include <initializer_list>
 #include <optional>
 #include <vector>
@@ -52,8 +57,17 @@ inline void expect(const char* name, const Tensor& t, std::initializer_list<int6
   }
 }
 
+// Large fresh memory costs more in page faults than in writing it: ask for huge pages.
 inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
-  return torch::stable::empty(std::vector<int64_t>(shape), dtype);
+  Tensor t = torch::stable::empty(std::vector<int64_t>(shape), dtype);
+#if defined(__linux__)
+  constexpr uintptr_t page = uintptr_t{1} << 21;
+  const auto begin = reinterpret_cast<uintptr_t>(t.data_ptr());
+  const uintptr_t first = (begin + page - 1) / page * page;
+  const uintptr_t last = (begin + static_cast<uintptr_t>(t.numel()) * t.element_size()) / page * page;
+  if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // only advice: may fail
+#endif
+  return t;
 }
 
 template <class T>
