@@ -17,6 +17,7 @@ from spin_fast import training
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "spin_fast.cli", *map(str, arguments)]
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"} | environment
+    environment.pop("SPIN_FAST_DATA", None)
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
