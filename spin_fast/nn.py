@@ -115,6 +115,7 @@ class SPIN(nn.Module):
         num_hops: ``R``; the features must have been made with the same.
         attention: SPIN-att; False for SPIN-non-att. The attention is a softmax, so it sees proportions only: where all
             nodes of a graph look alike it is their mean, which cannot tell graphs of unlike size apart; the sum can.
+        size_aware: multiply the attention readout by the number of nodes of the graph, so that it sees sizes too.
         num_layers: linear layers per branch, at least 1.
         batch_norm: BatchNorm after each linear layer of the branches.
         dropout: probability of zeroing an activation of a node in the branches, in ``[0, 1)``.
@@ -133,6 +134,7 @@ class SPIN(nn.Module):
         num_hops: int,
         *,
         attention: bool = True,
+        size_aware: bool = False,
         num_layers: int = 3,
         batch_norm: bool = False,
         dropout: float = 0.0,
@@ -147,6 +149,8 @@ class SPIN(nn.Module):
         _check.integer("num_layers", num_layers, 1)
         for width in classifier_features:
             _check.integer("classifier_features", width, 1)
+        if size_aware and not attention:
+            raise ValueError("size_aware must come with attention: the sum sees sizes already")
         if not 0 <= dropout < 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.config: dict[str, Any] = {
@@ -155,6 +159,7 @@ class SPIN(nn.Module):
             "out_features": out_features,
             "num_hops": num_hops,
             "attention": attention,
+            "size_aware": size_aware,
             "num_layers": num_layers,
             "batch_norm": batch_norm,
             "dropout": dropout,
@@ -210,10 +215,17 @@ class SPIN(nn.Module):
         z = self._branches(rows, sizes, index, count)
         if self.attention is not None:
             readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, checked=True)
+            if self.config["size_aware"]:
+                readout = readout * self._nodes_per_graph(ptr, count, sizes is None).to(readout.dtype)[:, None]
         else:
             branches = self.config["num_hops"] + 1
             readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=branches, checked=True)
         return self.classifier(readout)
+
+    def _nodes_per_graph(self, ptr: Tensor, count: Tensor | None, dense: bool) -> Tensor:
+        """``[G]``; in the ragged form the entries of branch 0 tell."""
+        bounds = ptr if dense else ptr[: (ptr.shape[0] - 1) // (self.config["num_hops"] + 1) + 1]
+        return bounds.diff() if count is None else offsets(count)[bounds].diff()
 
     def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:
         times = None

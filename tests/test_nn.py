@@ -30,16 +30,17 @@ def plain_spin(model: SPIN, features: PowerFeatures) -> torch.Tensor:
             if model.attention is None:
                 branches.append(z.sum(0))
             else:
-                branches.append(torch.softmax(torch.relu(z @ model.attention[r]), 0) @ z)
+                scale = len(z) if model.config["size_aware"] else 1
+                branches.append(scale * torch.softmax(torch.relu(z @ model.attention[r]), 0) @ z)
         graphs.append(torch.cat(branches))
     return model.classifier(torch.stack(graphs))
 
 
-@pytest.mark.parametrize("attention", [True, False])
+@pytest.mark.parametrize("options", [{"attention": False}, {"attention": True}, {"size_aware": True}])
 @pytest.mark.parametrize("deduplicate", [True, False])
-def test_is_the_method_as_written(backend: str, attention: bool, deduplicate: bool) -> None:
+def test_is_the_method_as_written(backend: str, options: dict, deduplicate: bool) -> None:
     features = made_features(deduplicate)
-    model = SPIN(3, 5, 2, 2, attention=attention, num_layers=2).double()
+    model = SPIN(3, 5, 2, 2, num_layers=2, **options).double()
     for selected in (features, features[[3, 3, 1, 0]], features[[3, 3, 1, 0]].take(), features[[4]].expand()):
         torch.testing.assert_close(model(selected), plain_spin(model, selected))
     dense = model.forward_tensors(features.dense_rows(), features.node_ptr)
@@ -132,6 +133,8 @@ def test_bad_sizes_are_named(arguments: tuple, message: str) -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=r"dropout must be in \[0, 1\), got 1"):
         SPIN(3, 4, 2, 2, dropout=1)
+    with pytest.raises(ValueError, match="size_aware must come with attention"):
+        SPIN(3, 4, 2, 2, attention=False, size_aware=True)
     with pytest.raises(ValueError, match="classifier_features must be at least 1, got -1"):
         SPIN(3, 4, 2, 2, classifier_features=(-1,))
     with pytest.raises(TypeError, match=r"features must be torch.float32 as the model is, got torch.float64"):

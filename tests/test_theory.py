@@ -27,7 +27,7 @@ def batch_of(graphs: list[nx.Graph], features: str) -> GraphBatch:
 
 
 def embeddings(
-    graphs: list[nx.Graph], features: str, operator: str, attention: bool, num_hops: int = 3
+    graphs: list[nx.Graph], features: str, operator: str, attention: bool, num_hops: int = 3, size_aware: bool = False
 ) -> torch.Tensor:
     """What the classifier sees, with random weights; the first layer's kinks fall where the inputs are.
 
@@ -35,7 +35,7 @@ def embeddings(
     hence many kinks.
     """
     torch.manual_seed(0)
-    model = SPIN(1, 1024, 2, num_hops, attention=attention, num_layers=2).double()
+    model = SPIN(1, 1024, 2, num_hops, attention=attention, size_aware=size_aware, num_layers=2).double()
     made = PowerFeatures.from_graphs(batch_of(graphs, features), num_hops, operator)
     with torch.no_grad():
         first, largest = model.layers[0], made.dense_rows().amax((1, 2))
@@ -88,6 +88,8 @@ def test_sum_sees_regular_graphs_that_mean_and_max_confuse() -> None:
     assert (a - b).abs().max() > 1e-3
     a, b = embeddings(graphs, "constant", "sym", attention=True)
     torch.testing.assert_close(a, b)  # the softmax is the mean here
+    a, b = embeddings(graphs, "constant", "sym", attention=True, size_aware=True)
+    torch.testing.assert_close(2 * a, b)
 
 
 @pytest.mark.parametrize("attention", [True, False])
