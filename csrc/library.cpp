@@ -17,10 +17,10 @@
 STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
       "power_features(Tensor indptr, Tensor indices, Tensor x, int num_hops, str operator, Tensor? ptr, "
-      "Tensor? edge_weight, bool checked) -> Tensor");
+      "Tensor? edge_weight, bool checked, bool canonical) -> Tensor");
   m.def(
       "power_features_out(Tensor indptr, Tensor indices, Tensor x, int num_hops, str operator, Tensor? ptr, "
-      "Tensor? edge_weight, bool checked, Tensor(a!) out) -> ()");
+      "Tensor? edge_weight, bool checked, bool canonical, Tensor(a!) out) -> ()");
   m.def(
       "power_features_backward(Tensor indptr, Tensor indices, Tensor grad, str operator, Tensor? ptr, "
       "Tensor? edge_weight, bool checked) -> Tensor");

@@ -16,21 +16,22 @@ from . import _native, reference
 Grads = tuple[Tensor | None, ...]
 
 
-def _power_features_fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, checked):  # type: ignore[no-untyped-def]
+def _power_features_fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, checked, canonical):  # type: ignore[no-untyped-def]
     return x.new_empty(num_hops + 1, *x.shape)
 
 
 def _power_features_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    indptr, indices, _, _, ctx.operator, ptr, edge_weight, _ = inputs
+    indptr, indices, _, _, ctx.operator, ptr, edge_weight, _, _ = inputs
     ctx.save_for_backward(indptr, indices, ptr, edge_weight)
 
 
 def _power_features_grad(ctx: Any, grad: Tensor) -> Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
+    wide = grad.float() if grad.dtype.itemsize == 2 else grad
     dx = torch.ops.spin_fast.power_features_backward(
-        indptr, indices, grad.contiguous(), ctx.operator, ptr, edge_weight, True
+        indptr, indices, wide.contiguous(), ctx.operator, ptr, edge_weight, True
     )
-    return None, None, dx, None, None, None, None, None
+    return None, None, dx.to(grad.dtype), None, None, None, None, None, None
 
 
 def _power_features_backward_fake(indptr, indices, grad, operator, ptr, edge_weight, checked):  # type: ignore[no-untyped-def]
@@ -46,7 +47,7 @@ def _power_features_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Te
 def _power_features_backward_grad(ctx: Any, grad_dx: Tensor) -> Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
     grad = torch.ops.spin_fast.power_features(
-        indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, True
+        indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, True, False
     )
     return None, None, grad, None, None, None, None
 

@@ -93,6 +93,7 @@ class PowerFeatures:
             operator,
             ptr=graphs.ptr,
             edge_weight=graphs.edge_weight,
+            canonical=deduplicate,
             checked=True,
         )
         if not deduplicate:

@@ -66,10 +66,10 @@ def power_features(
     factor = left[row] * right[column] + plain
     if edge_weight is not None:
         factor = factor * edge_weight
-    powers = [x]
+    powers = [x.float() if x.dtype.itemsize == 2 else x]
     for _ in range(num_hops):
-        powers.append(_sum_by(row, factor[:, None] * powers[-1][column], x.shape[0]).to(x.dtype))
-    return torch.stack(powers)
+        powers.append(_sum_by(row, factor[:, None] * powers[-1][column], x.shape[0]).to(powers[0].dtype))
+    return torch.stack(powers).to(x.dtype)
 
 
 def _entries(z: Tensor, ptr: Tensor, index: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -33,12 +34,11 @@ def powers(
 @given(graphs=graph_batches(weighted=True), num_hops=st.integers(0, 4), operator=st.sampled_from(OPERATORS))
 def test_equals_dense_oracle(backend: str, graphs: GraphBatch, num_hops: int, operator: str) -> None:
     expected = dense_powers(graphs, num_hops, operator)
-    for block in (True, False):
-        result = powers(graphs, num_hops, operator, block=block)
+    for block, canonical in itertools.product((True, False), repeat=2):
+        result = powers(graphs, num_hops, operator, block=block, canonical=canonical)
         assert result.dtype == graphs.x.dtype
         size = max(1.0, float(expected.abs().max()) if expected.numel() else 1.0)
         torch.testing.assert_close(result.double() / size, expected / size, **TOLERANCE[graphs.x.dtype])
-    assert torch.equal(powers(graphs, num_hops, operator), powers(graphs, num_hops, operator, block=False))
 
 
 @given(graphs=graph_batches(), operator=st.sampled_from(OPERATORS))
@@ -69,6 +69,45 @@ def test_no_graphs_no_nodes_no_features(backend: str) -> None:
     assert powers(random_graphs([3, 2]), 0).shape == (1, 5, 3)
 
 
+@pytest.mark.parametrize("num_features", [1, 2, 7, 37])
+def test_graphs_of_all_sizes(backend: str, num_features: int) -> None:
+    """Near-dense, too large for the cache, small enough to share a block; with and without repeated arcs."""
+    complete = [torch.arange(n).expand(n, n)[~torch.eye(n, dtype=torch.bool)].view(n, -1) for n in (70, 3)]
+    rows = [row for graph, at in zip(complete, (0, 70), strict=True) for row in graph + at]
+    mixed = random_graphs([400, 2, 0, 1200], 0.02, num_features, dtype=torch.float32)
+    indptr = torch.cat([torch.tensor([len(row) for row in rows]), mixed.indptr.diff()])
+    graphs = GraphBatch(
+        ptr=torch.cat([torch.tensor([0, 70]), 73 + mixed.ptr]),
+        indptr=torch.cat([torch.zeros(1, dtype=torch.int64), indptr.cumsum(0)]),
+        indices=torch.cat([*rows, 73 + mixed.indices]),
+        x=torch.cat([torch.rand(73, num_features), mixed.x]),
+    )
+    for operator in OPERATORS:
+        expected = dense_powers(graphs, 2, operator)
+        size = expected.abs().max()
+        for canonical in (True, False):
+            result = powers(graphs, 2, operator, canonical=canonical)
+            torch.testing.assert_close(result.double() / size, expected / size, rtol=2e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("block", [True, False])
+def test_half_precision_is_rounded_once(backend: str, dtype: torch.dtype, operator: str, block: bool) -> None:
+    for num_features in (1, 3, 16, 37):
+        graphs = random_graphs([5, 0, 30, 1], 0.3, num_features, dtype=torch.float32)
+        stored = replace(graphs, x=(graphs.x / 8).to(dtype).float())
+        exact = powers(stored, 3, operator, block=block)
+        result = powers(stored, 3, operator, block=block, x=stored.x.to(dtype))
+        assert result.dtype == dtype
+        torch.testing.assert_close(result, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+        x = stored.x.to(dtype).requires_grad_()
+        powers(stored, 3, operator, block=block, x=x).float().sum().backward()
+        wide = stored.x.clone().requires_grad_()
+        powers(stored, 3, operator, block=block, x=wide).sum().backward()
+        torch.testing.assert_close(x.grad.float(), wide.grad, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
 def test_huge_degree_and_repeated_arcs(backend: str) -> None:
     n = 5000  # a star whose hub lists every leaf twice
     leaves = torch.arange(1, n)
@@ -84,20 +123,19 @@ def test_huge_degree_and_repeated_arcs(backend: str) -> None:
 def test_same_bits_for_any_number_of_threads(backend: str, threads: None, operator: str) -> None:
     graphs = random_graphs([50] * 80 + [400], density=0.1, num_features=37, dtype=torch.float32)
     grad = torch.randn(4, *graphs.x.shape)
-    results = []
-    for number in (1, 2):
-        torch.set_num_threads(number)
-        for block in (True, False):
+    for block, canonical in itertools.product((True, False), repeat=2):
+        results = []
+        for number in (1, 2):
+            torch.set_num_threads(number)
             x = graphs.x.clone().requires_grad_()
-            result = powers(graphs, 3, operator, block=block, x=x)
+            result = powers(graphs, 3, operator, block=block, canonical=canonical, x=x)
             result.backward(grad)
             results.append((result.detach(), x.grad))
-    for result, gradient in results[1:]:
-        assert torch.equal(result, results[0][0])
-        assert torch.equal(gradient, results[0][1])
+        assert torch.equal(results[0][0], results[1][0])
+        assert torch.equal(results[0][1], results[1][1])
 
 
-def test_equal_neighbourhoods_give_equal_bits(native) -> None:
+def test_equal_neighbourhoods_give_equal_bits(backend: str) -> None:
     generator = torch.Generator().manual_seed(0)
     degree, copies = 12, 500
     values = torch.randn(degree, 5, generator=generator)
@@ -105,8 +143,11 @@ def test_equal_neighbourhoods_give_equal_bits(native) -> None:
     orders = [torch.randperm(degree, generator=generator) for _ in range(copies)]
     indptr = torch.cat([torch.zeros(degree, dtype=torch.int64), torch.arange(copies + 1) * degree])
     for operator in OPERATORS:
-        result = spin_fast.power_features(indptr, torch.cat(orders), x, 1, operator)[1, degree:]
-        assert bool((result == result[0]).all())
+        for ptr in (torch.tensor([0, degree + copies]), None):
+            result = spin_fast.power_features(
+                indptr, torch.cat(orders), x, 1, operator, ptr=ptr, canonical=ptr is not None
+            )[1, degree:]
+            assert bool((result == result[0]).all())
 
 
 def test_non_contiguous_input(backend: str) -> None:
@@ -172,12 +213,12 @@ def test_opcheck(native) -> None:
     x = graphs.x.clone().requires_grad_()
     for ptr in (graphs.ptr, None):
         for weight in (graphs.edge_weight, None):
-            torch.library.opcheck(ops.power_features, (*adjacency, x, 2, "sym", ptr, weight, False))
+            torch.library.opcheck(ops.power_features, (*adjacency, x, 2, "sym", ptr, weight, False, True))
             grad = torch.randn(3, 7, 3, requires_grad=True)
             weight = None if weight is None else weight.float()
             torch.library.opcheck(ops.power_features_backward, (*adjacency, grad, "rw", ptr, weight, True))
     out = torch.empty(3, 7, 3, dtype=torch.float64)
-    torch.library.opcheck(ops.power_features_out, (*adjacency, graphs.x, 2, "sym", graphs.ptr, None, True, out))
+    torch.library.opcheck(ops.power_features_out, (*adjacency, graphs.x, 2, "sym", graphs.ptr, None, True, False, out))
 
 
 def test_compiles_without_graph_break(native) -> None:
@@ -195,7 +236,7 @@ def test_compiles_without_graph_break(native) -> None:
 GOOD = random_graphs([2, 3], dtype=torch.float32)
 BAD = [
     ({"x": [1.0]}, TypeError, r"x must be a torch.Tensor, got list"),
-    ({"x": GOOD.x.long()}, TypeError, r"x must be float32 or float64, got int64"),
+    ({"x": GOOD.x.long()}, TypeError, r"x must be float32, float64, bfloat16 or float16, got int64"),
     ({"x": GOOD.x[0]}, ValueError, r"x must have shape \[N, d\], got \[3\]"),
     ({"x": GOOD.x.to_sparse()}, TypeError, r"x must be a dense"),
     ({"indptr": GOOD.indptr[:-1]}, ValueError, r"indptr must have shape \[6\], got \[5\]"),
@@ -253,8 +294,8 @@ def test_out_with_gradients_or_shared_memory_is_refused(backend: str) -> None:
 def test_raw_op_checks_contents_itself(native) -> None:
     op = torch.ops.spin_fast.power_features
     with pytest.raises(RuntimeError):
-        op(GOOD.indptr, GOOD.indices + 5, GOOD.x, 2, "sym", None, None, False)
+        op(GOOD.indptr, GOOD.indices + 5, GOOD.x, 2, "sym", None, None, False, False)
     with pytest.raises(RuntimeError):
-        op(GOOD.indptr[:3], GOOD.indices, GOOD.x, 2, "sym", None, None, True)
+        op(GOOD.indptr[:3], GOOD.indices, GOOD.x, 2, "sym", None, None, True, False)
     with pytest.raises(RuntimeError):
-        op(GOOD.indptr, GOOD.indices, GOOD.x.t(), 2, "sym", None, None, True)
+        op(GOOD.indptr, GOOD.indices, GOOD.x.t(), 2, "sym", None, None, True, False)

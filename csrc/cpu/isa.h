@@ -31,4 +31,19 @@ Kernels<T, I> kernels() {
   return baseline::table<T, I>();
 }
 
+template <class T, class I>
+PowerKernels<T, I> power_kernels() {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512:
+      return avx512::power_table<T, I>();
+    case Isa::avx2:
+      return avx2::power_table<T, I>();
+    case Isa::baseline:
+      break;
+  }
+#endif
+  return baseline::power_table<T, I>();
+}
+
 }  // namespace spin_fast

@@ -16,7 +16,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
+#include <memory>
+#include <new>
 #include <optional>
 #include <vector>
 
@@ -46,6 +49,19 @@ void dispatch(ScalarType value, ScalarType index, F f) {
   return with_index(Tag<double>{});
 }
 
+// The same, half precision included.
+template <class F>
+void dispatch_storage(ScalarType value, ScalarType index, F f) {
+  const auto with_index = [&](auto tag) {
+    if (index == ScalarType::Int) return f(tag, Tag<int32_t>{});
+    STD_TORCH_CHECK(index == ScalarType::Long, "indices must be int32 or int64");
+    return f(tag, Tag<int64_t>{});
+  };
+  if (value == ScalarType::Half) return with_index(Tag<Half>{});
+  if (value == ScalarType::BFloat16) return with_index(Tag<BFloat16>{});
+  dispatch(value, index, f);
+}
+
 inline void expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, ScalarType dtype) {
   STD_TORCH_CHECK(t.is_cpu() && t.is_contiguous() && t.scalar_type() == dtype, name,
                   " must be a contiguous CPU tensor of the right dtype");
@@ -68,6 +84,21 @@ inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
   if (last > first) madvise(reinterpret_cast<void*>(first), last - first, MADV_HUGEPAGE);  // only advice: may fail
 #endif
   return t;
+}
+
+// Memory that the calling thread keeps for its next call; grows as needed.
+inline char* thread_scratch(int64_t bytes) {
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  thread_local std::unique_ptr<char, Free> memory;
+  thread_local int64_t size = 0;
+  if (bytes > size) {
+    size = (bytes + 4095) / 4096 * 4096;
+    memory.reset(static_cast<char*>(std::aligned_alloc(4096, size)));
+    if (!memory) throw std::bad_alloc();
+  }
+  return memory.get();
 }
 
 template <class T>

@@ -52,48 +52,93 @@ Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) 
   const bool scaled = !scales.left.empty();
   return {
       a.indptr,     a.indices, a.weight, scaled ? scales.left.data() : nullptr, scaled ? scales.right.data() : nullptr,
-      scales.plain, width};
+      scales.plain, width,     a.arcs};
 }
 
-// Runs `graph(begin, end)` for the nodes of each graph, graphs in parallel.
+// Runs `rows(begin, end)` over the rows of nodes [first, last), pieces in parallel.
 template <class T, class I, class F>
-void for_each_graph(const Adjacency<T, I>& a, const int64_t* ptr, int64_t graphs, int64_t cost, F graph) {
-  const auto arcs_and_nodes = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g]]) + ptr[g]; };
-  parallel_items(graphs, cost, arcs_and_nodes, [&](int64_t first, int64_t last) {
-    for (int64_t g = first; g < last; ++g) graph(ptr[g], ptr[g + 1]);
-  });
+void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t width, F rows) {
+  const auto cost = [&](int64_t v) { return static_cast<int64_t>(a.indptr[first + v]) + v; };
+  parallel_items(last - first, (cost(last - first) - cost(0)) * width, cost,
+                 [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
 }
 
-// Whether graphs are small enough to be one piece of work each; a few large ones are split by rows, hop by hop.
-inline bool fits_one_thread(int64_t cost, int64_t graphs) { return cost <= 16 * piece_cost * graphs; }
+// Graphs whose sources take more than this go hop by hop, their rows in parallel.
+constexpr int64_t cache_bytes = 2 << 20;
+// Outputs larger than this are written past the caches, which they would only wash out.
+constexpr int64_t stream_bytes = 32 << 20;
 
-template <class T, class I, class F>
-void for_each_row(const Adjacency<T, I>& a, int64_t cost, F rows) {
-  parallel_items(a.nodes, cost, [&](int64_t v) { return static_cast<int64_t>(a.indptr[v]) + v; }, rows);
-}
-
-template <class T, class I>
-void powers(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* x,
-            int64_t width, int64_t hops, T* out) {
-  const Scales scales = scales_of(a, op);
-  const Hop<T, I> hop = hop_of(a, scales, width);
-  const auto kernel = kernels<T, I>().hop;
-  const int64_t plane = a.nodes * width, cost = (a.arcs + a.nodes) * width;
-  const auto copy = [&](int64_t begin, int64_t end) {
-    std::copy(x + begin * width, x + end * width, out + begin * width);
-  };
-  const auto step = [&](int64_t r, int64_t begin, int64_t end) {
-    kernel(hop, out + (r - 1) * plane, nullptr, out + r * plane, begin, end);
-  };
-  if (ptr && fits_one_thread(cost, graphs)) {
-    for_each_graph(a, ptr, graphs, cost * std::max<int64_t>(hops, 1), [&](int64_t begin, int64_t end) {
-      copy(begin, end);
-      for (int64_t r = 1; r <= hops; ++r) step(r, begin, end);
+// All powers of one large graph. Between hops values are not rounded: where T is stored in half precision, `planes`
+// holds those of two hops.
+template <class T, class I, class A>
+void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t first, int64_t last, const T* x,
+                     int64_t hops, T* out) {
+  const int64_t width = hop.width, plane = a.nodes * width;
+  const auto table = power_kernels<T, I>();
+  for_each_row(a, first, last, width,
+               [&](int64_t begin, int64_t end) { std::copy(x + begin * width, x + end * width, out + begin * width); });
+  if constexpr (std::is_same_v<T, A>) {
+    for (int64_t r = 1; r <= hops; ++r)
+      for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+        table.hop(hop, out + (r - 1) * plane, nullptr, out + r * plane, begin, end);
+      });
+  } else {
+    const int64_t size = (last - first) * width;
+    Tensor planes = empty({2, size}, ScalarType::Float);
+    const auto of_hop = [&](int64_t r) { return planes.mutable_data_ptr<A>() + r % 2 * size - first * width; };
+    for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+      table.widen(x + begin * width, of_hop(0) + begin * width, (end - begin) * width);
     });
+    for (int64_t r = 1; r <= hops; ++r)
+      for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+        table.hop(hop, of_hop(r - 1), nullptr, of_hop(r), begin, end);
+        table.narrow(of_hop(r) + begin * width, out + r * plane + begin * width, (end - begin) * width);
+      });
+  }
+}
+
+template <class T, class I, class A>
+void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* x,
+            int64_t width, int64_t hops, bool canonical, T* out) {
+  if (hops == 0 || width == 0) {
+    std::copy(x, x + a.nodes * width, out);
     return;
   }
-  for_each_row(a, a.nodes * width, copy);
-  for (int64_t r = 1; r <= hops; ++r) for_each_row(a, cost, [&](int64_t begin, int64_t end) { step(r, begin, end); });
+  const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = canonical ? sizeof(double) : sizeof(A);
+  const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
+  const auto arcs_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
+  const auto is_large = [&](int64_t g) {
+    return 2 * nodes_of(g) * stride * sum_bytes > cache_bytes || arcs_of(g) * 4 > 4 * cache_bytes;
+  };
+  const bool by_degree = !a.weight && op != "sym+adj";
+  bool any_large = !ptr;
+  for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
+  const Scales scales = any_large || !by_degree ? scales_of(a, op) : Scales{};
+  const Scaling scaling = !by_degree    ? Scaling::factors
+                          : op == "sym" ? Scaling::symmetric
+                          : op == "rw"  ? Scaling::row
+                                        : Scaling::none;
+  const bool stream = (hops + 1) * a.nodes * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
+  const Powers<T, I> task = {hop_of(a, scales, width), scaling, a.nodes, hops, x, out, stream};
+  if (!ptr) return powers_of_large(a, task.hop, 0, a.nodes, x, hops, out);
+  const auto table = power_kernels<T, I>();
+  const auto kernel = canonical ? table.canonical_powers : table.powers;
+  for (int64_t g = 0, end = 0; g < graphs; g = end) {
+    if (is_large(g)) {
+      powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, out);
+      end = g + 1;
+      continue;
+    }
+    int64_t nodes = block_bytes / (2 * width * sum_bytes), arcs = block_arcs;
+    for (end = g; end < graphs && !is_large(end); ++end) {
+      nodes = std::max(nodes, nodes_of(end));
+      arcs = std::max(arcs, arcs_of(end));
+    }
+    const auto cost = [&](int64_t i) { return static_cast<int64_t>(a.indptr[ptr[g + i]]) + ptr[g + i]; };
+    parallel_items(end - g, (cost(end - g) - cost(0)) * width * hops / 4, cost, [&](int64_t first, int64_t last) {
+      kernel(task, ptr + g + first, last - first, thread_scratch(scratch_bytes(nodes, arcs, width)));
+    });
+  }
 }
 
 template <class T, class I>
@@ -133,7 +178,7 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
                                 a.arcs};
   const Hop<T, I> hop = hop_of(back, scales, width);
-  const auto kernel = kernels<T, I>().hop;
+  const auto kernel = power_kernels<T, I>().hop;
   // Two buffers in turn, the last hop ending in dx.
   Tensor scratch = empty({hops > 1 ? plane : 0}, value);
   T* spare = scratch.mutable_data_ptr<T>();
@@ -141,28 +186,31 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   const auto step = [&](int64_t r, int64_t begin, int64_t end) {
     kernel(hop, r + 1 == hops ? grad + hops * plane : target(r + 1), grad + r * plane, target(r), begin, end);
   };
-  if (ptr && fits_one_thread(cost, graphs)) {
-    for_each_graph(back, ptr, graphs, cost * hops, [&](int64_t begin, int64_t end) {
-      for (int64_t r = hops - 1; r >= 0; --r) step(r, begin, end);
+  if (ptr && cost <= 16 * piece_cost * graphs) {  // graphs are small: each stays in the cache of one thread
+    const auto arcs_and_nodes = [&](int64_t g) { return static_cast<int64_t>(back.indptr[ptr[g]]) + ptr[g]; };
+    parallel_items(graphs, cost * hops, arcs_and_nodes, [&](int64_t first, int64_t last) {
+      for (int64_t g = first; g < last; ++g)
+        for (int64_t r = hops - 1; r >= 0; --r) step(r, ptr[g], ptr[g + 1]);
     });
     return;
   }
   for (int64_t r = hops - 1; r >= 0; --r)
-    for_each_row(back, cost, [&](int64_t begin, int64_t end) { step(r, begin, end); });
+    for_each_row(back, 0, a.nodes, width, [&](int64_t begin, int64_t end) { step(r, begin, end); });
 }
 
-// Checks the arguments that both directions share, then calls f(adjacency, ptr, graphs).
+// Checks the arguments that both directions share, then calls f(adjacency, ptr, graphs, Tag<T>).
 template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
                     const OptionalTensor& ptr, const OptionalTensor& edge_weight, bool checked, F f) {
-  dispatch(value, indptr.scalar_type(), [&](auto value_tag, auto index_tag) {
+  dispatch_storage(value, indptr.scalar_type(), [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
+    using A = accumulator<T>;
     using I = typename decltype(index_tag)::type;
     expect("indptr", indptr, {nodes + 1}, indptr.scalar_type());
     expect("indices", indices, {-1}, indptr.scalar_type());
     if (ptr) expect("ptr", *ptr, {-1}, ScalarType::Long);
-    if (edge_weight) expect("edge_weight", *edge_weight, {indices.numel()}, value);
-    const Adjacency<T, I> a = {indptr.const_data_ptr<I>(), indices.const_data_ptr<I>(), data<T>(edge_weight), nodes,
+    if (edge_weight) expect("edge_weight", *edge_weight, {indices.numel()}, sizeof(T) == 2 ? ScalarType::Float : value);
+    const Adjacency<A, I> a = {indptr.const_data_ptr<I>(), indices.const_data_ptr<I>(), data<A>(edge_weight), nodes,
                                indices.numel()};
     const int64_t* offsets = data<int64_t>(ptr);
     const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
@@ -171,30 +219,30 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
       const std::string problem = check_csr(a.indptr, a.indices, a.arcs, offsets, graphs, nodes);
       STD_TORCH_CHECK(problem.empty(), problem);
     }
-    f(a, offsets, graphs);
+    f(a, offsets, graphs, value_tag);
   });
 }
 
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                        OptionalTensor ptr, OptionalTensor edge_weight, bool checked, Tensor out) {
+                        OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
   const ScalarType value = x.scalar_type();
   expect("x", x, {-1, -1}, value);
   STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
   expect("out", out, {num_hops + 1, x.size(0), x.size(1)}, value);
   with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, checked,
-                 [&](const auto& a, const int64_t* offsets, int64_t graphs) {
-                   using T = std::remove_const_t<std::remove_pointer_t<decltype(a.weight)>>;
-                   powers(a, op, offsets, graphs, x.const_data_ptr<T>(), x.size(1), num_hops,
-                          out.mutable_data_ptr<T>());
+                 [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
+                   using T = typename decltype(tag)::type;
+                   powers(a, op, offsets, graphs, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops, canonical,
+                          static_cast<T*>(out.data_ptr()));
                  });
 }
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                      OptionalTensor ptr, OptionalTensor edge_weight, bool checked) {
+                      OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
   expect("x", x, {-1, -1}, x.scalar_type());
   STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
   Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, x.scalar_type());
-  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, out);
+  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
   return out;
 }
 
@@ -205,10 +253,13 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
   STD_TORCH_CHECK(grad.size(0) >= 1, "grad must have at least one branch");
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
   with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, checked,
-                 [&](const auto& a, const int64_t* offsets, int64_t graphs) {
-                   using T = std::remove_const_t<std::remove_pointer_t<decltype(a.weight)>>;
-                   powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,
-                                   value, dx.mutable_data_ptr<T>());
+                 [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
+                   using T = typename decltype(tag)::type;
+                   if constexpr (sizeof(T) > 2)
+                     powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,
+                                     value, dx.mutable_data_ptr<T>());
+                   else
+                     STD_TORCH_CHECK(false, "grad must be float32 or float64");
                  });
   return dx;
 }

@@ -1,77 +1,335 @@
-// One hop of the powers of a graph operator.
+// All powers of a graph operator, a few graphs at a time in cache.
 //
-// Layout: `in`, `add`, `out` row-major [N, d]. Parallel axis: rows; the caller splits them, each row is one thread's,
-// so results do not depend on the number of threads. Accumulator: float64 in CSR order, rounded once, so that float32
-// nodes with equal neighbourhoods get equal bits in almost every order of their neighbours: what deduplication
-// compares.
+// Layout: x row-major [N, d], out row-major [R + 1, N, d]. Parallel axis: graphs; each is one thread's, so results do
+// not depend on the number of threads. Accumulator: A, in the order in which a row stores its neighbours. With A =
+// double, rounded once for the output, nodes with equal neighbourhoods get equal bits in almost every order of their
+// neighbours: what deduplication compares.
+//
+// A block is one graph, or several small ones. Its nodes are taken in the order of their degrees: loops over neighbours
+// then have the same length again and again, which branch prediction rewards, and a normalisation by degrees is a
+// constant. Sources are kept scaled (y_u = right_u p_u) and padded to whole vectors, so that a hop is one addition per
+// neighbour and vector:
+//   p_v = left_v sum_u y_u.
+// Edge weights, and sums of operators, need a factor per arc instead (then left = right = 1).
 
-typedef double Lanes __attribute__((vector_size(vector_bytes)));
-constexpr int doubles = vector_bytes / sizeof(double);
+constexpr int classes = 17;       // degrees 0 .. 15, and all above in one
+constexpr int class_padding = 8;  // between the neighbours of two classes: they are copied in chunks
 
-template <class T, class I>
-double factor_of(const Hop<T, I>& hop, int64_t v, int64_t e) {
-  const double factor = hop.left ? hop.left[v] * hop.right[hop.indices[e]] + hop.plain : hop.plain;
-  return hop.weight ? factor * static_cast<double>(hop.weight[e]) : factor;
+template <class A>
+struct Block {
+  int64_t first;  // node
+  int32_t nodes;
+  int32_t* order;       // [n] nodes by class of degree, counted from the first
+  int32_t* neighbours;  // [arcs + padding] where the rows of the neighbours begin in y, in that order
+  A* factors;           // beside `neighbours`, or null for ones
+  A *y, *next;          // [n, stride] sources of this hop and the next
+  int32_t stride;
+  int32_t class_begin[classes + 1];   // into order
+  int32_t neighbours_begin[classes];  // into neighbours
+};
+
+inline int class_of(int64_t degree) { return degree < classes - 1 ? static_cast<int>(degree) : classes - 1; }
+
+template <class T, class I, class A>
+int32_t degree_of(const Powers<T, I>& powers, const Block<A>& block, int32_t i) {
+  const I* row = powers.hop.indptr + block.first + block.order[i];
+  return static_cast<int32_t>(row[1] - row[0]);
 }
 
-// W >= 8 columns of row v, their sums in vector registers.
-template <int W, class T, class I>
-void hop_tile(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t v, int64_t column) {
-  typedef T Row __attribute__((vector_size(doubles * sizeof(T)), aligned(alignof(T)), may_alias));
-  constexpr int K = W / doubles;
-  Lanes sum[K] = {};
-  const int64_t end = hop.indptr[v + 1];
-  for (int64_t e = hop.indptr[v]; e < end; ++e) {
-    const double factor = factor_of(hop, v, e);
-    const Row* row = reinterpret_cast<const Row*>(in + hop.indices[e] * hop.width + column);
-    for (int k = 0; k < K; ++k) sum[k] += factor * __builtin_convertvector(row[k], Lanes);
-  }
-  const int64_t at = v * hop.width + column;
-  if (add)
-    for (int k = 0; k < K; ++k) sum[k] += __builtin_convertvector(reinterpret_cast<const Row*>(add + at)[k], Lanes);
-  for (int k = 0; k < K; ++k) reinterpret_cast<Row*>(out + at)[k] = __builtin_convertvector(sum[k], Row);
+// left and right of a node, where degrees alone give them.
+template <class A, class T, class I>
+A left_of(const Powers<T, I>& powers, int32_t degree) {
+  if (powers.scaling == Scaling::none || powers.scaling == Scaling::factors) return 1;
+  if (degree == 0) return 0;
+  return static_cast<A>(powers.scaling == Scaling::row ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
 }
 
-// W < 8 columns of row v, where d < 8.
-template <int W, class T, class I>
-void hop_narrow(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t v, int64_t column) {
-  double sum[W] = {};
-  const int64_t end = hop.indptr[v + 1];
-  for (int64_t e = hop.indptr[v]; e < end; ++e) {
-    const double factor = factor_of(hop, v, e);
-    const T* row = in + hop.indices[e] * hop.width + column;
-    for (int j = 0; j < W; ++j) sum[j] += factor * static_cast<double>(row[j]);
-  }
-  const int64_t at = v * hop.width + column;
-  if (add)
-    for (int j = 0; j < W; ++j) sum[j] += static_cast<double>(add[at + j]);
-  for (int j = 0; j < W; ++j) out[at + j] = static_cast<T>(sum[j]);
+template <class A, class T, class I>
+A right_of(const Powers<T, I>& powers, int32_t degree) {
+  return powers.scaling == Scaling::symmetric ? left_of<A>(powers, degree) : 1;
 }
 
-template <class T, class I>
-void hop(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t begin, int64_t end) {
-  const int64_t width = hop.width;
-  for (int64_t v = begin; v < end; ++v) {
-    if (width < 8) {
-      if (width & 4) hop_narrow<4>(hop, in, add, out, v, 0);
-      if (width & 2) hop_narrow<2>(hop, in, add, out, v, width & 4);
-      if (width & 1) hop_narrow<1>(hop, in, add, out, v, width - 1);
-      continue;
-    }
-    int64_t column = 0;
-    for (; column + 32 <= width; column += 32) hop_tile<32>(hop, in, add, out, v, column);
-    // The last tile may overlap the one before: it writes the same values again, in fewer passes over the neighbours.
-    const int64_t rest = width - column;
-    if (rest > 16 && width >= 32) {
-      hop_tile<32>(hop, in, add, out, v, width - 32);
-      continue;
-    }
-    if (rest >= 16) hop_tile<16>(hop, in, add, out, v, column);
-    if (rest % 16 > 8 && width >= 16) {
-      hop_tile<16>(hop, in, add, out, v, width - 16);
-      continue;
-    }
-    if (rest % 16 > 8) hop_tile<8>(hop, in, add, out, v, column);
-    if (rest % 8 || rest % 16 == 8) hop_tile<8>(hop, in, add, out, v, width - 8);
+// Sorts the nodes by degree and copies their neighbours in that order.
+template <class T, class I, class A>
+void sort_by_degree(const Powers<T, I>& powers, Block<A>& block) {
+  constexpr int chunk = vector_bytes / sizeof(I) < class_padding ? vector_bytes / sizeof(I) : class_padding;
+  const I *indptr = powers.hop.indptr + block.first, *indices = powers.hop.indices;
+  const int32_t nodes = block.nodes, stride = block.stride;
+  int32_t count[4][classes] = {};  // in turn: consecutive nodes of one class would wait for each other's counter
+  int32_t v = 0;
+  for (; v + 4 <= nodes; v += 4)
+    for (int i = 0; i < 4; ++i) ++count[i][class_of(indptr[v + i + 1] - indptr[v + i])];
+  for (; v < nodes; ++v) ++count[0][class_of(indptr[v + 1] - indptr[v])];
+  struct {
+    int32_t *order, *neighbours;
+  } next[classes];
+  int32_t node = 0, neighbour = 0;
+  for (int c = 0; c < classes; ++c) {
+    block.class_begin[c] = node;
+    block.neighbours_begin[c] = neighbour;
+    next[c] = {block.order + node, block.neighbours + neighbour};
+    const int32_t members = count[0][c] + count[1][c] + count[2][c] + count[3][c];
+    node += members;
+    neighbour += c * members + class_padding;
   }
+  block.class_begin[classes] = nodes;
+  const I base = static_cast<I>(block.first);
+  const int64_t chunks_end = powers.hop.arcs - class_padding;
+  for (v = 0; v < nodes; ++v) {
+    const int64_t begin = indptr[v], degree = indptr[v + 1] - begin;
+    auto& place = next[class_of(degree)];
+    *place.order++ = v;
+    int32_t* to = place.neighbours;
+    place.neighbours += degree;
+    const I* from = indices + begin;
+    int64_t e = 0;
+    if (begin + degree <= chunks_end)
+      for (; e < degree; e += class_padding)
+        for (int j = 0; j < class_padding; j += chunk)
+          store<chunk, int32_t>(to + e + j, convert<chunk, int32_t>(load<chunk, I>(from + e + j) - base) * stride);
+    for (; e < degree; ++e) to[e] = static_cast<int32_t>(from[e] - base) * stride;
+    if (block.factors) {
+      A* factors = block.factors + (to - block.neighbours);
+      for (e = 0; e < degree; ++e) factors[e] = static_cast<A>(factor_of(powers.hop, block.first + v, begin + e));
+    }
+  }
+}
+
+// y_v = right_v x_v.
+template <int L, class T, class I, class A>
+void scale_rows(const Powers<T, I>& powers, const Block<A>& block) {
+  const int64_t width = powers.hop.width, last = (width - 1) / L * L;
+  const T* x = powers.x + block.first * width;
+  for (int c = 0; c < classes; ++c) {
+    A right = right_of<A>(powers, c);
+    for (int32_t i = block.class_begin[c]; i < block.class_begin[c + 1]; ++i) {
+      if (c == classes - 1) right = right_of<A>(powers, degree_of(powers, block, i));
+      const T* from = x + block.order[i] * width;
+      A* to = block.y + static_cast<int64_t>(block.order[i]) * block.stride;
+      for (int64_t j = 0; j < last; j += L) store<L, A>(to + j, right * load<L, A>(from + j));
+      store<L, A>(to + last, right * load_first<L, A>(from + last, width - last));
+    }
+  }
+}
+
+// Where a pass of a hop reads and writes: some vectors of all rows.
+template <class T, class A>
+struct Pass {
+  const A* y;
+  A* next;  // null in the last hop
+  T* out;
+  int64_t width;    // of a row of out
+  int64_t columns;  // of this pass
+};
+
+template <int L, int K, bool Factors, class A>
+inline void add_row(Lanes<L, A>* sum, const A* row, const A* factor) {
+  for (int k = 0; k < K; ++k) {
+    const Lanes<L, A> y = load<L, A>(row + k * L);
+    if constexpr (Factors)
+      sum[k] += *factor * y;
+    else
+      sum[k] += y;
+  }
+}
+
+// K vectors of the rows [begin, end) of the block's order, all of `degree` neighbours; D is that degree where the
+// compiler is to know it, else -1. U: sums side by side, for long rows.
+template <int L, int K, int D, int U, bool Factors, class T, class A>
+void hop_rows(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
+              const int32_t* neighbours, A left, A right) {
+  const int32_t* order = block.order;
+  const A *y = pass.y, *factors = block.factors + (neighbours - block.neighbours);
+  A* next = pass.next;
+  T* out = pass.out;
+  const int64_t width = pass.width, stride = block.stride, last = pass.columns - (K - 1) * L;
+  if (D >= 0) degree = D;
+  for (int32_t i = begin; i < end; ++i) {
+    Lanes<L, A> sum[U][K] = {};
+    int32_t e = 0;
+    if constexpr (D >= 0)
+      for (; e < D; ++e) add_row<L, K, Factors>(sum[0], y + neighbours[e], factors + e);
+    for (; e + U <= degree; e += U)
+      for (int u = 0; u < U; ++u) add_row<L, K, Factors>(sum[u], y + neighbours[e + u], factors + e + u);
+    if constexpr (U > 1)
+      for (; e < degree; ++e) add_row<L, K, Factors>(sum[0], y + neighbours[e], factors + e);
+    neighbours += degree;
+    factors += degree;
+    for (int u = 1; u < U; ++u)
+      for (int k = 0; k < K; ++k) sum[0][k] += sum[u][k];
+    const int64_t v = order[i];
+    for (int k = 0; k < K; ++k) {
+      const Lanes<L, A> p = left * sum[0][k];
+      T* to = out + v * width + k * L;
+      if (k < K - 1)
+        store<L, A>(to, p);
+      else
+        store_first<L, A>(to, p, last);
+      if (next) store<L, A>(next + v * stride + k * L, right * p);
+    }
+  }
+}
+
+template <int L, int K, bool Factors, class T, class I, class A>
+void hop_pass(const Powers<T, I>& powers, const Block<A>& block, const Pass<T, A>& pass) {
+  for (int c = 0; c < classes - 1; ++c) {
+    const int32_t begin = block.class_begin[c], end = block.class_begin[c + 1];
+    if (begin == end) continue;
+    const int32_t* neighbours = block.neighbours + block.neighbours_begin[c];
+    const A left = left_of<A>(powers, c), right = right_of<A>(powers, c);
+    // Narrow rows of few neighbours: what is left of the loop would cost as much as the additions.
+    constexpr bool narrow = K == 1;
+    if (narrow && c == 1)
+      hop_rows<L, K, narrow ? 1 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
+    else if (narrow && c == 2)
+      hop_rows<L, K, narrow ? 2 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
+    else if (narrow && c == 3)
+      hop_rows<L, K, narrow ? 3 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
+    else if (narrow && c == 4)
+      hop_rows<L, K, narrow ? 4 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
+    else
+      hop_rows<L, K, -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
+  }
+  const int32_t* neighbours = block.neighbours + block.neighbours_begin[classes - 1];
+  for (int32_t i = block.class_begin[classes - 1]; i < block.nodes; ++i) {
+    const int32_t degree = degree_of(powers, block, i);
+    hop_rows<L, K, -1, (K > 2 ? 1 : 4), Factors>(block, pass, i, i + 1, degree, neighbours, left_of<A>(powers, degree),
+                                                 right_of<A>(powers, degree));
+    neighbours += degree;
+  }
+}
+
+template <int L, int K, class T, class I, class A>
+void hop_pass(const Powers<T, I>& powers, const Block<A>& block, const Pass<T, A>& pass) {
+  if (block.factors)
+    hop_pass<L, K, true>(powers, block, pass);
+  else
+    hop_pass<L, K, false>(powers, block, pass);
+}
+
+// Rows of L lanes or less; L is less than a register only where d is.
+template <int L, class T, class I, class A>
+void hop_block(const Powers<T, I>& powers, const Block<A>& block, bool is_last, T* out) {
+  constexpr int most = L * sizeof(A) < vector_bytes ? 1 : 8;  // vectors of one pass, as registers allow
+  const int64_t width = powers.hop.width;
+  int64_t vectors = block.stride / L, passes = (vectors + most - 1) / most, column = 0;
+  for (; passes > 0; --passes) {
+    const int64_t k = (vectors + passes - 1) / passes, rest = width - column;
+    const Pass<T, A> pass = {block.y + column, is_last ? nullptr : block.next + column, out + column, width,
+                             rest < k * L ? rest : k * L};
+    if constexpr (most == 1) {
+      hop_pass<L, 1>(powers, block, pass);
+    } else {
+      switch (k) {
+        case 1:
+          hop_pass<L, 1>(powers, block, pass);
+          break;
+        case 2:
+          hop_pass<L, 2>(powers, block, pass);
+          break;
+        case 3:
+          hop_pass<L, 3>(powers, block, pass);
+          break;
+        case 4:
+          hop_pass<L, 4>(powers, block, pass);
+          break;
+        case 5:
+          hop_pass<L, 5>(powers, block, pass);
+          break;
+        case 6:
+          hop_pass<L, 6>(powers, block, pass);
+          break;
+        case 7:
+          hop_pass<L, 7>(powers, block, pass);
+          break;
+        default:
+          hop_pass<L, 8>(powers, block, pass);
+      }
+    }
+    column += k * L;
+    vectors -= k;
+  }
+}
+
+template <int L, class T, class I, class A>
+void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch) {
+  const int64_t width = powers.hop.width, nodes = last - first, offset = first * width, size = nodes * width;
+  const int64_t arcs = powers.hop.indptr[last] - powers.hop.indptr[first] + (classes + 1) * class_padding;
+  Block<A> block;
+  block.first = first;
+  block.nodes = static_cast<int32_t>(nodes);
+  block.stride = static_cast<int32_t>((width + L - 1) / L * L);
+  block.y = reinterpret_cast<A*>(scratch);
+  block.next = block.y + nodes * block.stride;
+  A* end = block.next + nodes * block.stride;
+  block.factors = powers.scaling == Scaling::factors ? end : nullptr;
+  if (block.factors) end += arcs;
+  T* const staging = reinterpret_cast<T*>(end);
+  block.order = reinterpret_cast<int32_t*>(staging + (powers.stream ? (size + 1) / 2 * 2 : 0));
+  block.neighbours = block.order + nodes;
+  if (powers.stream)
+    stream_copy(powers.x + offset, powers.out + offset, size);
+  else
+    __builtin_memcpy(powers.out + offset, powers.x + offset, size * sizeof(T));
+  sort_by_degree(powers, block);
+  scale_rows<L>(powers, block);
+  for (int64_t r = 1; r <= powers.hops; ++r) {
+    T* out = powers.out + r * powers.nodes * width + offset;
+    hop_block<L>(powers, block, r == powers.hops, powers.stream ? staging : out);
+    if (powers.stream) stream_copy(staging, out, size);
+    A* const next = block.y;
+    block.y = block.next;
+    block.next = next;
+  }
+}
+
+#include "power_dense.inl"
+
+// As many graphs as the block may hold, at least one.
+template <int L, class T, class I, class A>
+void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
+  const int64_t stride = (powers.hop.width + L - 1) / L * L;
+  const int64_t most_nodes = block_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
+  const I* indptr = powers.hop.indptr;
+  int64_t begin = 0;
+  for (int64_t g = 0; g <= graphs; ++g) {
+    const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
+    const bool full =
+        g == graphs ||
+        (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes || indptr[ptr[g + 1]] - indptr[ptr[begin]] > block_arcs));
+    if ((full || dense) && ptr[g] > ptr[begin]) powers_of_block<L, T, I, A>(powers, ptr[begin], ptr[g], scratch);
+    if (full || dense) begin = g;
+    if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;
+  }
+  if (powers.stream) stream_fence();
+}
+
+template <class T, class I, class A>
+void powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
+  constexpr int most = vector_bytes / sizeof(A);
+  const int64_t width = powers.hop.width;
+  if (width > most / 2) return powers_in_blocks<most, T, I, A>(powers, ptr, graphs, scratch);
+  if constexpr (most > 8)
+    if (width > 4) return powers_in_blocks<8, T, I, A>(powers, ptr, graphs, scratch);
+  if constexpr (most > 4)
+    if (width > 2) return powers_in_blocks<4, T, I, A>(powers, ptr, graphs, scratch);
+  if constexpr (most > 2)
+    if (width > 1) return powers_in_blocks<2, T, I, A>(powers, ptr, graphs, scratch);
+  return powers_in_blocks<1, T, I, A>(powers, ptr, graphs, scratch);
+}
+
+template <class T, class A>
+void widen(const T* from, A* to, int64_t n) {
+  constexpr int L = vector_bytes / sizeof(A);
+  int64_t i = 0;
+  for (; i + L <= n; i += L) store<L, A>(to + i, load<L, A>(from + i));
+  for (; i < n; ++i) store<1, A>(to + i, load<1, A>(from + i));
+}
+
+template <class T, class A>
+void narrow(const A* from, T* to, int64_t n) {
+  constexpr int L = vector_bytes / sizeof(A);
+  int64_t i = 0;
+  for (; i + L <= n; i += L) store<L, A>(to + i, load<L, A>(from + i));
+  for (; i < n; ++i) store<1, A>(to + i, load<1, A>(from + i));
 }

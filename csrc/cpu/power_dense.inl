@@ -1,0 +1,113 @@
+// All powers of a near-dense graph with one feature: a bit for every pair of nodes.
+//
+// Layout: bits[v] are the neighbours of v, whole vectors of them. A hop adds y_u where bit u of row v is set, a vector
+// of sources at a time, instead of gathering them one by one. Accumulator: A, one sum per lane. Only AVX-512 has masks
+// of bits; elsewhere, and where an arc is repeated, the graph is taken as a sparse one.
+
+#if defined(SPIN_FAST_AVX512)
+constexpr int64_t dense_nodes = 1024, marked_rows = 8;
+
+// Sparse work is some time per arc, dense work a fraction of it per pair of nodes.
+template <class T, class I>
+bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t arcs) {
+  return powers.hop.width == 1 && powers.scaling != Scaling::factors && nodes <= dense_nodes &&
+         nodes * nodes < 10 * arcs;
+}
+
+// Sets the bits of the rows [begin, end), by way of a byte each: false where an arc is repeated. Several rows at a
+// time, so that the bytes of one have arrived in the cache when they are read in vectors.
+template <class T, class I>
+bool set_bits(const Powers<T, I>& powers, int64_t first, int64_t begin, int64_t end, int64_t words, char* marks,
+              uint64_t* bits) {
+  const I* indptr = powers.hop.indptr + first;
+  for (int64_t w = 0; w < (end - begin) * words; ++w) _mm512_store_si512(marks + 64 * w, _mm512_setzero_si512());
+  for (int64_t v = begin; v < end; ++v) {
+    char* mark = marks + (v - begin) * words * 64 - first;
+    const I *u = powers.hop.indices + indptr[v], *end_u = powers.hop.indices + indptr[v + 1];
+    for (; u + 4 <= end_u; u += 4) mark[u[0]] = mark[u[1]] = mark[u[2]] = mark[u[3]] = 1;
+    for (; u < end_u; ++u) mark[*u] = 1;
+  }
+  int64_t set = 0;
+  for (int64_t w = 0; w < (end - begin) * words; ++w) {
+    const __m512i marked = _mm512_load_si512(marks + 64 * w);
+    bits[begin * words + w] = _mm512_test_epi8_mask(marked, marked);
+    set += __builtin_popcountll(bits[begin * words + w]);
+  }
+  return set == indptr[end] - indptr[begin];
+}
+
+// The sums of four rows, whose bits lie `words` apart.
+inline void masked_sums(const uint64_t* bits, int64_t words, const double* y, int64_t columns, double* sums) {
+  __m512d sum[4] = {};
+  for (int64_t u = 0; u < columns; u += 8)
+    for (int i = 0; i < 4; ++i) {
+      const auto mask = reinterpret_cast<const __mmask8*>(bits + i * words)[u / 8];
+      sum[i] = _mm512_mask_add_pd(sum[i], mask, sum[i], _mm512_load_pd(y + u));
+    }
+  __m256d half[4];
+  for (int i = 0; i < 4; ++i) half[i] = _mm512_castpd512_pd256(sum[i]) + _mm512_extractf64x4_pd(sum[i], 1);
+  const __m256d ab = _mm256_hadd_pd(half[0], half[1]), cd = _mm256_hadd_pd(half[2], half[3]);
+  _mm256_storeu_pd(sums, _mm256_permute2f128_pd(ab, cd, 0x20) + _mm256_permute2f128_pd(ab, cd, 0x31));
+}
+
+inline void masked_sums(const uint64_t* bits, int64_t words, const float* y, int64_t columns, float* sums) {
+  __m512 sum[4] = {};
+  for (int64_t u = 0; u < columns; u += 16)
+    for (int i = 0; i < 4; ++i) {
+      const auto mask = reinterpret_cast<const __mmask16*>(bits + i * words)[u / 16];
+      sum[i] = _mm512_mask_add_ps(sum[i], mask, sum[i], _mm512_load_ps(y + u));
+    }
+  __m256 half[4];
+  for (int i = 0; i < 4; ++i) half[i] = _mm512_castps512_ps256(sum[i]) + _mm512_extractf32x8_ps(sum[i], 1);
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+  _mm_storeu_ps(sums, _mm256_castps256_ps128(all) + _mm256_extractf128_ps(all, 1));
+}
+
+// False, and nothing done, where an arc is repeated.
+template <class T, class I, class A>
+bool dense_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes, char* scratch) {
+  const int64_t columns = (nodes + 15) / 16 * 16, words = (nodes + 63) / 64;
+  const I* indptr = powers.hop.indptr + first;
+  auto* y = reinterpret_cast<A*>(scratch);
+  A *left = y + columns, *right = left + columns, *sum = right + columns;
+  auto* bits = reinterpret_cast<uint64_t*>(sum + columns);
+  alignas(64) char marks[marked_rows * dense_nodes];
+  for (int64_t v = 0; v < nodes; v += marked_rows)
+    if (!set_bits(powers, first, v, v + marked_rows < nodes ? v + marked_rows : nodes, words, marks, bits))
+      return false;
+  for (int64_t w = nodes * words; w < (nodes + 3) / 4 * 4 * words; ++w) bits[w] = 0;
+  for (int64_t v = 0; v < nodes; ++v) left[v] = static_cast<A>(indptr[v + 1] - indptr[v]);
+  if (powers.scaling == Scaling::symmetric)
+    for (int64_t v = 0; v < nodes; ++v) left[v] = right[v] = left[v] > 0 ? 1 / std::sqrt(left[v]) : 0;
+  else
+    for (int64_t v = 0; v < nodes; ++v) {
+      left[v] = powers.scaling == Scaling::none ? 1 : left[v] > 0 ? 1 / left[v] : 0;
+      right[v] = 1;
+    }
+  T* out = powers.out + first;
+  const T* x = powers.x + first;
+  __builtin_memcpy(out, x, nodes * sizeof(T));
+  for (int64_t v = 0; v < nodes; ++v) y[v] = right[v] * load<1, A>(x + v);
+  for (int64_t v = nodes; v < columns; ++v) y[v] = 0;
+  for (int64_t r = 1; r <= powers.hops; ++r) {
+    out += powers.nodes;
+    for (int64_t v = 0; v < nodes; v += 4) masked_sums(bits + v * words, words, y, columns, sum + v);
+    for (int64_t v = 0; v < nodes; ++v) {
+      const A p = left[v] * sum[v];
+      store<1, A>(out + v, p);
+      y[v] = right[v] * p;
+    }
+  }
+  return true;
+}
+#else
+template <class T, class I>
+bool is_dense(const Powers<T, I>&, int64_t, int64_t) {
+  return false;
+}
+
+template <class T, class I, class A>
+bool dense_powers(const Powers<T, I>&, int64_t, int64_t, char*) {
+  return false;
+}
+#endif
