@@ -32,16 +32,16 @@ int has_streaming(void) {
 }
 
 // `at` is aligned to a line.
-ALWAYS_INLINE void stream(Line *at, Line value) {
+ALWAYS_INLINE void stream(Line* at, Line value) {
 #if defined(__AVX512F__)
-  _mm512_stream_si512((__m512i *)at, (__m512i)value);
+  _mm512_stream_si512((__m512i*)at, (__m512i)value);
 #elif defined(__x86_64__)
   __m128i part[4];
   memcpy(part, &value, sizeof part);
-  for (int i = 0; i < 4; ++i) _mm_stream_si128((__m128i *)at + i, part[i]);
+  for (int i = 0; i < 4; ++i) _mm_stream_si128((__m128i*)at + i, part[i]);
 #elif defined(__has_builtin) && __has_builtin(__builtin_nontemporal_store)
   typedef uint64_t Aligned __attribute__((vector_size(line_bytes)));
-  __builtin_nontemporal_store((Aligned)value, (Aligned *)at);
+  __builtin_nontemporal_store((Aligned)value, (Aligned*)at);
 #else
   *at = value;
 #endif
@@ -54,7 +54,7 @@ ALWAYS_INLINE void settle(void) {
 }
 
 // Two streams of loads and one of stores, a few lines of each at a time, so that all are under way together.
-ALWAYS_INLINE Line sweep_both(const Line *from, size_t reads, Line *to, size_t writes, int streaming, Line seed) {
+ALWAYS_INLINE Line sweep_both(const Line* from, size_t reads, Line* to, size_t writes, int streaming, Line seed) {
   const Line value = {0};  // one that no load has to bring first
   const size_t half = reads / 2, steps = (half > writes ? half : writes) / lines_at_once + 1;
   const size_t least_read = half / steps, least_written = writes / steps;
@@ -79,7 +79,7 @@ ALWAYS_INLINE Line sweep_both(const Line *from, size_t reads, Line *to, size_t w
   return first ^ second;
 }
 
-ALWAYS_INLINE uint64_t sweep_by(size_t count, const char *const *from, const size_t *bytes, char *to, size_t to_bytes,
+ALWAYS_INLINE uint64_t sweep_by(size_t count, const char* const* from, const size_t* bytes, char* to, size_t to_bytes,
                                 int streaming) {
   size_t reads = 0, read = 0, writes = to_bytes / line_bytes, written = 0;
   for (size_t k = 0; k < count; ++k) reads += bytes[k] / line_bytes;
@@ -87,10 +87,10 @@ ALWAYS_INLINE uint64_t sweep_by(size_t count, const char *const *from, const siz
   for (size_t k = 0; k < count; ++k) {
     read += bytes[k] / line_bytes;
     const size_t until = reads ? (size_t)((double)writes * read / reads) : 0;
-    sum = sweep_both((const Line *)from[k], bytes[k] / line_bytes, (Line *)to + written, until - written, streaming, sum);
+    sum = sweep_both((const Line*)from[k], bytes[k] / line_bytes, (Line*)to + written, until - written, streaming, sum);
     written = until;
   }
-  if (!reads) sweep_both(NULL, 0, (Line *)to, writes, streaming, sum);
+  if (!reads) sweep_both(NULL, 0, (Line*)to, writes, streaming, sum);
   if (streaming) settle();
   uint64_t all = 0;
   for (int i = 0; i < 8; ++i) all ^= sum[i];
@@ -99,24 +99,24 @@ ALWAYS_INLINE uint64_t sweep_by(size_t count, const char *const *from, const siz
 
 // Reads each of `from` once and writes `to` once, whole lines of them: the floor of whatever must read and write so
 // much.
-uint64_t sweep(size_t count, const char *const *from, const size_t *bytes, char *to, size_t to_bytes, int streaming) {
+uint64_t sweep(size_t count, const char* const* from, const size_t* bytes, char* to, size_t to_bytes, int streaming) {
   return streaming ? sweep_by(count, from, bytes, to, to_bytes, 1) : sweep_by(count, from, bytes, to, to_bytes, 0);
 }
 
 // STREAM's triad, a = b + 3 c: what others call the bandwidth of a machine.
-void triad(int streaming, double *a, const double *b, const double *c, size_t bytes) {
+void triad(int streaming, double* a, const double* b, const double* c, size_t bytes) {
   typedef double Doubles __attribute__((vector_size(line_bytes), aligned(8), may_alias));
   for (size_t i = 0; i < bytes / line_bytes; ++i) {
-    const Doubles value = ((const Doubles *)b)[i] + 3.0 * ((const Doubles *)c)[i];
+    const Doubles value = ((const Doubles*)b)[i] + 3.0 * ((const Doubles*)c)[i];
     if (streaming)
-      stream((Line *)a + i, (Line)value);
+      stream((Line*)a + i, (Line)value);
     else
-      ((Doubles *)a)[i] = value;
+      ((Doubles*)a)[i] = value;
   }
   if (streaming) settle();
 }
 
-void copy(char *to, const char *from, size_t bytes) { memcpy(to, from, bytes); }
+void copy(char* to, const char* from, size_t bytes) { memcpy(to, from, bytes); }
 
 // ---- Rows by number ----
 
@@ -141,17 +141,17 @@ typedef float Part;
 // Enough sums that do not wait for each other. Unlike rows and columns run into one: no result is wanted.
 enum { unroll = 8 };
 
-ALWAYS_INLINE void add_rows(Part sum[unroll], const INDEX number[unroll], const float *y) {
+ALWAYS_INLINE void add_rows(Part sum[unroll], const INDEX number[unroll], const float* y) {
   for (int k = 0; k < unroll; ++k) {
-    const float *row = y + (size_t)number[k] * WIDTH;
-    for (int j = 0; j + lanes <= WIDTH; j += lanes) sum[k] += *(const Part *)(row + j);
-    if (WIDTH % lanes) sum[k] += *(const Part *)(row + WIDTH - lanes);
+    const float* row = y + (size_t)number[k] * WIDTH;
+    for (int j = 0; j + lanes <= WIDTH; j += lanes) sum[k] += *(const Part*)(row + j);
+    if (WIDTH % lanes) sum[k] += *(const Part*)(row + WIDTH - lanes);
   }
 }
 
 // Fetches the row of each arc, `hops` times over the arcs bounds[k] .. bounds[k + 1] before the next k: the graphs of a
 // batch stay in the cache from hop to hop.
-float gather(const INDEX *indices, const int64_t *bounds, size_t blocks, int hops, const float *y) {
+float gather(const INDEX* indices, const int64_t* bounds, size_t blocks, int hops, const float* y) {
   Part sum[unroll] = {0};
   INDEX number[unroll] = {0};
   for (size_t block = 0; block < blocks; ++block)

@@ -16,7 +16,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import pairwise
@@ -84,7 +84,7 @@ def _pool(threads: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(threads)
 
 
-def _run(slices: list[Contender]) -> None:
+def _run(slices: Sequence[Contender]) -> None:
     """Run a slice per thread, the first in this one; ctypes lets the others run meanwhile."""
     others = [_pool(len(slices) - 1).submit(other) for other in slices[1:]]
     slices[0]()

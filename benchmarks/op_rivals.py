@@ -7,7 +7,7 @@ but for :func:`powers_from_raw`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -89,11 +89,11 @@ def powers(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
             torch.mm(csr, source, out=target)
         return out
 
-    entries = [torch.from_numpy(array) for array in (matrix.indptr, matrix.indices, matrix.data)]
+    indptr, indices, weights = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
     return {
         "scipy": by_scipy,
-        "torch CSR int32": partial(by_torch, _torch_csr(*entries, torch.int32)),
-        "torch CSR int64": partial(by_torch, _torch_csr(*entries, torch.int64)),
+        "torch CSR int32": partial(by_torch, _torch_csr(indptr, indices, weights, torch.int32)),
+        "torch CSR int64": partial(by_torch, _torch_csr(indptr, indices, weights, torch.int64)),
     }
 
 
@@ -247,6 +247,16 @@ def attention_readouts(segments: Segments) -> dict[str, Callable[[Tensor, Tensor
         **({"torch_scatter CSR": torch_scatter} if HAS_TORCH_SCATTER else {}),
         "segment_reduce": segment_reduce,
     }
+
+
+@cache
+def cannot_compile() -> str:
+    """Why torch.compile does not work here; empty where it does."""
+    try:
+        torch.compile(torch.sin)(torch.ones(2))
+    except Exception as error:  # whatever is missing: a compiler, its headers, a version of Python that it knows
+        return str(error).strip().splitlines()[0]
+    return ""
 
 
 def compiled_attention(segments: Segments) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:

@@ -125,7 +125,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", marker)
     for warning in ("Sparse CSR tensor support", "Sparse CSC tensor support", "Sparse invariant checks"):
         config.addinivalue_line("filterwarnings", f"ignore:{warning}")
-    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script` is deprecated")
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script")
     if not config.getoption("--benchmark-compare"):
         config.option.benchmark_quiet = True  # pytest-benchmark's own table knows no rivals
 

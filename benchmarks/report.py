@@ -24,9 +24,9 @@ from .race import Race, Spread
 PACKAGES = ("torch", "numpy", "scipy", "torch_geometric", "pyg_lib", "torch_scatter")
 HEADERS = ("input", "contender", "time", "/ ours", "quartiles", "/ floor", "quartiles", "rounds")
 MEANING = (
-    "Medians of interleaved rounds; one thread by CPU time, more by wall time. '/ ours': a contender's time over that of "
-    "the first in its block, which is ours; above 1 we are faster. '/ floor': its time over the floor's, the least that "
-    "this machine needs for what must be read, written and fetched; of several floors the slowest counts. "
+    "Medians of interleaved rounds; one thread by CPU time, more by wall time. '/ ours': a contender's time over the "
+    "first one's in its block, which is ours; above 1 we are faster. '/ floor': its time over the floor's, the least "
+    "that this machine needs for what must be read, written and fetched; of several floors the slowest counts. "
     "Ratios are taken round by round."
 )
 
@@ -56,6 +56,7 @@ class Session:
     @property
     def tables(self) -> list[Table]:
         tables = []
+        headers: tuple[str, ...]
         if self.bandwidths:
             headers = ("threads", "triad", "copy", "read", "floor's loop", "floor's loop / triad")
             blocks = [[bandwidth_row(bandwidth) for bandwidth in self.bandwidths]]

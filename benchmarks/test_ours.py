@@ -1,4 +1,4 @@
-"""The operations against themselves: with more threads, with other instruction sets, on an input too small to matter."""
+"""The operations against themselves: with more threads, with other instruction sets, and what a mere call costs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from spin_fast import GraphBatch, _native, attention_readout, reference, sum_rea
 from . import inputs
 from .inputs import NUM_HOPS, Input
 from .plugin import RaceThreads, RunRace
+from .race import Contender
 from .test_power import ours as powers_of
 from .test_power import power_floors
 from .test_readout import WIDTH, readout_floors
@@ -80,7 +81,7 @@ def test_tiny(race: RunRace, operation: str) -> None:
     """What a call costs. A floor would be the cost of calling it."""
     on = inputs.tiny()
     graphs, (z, w) = on.graphs, inputs.branches(on.graphs, WIDTH)
-    contenders: dict[str, Callable[[], object]] = {
+    contenders: dict[str, dict[str, Contender]] = {
         "power_features": {
             "spin_fast": powers_of(graphs),
             "reference": partial(reference.power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, "sym"),
@@ -93,6 +94,6 @@ def test_tiny(race: RunRace, operation: str) -> None:
             "spin_fast": partial(attention_readout, z, w, graphs.ptr, checked=True),
             "reference": partial(reference.attention_readout, z, w, graphs.ptr),
         },
-    }[operation]
+    }
     with torch.inference_mode():
-        race("one call", f"{operation}, {on.name}", contenders)
+        race(on.name, operation, contenders[operation])

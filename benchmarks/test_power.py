@@ -46,7 +46,7 @@ def on(request: pytest.FixtureRequest, dataset: str, graphs: GraphBatch) -> Inpu
 def test_power_features(race: RunRace, on: Input, memory: str, threads: int) -> None:
     """Rivals get the matrix normalised beforehand, but end to end. An output that is reused is the same for all."""
     graphs, out = on.graphs, None
-    contenders: dict[str, Callable[[], Any]] = {"spin_fast": ours(graphs)}
+    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs)}
     if memory == "new output":
         contenders |= {**op_rivals.powers(graphs, NUM_HOPS), **op_rivals.sign(graphs, NUM_HOPS)}
     elif memory == "output reused":
@@ -65,10 +65,7 @@ def test_power_features(race: RunRace, on: Input, memory: str, threads: int) -> 
 def test_one_large_graph(race: RunRace, num_features: int, threads: int) -> None:
     """A graph that no cache holds and that cannot be shared out by graphs."""
     on = inputs.large(num_features)
-    contenders: dict[str, Callable[[], Any]] = {
-        "spin_fast": ours(on.graphs),
-        **op_rivals.powers(on.graphs, NUM_HOPS),
-    }
+    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(on.graphs), **op_rivals.powers(on.graphs, NUM_HOPS)}
     with torch.inference_mode():
         check(on.graphs, contenders)
         race("power_features, new output, one graph", on.name, contenders, power_floors(on.graphs, None, threads))
@@ -84,7 +81,7 @@ def test_peak_memory(session: Session, num_features: int) -> None:
     session.peaks += peak.measure(on.name, on.graphs, NUM_HOPS, contenders)
 
 
-def check(graphs: GraphBatch, contenders: dict[str, Callable[[], Any]]) -> None:
+def check(graphs: GraphBatch, contenders: dict[str, Callable[..., Any]]) -> None:
     """Compare all with ours."""
     expected = ours(graphs)()
     for name, contender in contenders.items():

@@ -61,7 +61,7 @@ def test_width(
 ) -> None:
     """Narrower and wider branches: one data set of small graphs, one of large ones."""
     on = Input(dataset, graphs)
-    rivals = attention_rivals(on, session)
+    rivals, on = attention_rivals(on, session), on._replace(name=f"{dataset}, h = {width}")
     run(
         race,
         "attention",
@@ -79,9 +79,11 @@ def attention_rivals(on: Input, session: Session) -> dict[str, Readout]:
     segments = Segments.of(on.graphs.ptr, NUM_BRANCHES)
     rivals = op_rivals.attention_readouts(segments)
     if not op_rivals.HAS_TORCH_SCATTER:
-        session.note("torch_scatter is not installed: it does not race")
-    compiled = op_rivals.compiled_attention(segments)
-    return {**rivals, **compiled}
+        session.note("torch_scatter is not installed, so it does not race")
+    if reason := op_rivals.cannot_compile():
+        session.note(f"torch.compile does not work here, so it does not race: {reason}")
+        return rivals
+    return {**rivals, **op_rivals.compiled_attention(segments)}
 
 
 def readout_floors(kind: str, z: Tensor, graphs: GraphBatch, backward: bool, threads: int) -> Floors:
@@ -113,9 +115,10 @@ def run(
     expected = ours(*arguments)
     expected_below = expected.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1)
     expected_gradients = gradients(ours, arguments, beside) if backward else ()
+    readouts: dict[str, Readout] = {"spin_fast": ours, **rivals}
     contenders: dict[str, Callable[[], Any]] = {}
     with torch.inference_mode(not backward):
-        for name, call in {"spin_fast": ours, **rivals}.items():
+        for name, call in readouts.items():
             is_ours = name == "spin_fast"
             assert_close(name, [call(*arguments)], [expected if is_ours else expected_below])
             if backward:
