@@ -71,7 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="of a race: fewer rounds, but at least 3, where they need more than this (default: 5; quick: 1)",
+        help="of a race: fewer rounds, but at least 3, where they need more than this, and a rival that needs twice as much for "
+        "a single call is timed once (default: 5; quick: 1)",
     )
     group.addoption("--no-large", action="store_true", help="without the graph of a million nodes")
 
@@ -207,7 +208,7 @@ def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Sess
         race = Race(suite, case, on, threads)
         entered = race.enter(contenders, floors)
         with frozen_garbage():
-            of_round = race.warm_up(entered)
+            of_round = race.warm_up(entered, effort.patience)
             running.append(race)
             benchmark.group = case
             benchmark.pedantic(race.run_round, (entered,), rounds=effort.rounds(of_round))

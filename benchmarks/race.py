@@ -42,11 +42,18 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds: as many as fit ``budget`` seconds, but ``fewest`` to ``most``."""
+    """How many rounds: as many as fit ``budget`` seconds, but ``fewest`` to ``most``.
+
+    A rival whose single call takes longer than twice the budget is timed once, before the first round.
+    """
 
     budget: float
     fewest: int
     most: int
+
+    @property
+    def patience(self) -> float:
+        return 2 * self.budget
 
     def rounds(self, seconds_of_one: float) -> int:
         return min(max(int(self.budget / seconds_of_one), self.fewest), self.most)
@@ -93,9 +100,8 @@ class Race:
         """The floor that counts: the slowest kind."""
         return max(self.kinds, key=lambda kind: self.time(kind).median, default=None)
 
-    @property
-    def rounds(self) -> int:
-        return len(self.seconds[self.ours])
+    def rounds(self, contender: str) -> int:
+        return len(self.seconds[contender])
 
     def time(self, contender: str) -> Spread:
         """Seconds per call."""
@@ -103,7 +109,8 @@ class Race:
 
     def ratio(self, contender: str, to: str | None = None) -> Spread:
         """A contender's time over that of another, by default ours."""
-        return Spread.of(np.divide(self.seconds[contender], self.seconds[to or self.ours]))
+        pairs = zip(self.seconds[contender], self.seconds[to or self.ours], strict=False)
+        return Spread.of([seconds / others for seconds, others in pairs])
 
     def enter(self, contenders: Mapping[str, Contender], floors: Floors) -> dict[str, Contender]:
         """Note what the floors are called, and return all who take part."""
@@ -114,12 +121,18 @@ class Race:
             entered |= named
         return entered
 
-    def warm_up(self, contenders: Mapping[str, Contender]) -> float:
-        """Call every contender, choose its calls per sample, and return the seconds of a round."""
+    def warm_up(self, contenders: Mapping[str, Contender], patience: float) -> float:
+        """Call every contender, choose its calls per sample, and return the seconds of a round.
+
+        A rival that takes longer than ``patience`` has its time by that, and no part in the rounds.
+        """
         of_round = 0.0
         for name, contender in contenders.items():
             self.seconds[name] = []
             calls, seconds = 1, self._sample(contender, 1)
+            if seconds > patience and name != self.ours:
+                self.seconds[name].append(seconds)
+                continue
             if seconds < WARM_AT_ONCE:
                 seconds = self._sample(contender, 1)
             while calls * seconds < SHORTEST_SAMPLE / 2:
@@ -130,9 +143,9 @@ class Race:
         return of_round
 
     def run_round(self, contenders: Mapping[str, Contender]) -> None:
-        """Take one sample of every contender."""
-        for name, contender in contenders.items():
-            self.seconds[name].append(self._sample(contender, self.calls[name]))
+        """Take one sample of every contender that has calls to take."""
+        for name, calls in self.calls.items():
+            self.seconds[name].append(self._sample(contenders[name], calls))
 
     def _sample(self, contender: Contender, calls: int) -> float:
         now = clock(self.threads)

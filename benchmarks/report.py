@@ -158,9 +158,9 @@ def rows(race: Race) -> list[tuple[str, ...]]:
             _duration(race.time(contender)),
             *ratio(contender, race.ours),
             *ratio(contender, floor),
-            str(race.rounds) if contender == race.ours else "",
+            str(race.rounds(contender)) if race.rounds(contender) != before else "",
         )
-        for contender in shown
+        for before, contender in zip([0, *map(race.rounds, shown)], shown, strict=False)
     ]
 
 
@@ -175,7 +175,8 @@ def peak_row(peak: Peak) -> tuple[str, ...]:
 
 
 def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 99.5 else f"{number:.1f}" if number >= 9.95 else f"{number:.2f}"
+    """Two digits at least, and two places where that is not many."""
+    return f"{number:.0f}" if number >= 99.5 else f"{number:.3g}" if number >= 1 else f"{number:.2g}"
 
 
 def _duration(seconds: Spread) -> str:

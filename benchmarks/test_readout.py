@@ -55,7 +55,7 @@ def test_attention(
 
 @both_directions
 @pytest.mark.parametrize("width", OTHER_WIDTHS)
-@pytest.mark.prefer("NCI1", "REDDIT-BINARY")
+@pytest.mark.prefer("NCI1", "DD")
 def test_width(
     race: RunRace, session: Session, dataset: str, graphs: GraphBatch, width: int, direction: str, threads: int
 ) -> None:
