@@ -59,7 +59,10 @@ def _library(index: str = "int32_t", width: int = 1) -> Any:
                 break
         else:
             raise _Missing(f"{shlex.join(compiler)} failed: {(result.stderr.strip() or 'no message').splitlines()[-1]}")
-        library = ctypes.CDLL(str(binary))
+        try:
+            library = ctypes.CDLL(str(binary))
+        except OSError as error:
+            raise _Missing(f"what {shlex.join(compiler)} made does not load: {error}") from None
     address, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.sweep.argtypes = [size, address, address, address, size, flag]
     library.triad.argtypes = [flag, address, address, address, size]
@@ -145,20 +148,18 @@ def _part(tensor: Tensor, part: int, parts: int) -> tuple[int, int]:
 def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
     """The floor of fetching the rows of ``x`` that the arcs name, in every hop, with nothing done to them.
 
-    It knows no nodes: the arcs are one flat list. The hops of a batch are repeated on a few graphs at a time.
+    It knows no nodes: the arcs are one flat list. Hops are repeated on a few whole graphs at a time, or on a large one.
     """
     if missing():
         return {}
     library = _library({torch.int32: "int32_t", torch.int64: "int64_t"}[graphs.indices.dtype], graphs.num_features)
-    if len(graphs) > 1:
-        of_graph = graphs.indptr[graphs.ptr].long()
-        bounds = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_arcs, BLOCK))]
-        bounds = torch.cat([bounds, of_graph[-1:]]).unique()
-    else:
-        bounds = torch.arange(threads + 1) * graphs.num_arcs // threads
     if 4 * graphs.num_arcs * graphs.num_features * hops < ALONE:
         threads = 1
-    cuts = [(bounds.numel() - 1) * thread // threads for thread in range(threads + 1)]
+    of_graph = graphs.indptr[graphs.ptr].long()
+    blocks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_arcs, BLOCK))]
+    shares = torch.arange(threads + 1) * graphs.num_arcs // threads
+    bounds = torch.cat([blocks, shares]).unique()
+    cuts = torch.searchsorted(bounds, shares).tolist()
 
     def run() -> None:
         arcs, x = graphs.indices.data_ptr(), graphs.x.data_ptr()

@@ -71,8 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="of a race: fewer rounds, but at least 3, where they need more than this, and a rival that needs twice as much for "
-        "a single call is timed once (default: 5; quick: 1)",
+        help="of a race: fewer rounds, but at least 3, where they need more than this; a rival whose single call needs "
+        "twice as much is timed once (default: 5; quick: 1)",
     )
     group.addoption("--no-large", action="store_true", help="without the graph of a million nodes")
 

@@ -19,7 +19,8 @@ from .inputs import NUM_BRANCHES, NUM_HOPS, Input
 from .plugin import Floors, RunRace
 from .report import Session
 
-GATHERED = 16  # features; from there on a batch's rows come from a cache faster than its outputs go to memory
+GATHERED = 16  # features: wider rows of a small graph come from a cache faster than its hops go to memory
+CACHED = 1 << 20  # bytes of the features of a small graph
 
 
 def ours(graphs: GraphBatch) -> Callable[..., Tensor]:
@@ -31,9 +32,10 @@ def power_floors(graphs: GraphBatch, out: Tensor | None, threads: int) -> Floors
     """Adjacency and features once, all hops once; and in every hop the row of each arc."""
     writes = (NUM_BRANCHES, *graphs.x.shape) if out is None else out
     found = floors.memory(Pass((graphs.indptr, graphs.indices, graphs.x), writes), threads=threads)
-    if len(graphs) > 1 and graphs.num_features >= GATHERED:
-        return found
-    return {**found, **floors.gather(graphs, NUM_HOPS, threads)}
+    largest = 4 * graphs.num_features * int(graphs.num_nodes_per_graph.max())
+    if graphs.num_features < GATHERED or largest > CACHED:
+        found = {**found, **floors.gather(graphs, NUM_HOPS, threads)}
+    return found
 
 
 @pytest.fixture(params=["whole", "batch"])

@@ -60,18 +60,8 @@ def test_width(
     race: RunRace, session: Session, dataset: str, graphs: GraphBatch, width: int, direction: str, threads: int
 ) -> None:
     """Narrower and wider branches: one data set of small graphs, one of large ones."""
-    on = Input(dataset, graphs)
-    rivals, on = attention_rivals(on, session), on._replace(name=f"{dataset}, h = {width}")
-    run(
-        race,
-        "attention",
-        attention_readout,
-        rivals,
-        on._replace(name=f"{dataset}, h = {width}"),
-        width,
-        direction,
-        threads,
-    )
+    on = Input(f"{dataset}, h = {width}", graphs)
+    run(race, "attention", attention_readout, attention_rivals(on, session), on, width, direction, threads)
 
 
 def attention_rivals(on: Input, session: Session) -> dict[str, Readout]:
