@@ -175,8 +175,8 @@ def peak_row(peak: Peak) -> tuple[str, ...]:
 
 
 def _short(number: float) -> str:
-    """Two digits at least, and two places where that is not many."""
-    return f"{number:.0f}" if number >= 99.5 else f"{number:.3g}" if number >= 1 else f"{number:.2g}"
+    """Three digits, or two below 1."""
+    return f"{number:.0f}" if number >= 99.5 else f"{number:#.3g}" if number >= 0.995 else f"{number:#.2g}"
 
 
 def _duration(seconds: Spread) -> str:
