@@ -1,15 +1,16 @@
-"""What else computes the operations: scipy, torch's sparse and segment operations, PyG's softmax and scatter.
+"""What else computes the operations: scipy, torch's sparse and segment operations, PyG, torch_scatter, torch.compile.
 
-Everything that does not depend on the features (normalised matrices, segment numbers) is made before the clock starts.
+Everything that does not depend on the features (normalised matrices, segment numbers) is made before the clock starts,
+but for :func:`powers_from_raw`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse
@@ -23,33 +24,52 @@ from spin_fast.graphs import offsets
 
 HAS_PYG = find_spec("torch_geometric") is not None
 if HAS_PYG:
+    from torch_geometric.data import Data
+    from torch_geometric.transforms import SIGN
     from torch_geometric.utils import scatter, softmax
+HAS_TORCH_SCATTER = find_spec("torch_scatter") is not None
+if HAS_TORCH_SCATTER:
+    from torch_scatter import gather_csr, segment_csr
 
-Powers = Callable[..., Tensor]
+Powers = Callable[..., Any]
+Hop = Callable[[np.ndarray, np.ndarray], None]
+"""Adds ``A @ source`` to ``target``; scipy's public product cannot write to given memory."""
 
 
 def normalized(graphs: GraphBatch) -> scipy.sparse.csr_matrix:
     """``D^-1/2 A D^-1/2`` over all nodes, float32 with int32 indices, as scipy keeps it."""
-    degree = graphs.degree.double()
-    scale = torch.where(degree == 0, 0.0, degree.rsqrt())
-    row = torch.arange(graphs.num_nodes).repeat_interleave(graphs.degree.long())
-    values = (scale[row] * scale[graphs.indices.long()]).float()
-    entries = (values.numpy(), graphs.indices.numpy().astype(np.int32), graphs.indptr.numpy().astype(np.int32))
+    entries = (_weights(graphs), graphs.indices.numpy().astype(np.int32), graphs.indptr.numpy().astype(np.int32))
     return scipy.sparse.csr_matrix(entries, (graphs.num_nodes, graphs.num_nodes))
 
 
-def _torch_csr(matrix: scipy.sparse.csr_matrix, dtype: torch.dtype) -> Tensor:
-    indptr, indices = (torch.from_numpy(array).to(dtype) for array in (matrix.indptr, matrix.indices))
-    return torch.sparse_csr_tensor(indptr, indices, torch.from_numpy(matrix.data), matrix.shape, check_invariants=False)
+def _scale(graphs: GraphBatch) -> np.ndarray:
+    """``D^-1/2`` as a vector; no arc reads the entry of a node of degree 0."""
+    return 1 / np.sqrt(np.maximum(np.diff(graphs.indptr.numpy()), 1).astype(np.float32))
+
+
+def _weights(graphs: GraphBatch) -> np.ndarray:
+    """``D^-1/2 A D^-1/2`` per arc."""
+    scale = _scale(graphs)
+    weights = np.repeat(scale, np.diff(graphs.indptr.numpy()))
+    weights *= scale.take(graphs.indices.numpy())
+    return weights
+
+
+def _scipy_hop(indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, num_nodes: int, width: int) -> Hop:
+    if width == 1:
+        return partial(_sparsetools.csr_matvec, num_nodes, num_nodes, indptr, indices, data)
+    return partial(_sparsetools.csr_matvecs, num_nodes, num_nodes, width, indptr, indices, data)
+
+
+def _torch_csr(indptr: Tensor, indices: Tensor, data: Tensor, dtype: torch.dtype) -> Tensor:
+    shape = (indptr.numel() - 1,) * 2
+    return torch.sparse_csr_tensor(indptr.to(dtype), indices.to(dtype), data, shape, check_invariants=False)
 
 
 def powers(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
-    """A sparse product per hop, from the matrix normalised beforehand; written to ``out``, or to fresh memory.
-
-    scipy's public product cannot write to given memory, so the routine behind it is called, with zeros to add to.
-    """
+    """A sparse product per hop, from the matrix normalised beforehand; written to ``out``, or to fresh memory."""
     matrix, shape = normalized(graphs), (num_hops + 1, *graphs.x.shape)
-    num_nodes, width = graphs.x.shape
+    hop = _scipy_hop(matrix.indptr, matrix.indices, matrix.data, *graphs.x.shape)
 
     def by_scipy(out: Tensor | None = None) -> Tensor:
         if out is None:
@@ -58,12 +78,8 @@ def powers(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
             hops = out.numpy()
             hops[1:] = 0
         hops[0] = graphs.x.numpy()
-        entries = (matrix.indptr, matrix.indices, matrix.data)
         for source, target in pairwise(hops.reshape(num_hops + 1, -1)):
-            if width == 1:
-                _sparsetools.csr_matvec(num_nodes, num_nodes, *entries, source, target)
-            else:
-                _sparsetools.csr_matvecs(num_nodes, num_nodes, width, *entries, source, target)
+            hop(source, target)
         return torch.from_numpy(hops)
 
     def by_torch(csr: Tensor, out: Tensor | None = None) -> Tensor:
@@ -73,10 +89,80 @@ def powers(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
             torch.mm(csr, source, out=target)
         return out
 
+    indptr, indices, weights = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
     return {
         "scipy": by_scipy,
-        "torch CSR int32": partial(by_torch, _torch_csr(matrix, torch.int32)),
-        "torch CSR int64": partial(by_torch, _torch_csr(matrix, torch.int64)),
+        "torch CSR int32": partial(by_torch, _torch_csr(indptr, indices, weights, torch.int32)),
+        "torch CSR int64": partial(by_torch, _torch_csr(indptr, indices, weights, torch.int64)),
+    }
+
+
+def sign(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
+    """PyG's transform of one batch, which normalises in every call; a list of hops, as it leaves them."""
+    if not HAS_PYG:
+        return {}
+    row = torch.arange(graphs.num_nodes).repeat_interleave(graphs.degree)
+    data, transform = Data(x=graphs.x, edge_index=torch.stack([graphs.indices.long(), row])), SIGN(num_hops)
+
+    def by_sign() -> list[Tensor]:
+        hops = transform(data)
+        return [hops.x, *(hops[f"x{hop}"] for hop in range(1, num_hops + 1))]
+
+    return {"PyG SIGN": by_sign}
+
+
+def powers_from_raw(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
+    """The same from ``indptr`` and ``indices``, normalised in every call; int32, if that is what they are.
+
+    In two forms: the weights of all arcs are computed first, or ``A`` has ones and the rows are scaled before and after
+    each hop, which is less work where nodes have many arcs and few features.
+    """
+    shape, (num_nodes, width) = (num_hops + 1, *graphs.x.shape), graphs.x.shape
+    indptr, indices = graphs.indptr.numpy(), graphs.indices.numpy()
+
+    def scipy_weights() -> Tensor:
+        hop = _scipy_hop(indptr, indices, _weights(graphs), num_nodes, width)
+        hops = np.zeros(shape, np.float32)
+        hops[0] = graphs.x.numpy()
+        for source, target in pairwise(hops.reshape(num_hops + 1, -1)):
+            hop(source, target)
+        return torch.from_numpy(hops)
+
+    def scipy_rows() -> Tensor:
+        hop = _scipy_hop(indptr, indices, np.ones(graphs.num_arcs, np.float32), num_nodes, width)
+        hops, scale = np.zeros(shape, np.float32), _scale(graphs)[:, None]
+        hops[0] = graphs.x.numpy()
+        scaled = np.empty_like(hops[0])
+        for source, target in pairwise(hops):
+            np.multiply(source, scale, out=scaled)
+            hop(scaled.reshape(-1), target.reshape(-1))
+            target *= scale
+        return torch.from_numpy(hops)
+
+    def torch_weights() -> Tensor:
+        csr = _torch_csr(graphs.indptr, graphs.indices, torch.from_numpy(_weights(graphs)), graphs.indices.dtype)
+        out = torch.empty(shape)
+        out[0] = graphs.x
+        for source, target in pairwise(out):
+            torch.mm(csr, source, out=target)
+        return out
+
+    def torch_rows() -> Tensor:
+        csr = _torch_csr(graphs.indptr, graphs.indices, torch.ones(graphs.num_arcs), graphs.indices.dtype)
+        out, scale, scaled = torch.empty(shape), torch.from_numpy(_scale(graphs))[:, None], torch.empty_like(graphs.x)
+        out[0] = graphs.x
+        for source, target in pairwise(out):
+            torch.mul(source, scale, out=scaled)
+            torch.mm(csr, scaled, out=target)
+            target.mul_(scale)
+        return out
+
+    return {
+        "scipy, weights": scipy_weights,
+        "scipy, scaled rows": scipy_rows,
+        "torch CSR, weights": torch_weights,
+        "torch CSR, scaled rows": torch_rows,
+        **sign(graphs, num_hops),
     }
 
 
@@ -145,9 +231,49 @@ def attention_readouts(segments: Segments) -> dict[str, Callable[[Tensor, Tensor
         alpha = mass / reduce(mass, "sum")[of_row]
         return reduce(alpha[:, None] * z.flatten(0, 1), "sum")
 
+    def torch_scatter(z: Tensor, w: Tensor) -> Tensor:
+        beta = scores(z, w)
+        mass = (beta - gather_csr(segment_csr(beta.detach(), below, reduce="max"), below)).exp()
+        alpha = mass / gather_csr(segment_csr(mass, below, reduce="sum"), below)
+        return segment_csr(alpha[:, None] * z.flatten(0, 1), below, reduce="sum")
+
     pyg = {
         "PyG softmax, scatter": pyg_scatter,
         "PyG softmax, index_add": pyg_index_add,
         "PyG softmax, embedding_bag": pyg_embedding_bag,
     }
-    return {**(pyg if HAS_PYG else {}), "segment_reduce": segment_reduce}
+    return {
+        **(pyg if HAS_PYG else {}),
+        **({"torch_scatter CSR": torch_scatter} if HAS_TORCH_SCATTER else {}),
+        "segment_reduce": segment_reduce,
+    }
+
+
+@cache
+def cannot_compile() -> str:
+    """Why torch.compile does not work here; empty where it does."""
+    try:
+        torch.compile(torch.sin)(torch.ones(2))
+    except Exception as error:  # whatever is missing: a compiler, its headers, a version of Python that it knows
+        return str(error).strip().splitlines()[0]
+    return ""
+
+
+def compiled_attention(segments: Segments) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """``torch.compile`` of the plain form that it makes the fastest: ``index_add``, divided by the masses at the end.
+
+    It is compiled for the very shapes, the fastest case: batches that differ in size would be compiled one by one, or
+    for any size. Compiled anew, since what earlier races compiled counts towards a limit.
+    """
+    of_row, number = segments.of_row, segments.number
+
+    def plain(z: Tensor, w: Tensor) -> Tensor:
+        beta = torch.bmm(z, w.unsqueeze(2)).flatten().relu()
+        top = beta.new_zeros(number).scatter_reduce(0, of_row, beta.detach(), "amax")
+        mass = (beta - top[of_row]).exp()
+        total = mass.new_zeros(number).index_add(0, of_row, mass)
+        sums = z.new_zeros(number, z.shape[2]).index_add(0, of_row, mass[:, None] * z.flatten(0, 1))
+        return sums / total.clamp_min(torch.finfo(z.dtype).tiny)[:, None]
+
+    torch.compiler.reset()
+    return {"torch.compile": torch.compile(plain, dynamic=False)}

@@ -8,20 +8,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import pytest
+import torch
 
 from spin_fast import GraphBatch, datasets
 
+from . import floors as machine_floors
 from . import report
-from .race import Contender, Effort, Race, frozen_garbage, num_threads
+from .race import Contender, Effort, Floors, Race, frozen_garbage, num_threads
+from .report import Session
 
-DATASETS = ("digits", "NCI1", "PROTEINS", "REDDIT-BINARY", "COLLAB")
+DATASETS = (
+    "digits",
+    "NCI1",
+    "PROTEINS",
+    "ENZYMES",
+    "DD",
+    "IMDB-BINARY",
+    "REDDIT-BINARY",
+    "COLLAB",
+    "ogbg-molhiv",
+)
+MARKERS = (
+    "prefer(*datasets): run on these where they are among the data sets, else on the first of the data sets",
+    "large: minutes and gigabytes; left out by --quick and --no-large",
+)
 
-RunRace = Callable[[str, str, Mapping[str, Contender]], None]
+
+NO_FLOORS: Floors = {}
+
+
+class RunRace(Protocol):
+    """Run one race, ours first; once per test."""
+
+    def __call__(self, case: str, on: str, contenders: Mapping[str, Contender], floors: Floors = ...) -> None: ...
 
 
 def names(text: str) -> list[str]:
@@ -47,8 +71,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--budget",
         type=float,
         metavar="SECONDS",
-        help="fewer rounds, but at least 3, where the slowest contender needs more than this (default: 20; quick: 1)",
+        help="of a race: fewer rounds, but at least 3, where they need more than this; a rival whose single call needs "
+        "twice as much is timed once (default: 5; quick: 1)",
     )
+    group.addoption("--no-large", action="store_true", help="without the graph of a million nodes")
+
+
+RaceThreads = Callable[[str, str, Contender, Floors], None]
 
 
 @dataclass(frozen=True)
@@ -58,6 +87,7 @@ class Settings:
     datasets: list[str]
     root: str | None
     threads: list[int]
+    large: bool
     effort: Effort
     results: Path | None
 
@@ -78,21 +108,25 @@ class Settings:
             datasets=chosen,
             root=root,
             threads=option("threads", [number for number in (1, 2) if number <= report.available_cores()]),
-            effort=Effort(option("budget", 1.0 if quick else 20.0), 3, option("rounds", 3 if quick else 15)),
+            large=not (quick or option("no-large", False)),
+            effort=Effort(option("budget", 1.0 if quick else 5.0), 3, option("rounds", 3 if quick else 15)),
             results=option("results"),
         )
 
 
 SETTINGS = pytest.StashKey[Settings]()
-RACES = pytest.StashKey[list[Race]]()
+SESSION = pytest.StashKey[Session]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = Settings.of(config)
-    config.stash[RACES] = []
+    config.stash[SESSION] = Session()
     report.load()
-    for warning in ("Sparse CSR tensor support", "Sparse invariant checks", "`torch.jit.script` is deprecated"):
+    for marker in MARKERS:
+        config.addinivalue_line("markers", marker)
+    for warning in ("Sparse CSR tensor support", "Sparse CSC tensor support", "Sparse invariant checks"):
         config.addinivalue_line("filterwarnings", f"ignore:{warning}")
+    config.addinivalue_line("filterwarnings", "ignore:`torch.jit.script")
     if not config.getoption("--benchmark-compare"):
         config.option.benchmark_quiet = True  # pytest-benchmark's own table knows no rivals
 
@@ -105,7 +139,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     settings = metafunc.config.stash[SETTINGS]
     if "race" in metafunc.fixturenames:
         metafunc.parametrize("threads", settings.threads)
-        metafunc.parametrize("dataset", settings.datasets)
+    if "dataset" in metafunc.fixturenames:
+        chosen = settings.datasets
+        if marker := metafunc.definition.get_closest_marker("prefer"):
+            chosen = [name for name in chosen if name in marker.args] or chosen[:1]
+        metafunc.parametrize("dataset", chosen)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -113,11 +151,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     settings = config.stash[SETTINGS]
 
     def position(item: pytest.Item) -> tuple[int, int]:
-        if "race" not in getattr(item, "fixturenames", ()):
-            return -1, -1
-        parameters = item.callspec.params
-        return settings.threads.index(parameters["threads"]), settings.datasets.index(parameters["dataset"])
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        threads, dataset = parameters.get("threads"), parameters.get("dataset")
+        return (
+            settings.threads.index(threads) if threads in settings.threads else len(settings.threads),
+            settings.datasets.index(dataset) if dataset in settings.datasets else len(settings.datasets),
+        )
 
+    if not settings.large:
+        skip = pytest.mark.skip(reason="large: not with --quick or --no-large")
+        for item in items:
+            if item.get_closest_marker("large"):
+                item.add_marker(skip)
     items.sort(key=position)
 
 
@@ -144,24 +189,71 @@ def _our_time(request: pytest.FixtureRequest) -> list[Race]:
     return running
 
 
-@pytest.fixture
-def race(request: pytest.FixtureRequest, _our_time: list[Race], benchmark: Any, threads: int) -> Iterator[RunRace]:
-    """Run one race, ``race(case, input, contenders)``, ours first; once per test. All of the test has ``threads``."""
-    effort = request.config.stash[SETTINGS].effort
+@pytest.fixture(scope="session")
+def session(request: pytest.FixtureRequest) -> Session:
+    """What is measured is written here. The memory of the machine comes first."""
+    measured = request.config.stash[SESSION]
+    if machine_floors.missing():
+        measured.note(f"no floors: {machine_floors.missing()}")
+    else:
+        measured.bandwidths += map(machine_floors.bandwidth, request.config.stash[SETTINGS].threads)
+    return measured
 
-    def run(case: str, on: str, contenders: Mapping[str, Contender]) -> None:
+
+def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Session, threads: int) -> RunRace:
+    effort, benchmark = request.config.stash[SETTINGS].effort, request.getfixturevalue("benchmark")
+
+    def run(case: str, on: str, contenders: Mapping[str, Contender], floors: Floors = NO_FLOORS) -> None:
         suite = request.module.__name__.rpartition(".")[2].removeprefix("test_")
         race = Race(suite, case, on, threads)
+        entered = race.enter(contenders, floors)
         with frozen_garbage():
-            slowest = race.warm_up(contenders)
-            _our_time.append(race)
+            of_round = race.warm_up(entered, effort.patience)
+            running.append(race)
             benchmark.group = case
-            benchmark.pedantic(race.run_round, (contenders,), rounds=effort.rounds(slowest))
+            benchmark.pedantic(race.run_round, (entered,), rounds=effort.rounds(of_round))
         benchmark.extra_info.update(report.summary(race))
-        request.config.stash[RACES].append(race)
+        session.races.append(race)
 
+    return run
+
+
+@pytest.fixture
+def race(request: pytest.FixtureRequest, _our_time: list[Race], session: Session, threads: int) -> Iterator[RunRace]:
+    """Run one race, ``race(case, input, contenders, floors)``. All of the test has ``threads``."""
     with num_threads(threads):
-        yield run
+        yield _run_race(request, _our_time, session, threads)
+
+
+@pytest.fixture
+def most_threads(request: pytest.FixtureRequest) -> int:
+    """The most of ``--threads``."""
+    most = max(request.config.stash[SETTINGS].threads)
+    if most == 1:
+        pytest.skip("more threads than one are needed")
+    return most
+
+
+@pytest.fixture
+def race_threads(
+    request: pytest.FixtureRequest, _our_time: list[Race], session: Session, most_threads: int
+) -> Iterator[RaceThreads]:
+    """Race one call with the most threads against itself with one: ``race_threads(case, input, call, floors)``."""
+    run = _run_race(request, _our_time, session, most_threads)
+
+    def with_threads(number: int, call: Contender) -> None:
+        torch.set_num_threads(number)
+        call()
+
+    def race_threads(case: str, on: str, call: Contender, floors: Floors) -> None:
+        contenders = {
+            f"{most_threads} threads": partial(with_threads, most_threads, call),
+            "1 thread": partial(with_threads, 1, call),
+        }
+        run(f"{case}, scaling", on, contenders, floors)
+
+    with num_threads(most_threads):
+        yield race_threads
 
 
 def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
@@ -169,12 +261,13 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    races, folder = config.stash[RACES], config.stash[SETTINGS].results
-    if not races:
+    session, folder = config.stash[SESSION], config.stash[SETTINGS].results
+    if not session.races:
         return
     terminalreporter.section("races")
-    terminalreporter.write_line(report.MEANING)
-    terminalreporter.write_line(report.terminal(races, terminalreporter._tw.fullwidth))
+    for line in (report.MEANING, *session.notes):
+        terminalreporter.write_line(line)
+    terminalreporter.write_line(report.terminal(session, terminalreporter._tw.fullwidth))
     if folder is not None:
-        report.write(races, report.machine(), folder)
+        report.write(session, report.machine(), folder)
         terminalreporter.write_line(f"written: {folder}")

@@ -1,5 +1,7 @@
 """Interleaved timing: the contenders of a race take turns, A B C A B C, so that a drift of the machine meets them all.
 
+Floors take part like rivals: what the machine needs for the least that the operation must do.
+
 One thread is timed by the CPU time of the process, which other processes disturb least, and two or more by wall time. A
 sample is one call, or as many as last 10 ms: caches are as warm as a repeated call leaves them. Ratios are taken round
 by round; reported are medians and quartiles over the rounds.
@@ -22,6 +24,8 @@ SHORTEST_SAMPLE = 0.010  # seconds
 WARM_AT_ONCE = 1.0  # a call of a second tells its time the first time
 
 Contender = Callable[[], object]
+Floors = Mapping[str, Mapping[str, Contender]]
+"""Ways to do the least, per kind of it: the fastest way counts, and of the kinds the slowest."""
 
 
 class Spread(NamedTuple):
@@ -38,27 +42,35 @@ class Spread(NamedTuple):
 
 @dataclass(frozen=True)
 class Effort:
-    """How many rounds: as many as fit ``budget`` seconds of the slowest contender, but ``fewest`` to ``most``."""
+    """How many rounds: as many as fit ``budget`` seconds, but ``fewest`` to ``most``.
+
+    A rival whose single call takes longer than twice the budget is timed once, before the first round.
+    """
 
     budget: float
     fewest: int
     most: int
 
-    def rounds(self, slowest_sample: float) -> int:
-        return min(max(int(self.budget / slowest_sample), self.fewest), self.most)
+    @property
+    def patience(self) -> float:
+        return 2 * self.budget
+
+    def rounds(self, seconds_of_one: float) -> int:
+        return min(max(int(self.budget / seconds_of_one), self.fewest), self.most)
 
 
 @dataclass
 class Race:
-    """One case on one input: the first contender is ours, the others are its rivals.
+    """One case on one input: the first contender is ours, the others are its rivals or floors.
 
     Attributes:
-        suite: the module of the case, ``ops`` or ``training``.
+        suite: the module of the case, such as ``power`` or ``training``.
         case: what is computed; cases of the same name share a table.
         on: the input, a row of that table.
         threads: torch's threads.
         calls: calls per sample and contender.
         seconds: seconds per call, contender and round.
+        floors: the names of those contenders that are floors, by kind.
     """
 
     suite: str
@@ -67,6 +79,7 @@ class Race:
     threads: int
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
+    floors: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def ours(self) -> str:
@@ -74,48 +87,77 @@ class Race:
 
     @property
     def rivals(self) -> list[str]:
-        return list(self.seconds)[1:]
+        floors = {name for ways in self.floors.values() for name in ways}
+        return [name for name in self.seconds if name != self.ours and name not in floors]
 
     @property
-    def rounds(self) -> int:
-        return len(self.seconds[self.ours])
+    def kinds(self) -> list[str]:
+        """The fastest floor of each kind."""
+        return [min(ways, key=lambda way: self.time(way).median) for ways in self.floors.values()]
+
+    @property
+    def floor(self) -> str | None:
+        """The floor that counts: the slowest kind."""
+        return max(self.kinds, key=lambda kind: self.time(kind).median, default=None)
+
+    def rounds(self, contender: str) -> int:
+        return len(self.seconds[contender])
 
     def time(self, contender: str) -> Spread:
         """Seconds per call."""
         return Spread.of(self.seconds[contender])
 
-    def ratio(self, rival: str) -> Spread:
-        """The rival's time over ours."""
-        return Spread.of(np.divide(self.seconds[rival], self.seconds[self.ours]))
+    def ratio(self, contender: str, to: str | None = None) -> Spread:
+        """A contender's time over that of another, by default ours."""
+        pairs = zip(self.seconds[contender], self.seconds[to or self.ours], strict=False)
+        return Spread.of([seconds / others for seconds, others in pairs])
 
-    def clock(self) -> float:
-        return time.process_time() if self.threads == 1 else time.perf_counter()
+    def enter(self, contenders: Mapping[str, Contender], floors: Floors) -> dict[str, Contender]:
+        """Note what the floors are called, and return all who take part."""
+        entered = dict(contenders)
+        for kind, ways in floors.items():
+            named = {f"floor: {kind}, {way}" if way else f"floor: {kind}": run for way, run in ways.items()}
+            self.floors[kind] = list(named)
+            entered |= named
+        return entered
 
-    def warm_up(self, contenders: Mapping[str, Contender]) -> float:
-        """Call every contender, choose its calls per sample, and return the seconds of the slowest sample."""
-        slowest = 0.0
+    def warm_up(self, contenders: Mapping[str, Contender], patience: float) -> float:
+        """Call every contender, choose its calls per sample, and return the seconds of a round.
+
+        A rival that takes longer than ``patience`` has its time by that, and no part in the rounds.
+        """
+        of_round = 0.0
         for name, contender in contenders.items():
             self.seconds[name] = []
             calls, seconds = 1, self._sample(contender, 1)
+            if seconds > patience and name != self.ours:
+                self.seconds[name].append(seconds)
+                continue
             if seconds < WARM_AT_ONCE:
                 seconds = self._sample(contender, 1)
             while calls * seconds < SHORTEST_SAMPLE / 2:
                 calls = min(10 * calls, ceil(SHORTEST_SAMPLE / seconds))
                 seconds = self._sample(contender, calls)
             self.calls[name] = max(calls, ceil(SHORTEST_SAMPLE / seconds))
-            slowest = max(slowest, self.calls[name] * seconds)
-        return slowest
+            of_round += self.calls[name] * seconds
+        return of_round
 
     def run_round(self, contenders: Mapping[str, Contender]) -> None:
-        """Take one sample of every contender."""
-        for name, contender in contenders.items():
-            self.seconds[name].append(self._sample(contender, self.calls[name]))
+        """Take one sample of every contender that has calls to take."""
+        for name, calls in self.calls.items():
+            self.seconds[name].append(self._sample(contenders[name], calls))
 
     def _sample(self, contender: Contender, calls: int) -> float:
-        start = self.clock()
+        now = clock(self.threads)
+        start = now()
         for _ in range(calls):
             contender()
-        return max(self.clock() - start, 1e-9) / calls
+        return max(now() - start, 1e-9) / calls
+
+
+def clock(threads: int) -> Callable[[], float]:
+    """CPU time of the process for one thread, wall time for more."""
+    return time.process_time if threads == 1 else time.perf_counter
 
 
 @contextmanager

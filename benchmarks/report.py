@@ -1,28 +1,74 @@
-"""What a session of races leaves behind: a table on the terminal, ``results.json``, ``results.md`` and bar plots."""
+"""What a session leaves behind: tables on the terminal, ``results.json``, ``results.md``, and a plot per table."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import spin_fast
 
+from .floors import Bandwidth
+from .peak import Peak
 from .race import Race, Spread
 
-PACKAGES = ("torch", "numpy", "scipy", "torch_geometric", "pyg_lib")
-HEADERS = ("input", "rival", "ours, ms", "rival, ms", "rival / ours", "quartiles", "rounds")
+PACKAGES = ("torch", "numpy", "scipy", "torch_geometric", "pyg_lib", "torch_scatter")
+HEADERS = ("input", "contender", "time", "/ ours", "quartiles", "/ floor", "quartiles", "rounds")
 MEANING = (
-    "Medians of interleaved rounds; one thread by CPU time, more by wall time. A ratio above 1: spin_fast is faster. "
+    "Medians of interleaved rounds; one thread by CPU time, more by wall time. '/ ours': a contender's time over the "
+    "first one's in its block, which is ours; above 1 we are faster. '/ floor': its time over the floor's, the least "
+    "that this machine needs for what must be read, written and fetched; of several floors the slowest counts. "
     "Ratios are taken round by round."
 )
+
+
+class Table(NamedTuple):
+    """A table; ``blocks`` are rows that belong together. The first ``left`` columns are words."""
+
+    title: str
+    headers: tuple[str, ...]
+    blocks: list[list[tuple[str, ...]]]
+    left: int = 1
+
+
+@dataclass
+class Session:
+    """All that was measured, and what was not and why."""
+
+    races: list[Race] = field(default_factory=list)
+    peaks: list[Peak] = field(default_factory=list)
+    bandwidths: list[Bandwidth] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+    @property
+    def tables(self) -> list[Table]:
+        tables = []
+        headers: tuple[str, ...]
+        if self.bandwidths:
+            headers = ("threads", "triad", "copy", "read", "floor's loop", "floor's loop / triad")
+            blocks = [[bandwidth_row(bandwidth) for bandwidth in self.bandwidths]]
+            tables.append(Table("memory of this machine, GB/s read and written", headers, blocks, left=0))
+        tables += [
+            Table(title, HEADERS, [rows(race) for race in group], left=2) for title, group in by_table(self.races)
+        ]
+        if self.peaks:
+            headers = ("input", "contender", "output, MB", "peak above before, MB", "peak / output")
+            blocks = [[peak_row(peak) for peak in group] for _, group in groupby(self.peaks, key=lambda peak: peak.on)]
+            tables.append(Table("peak memory of one call, new output", headers, blocks, left=2))
+        return tables
 
 
 @cache
@@ -67,7 +113,8 @@ def describe(info: dict[str, Any]) -> str:
 
 
 def summary(race: Race) -> dict[str, Any]:
-    """One race for pytest-benchmark's JSON: seconds per call and ratios to ours, as quartiles."""
+    """One race for pytest-benchmark's JSON: seconds per call and ratios, as quartiles."""
+    floor = race.floor
     return {
         "input": race.on,
         "threads": race.threads,
@@ -75,6 +122,7 @@ def summary(race: Race) -> dict[str, Any]:
         "calls_per_sample": race.calls,
         "seconds": {contender: race.time(contender)._asdict() for contender in race.seconds},
         "ratios": {rival: race.ratio(rival)._asdict() for rival in race.rivals},
+        "floor": floor and {"name": floor, "ours_over_it": race.ratio(race.ours, floor)._asdict()},
     }
 
 
@@ -91,133 +139,109 @@ def by_table(races: Iterable[Race]) -> list[tuple[str, list[Race]]]:
     return [(name, list(group)) for name, group in groupby(ranked, key=title)]
 
 
-def rows(races: Iterable[Race]) -> list[tuple[str, ...]]:
-    """One row per race and rival, as under ``HEADERS``."""
+def rows(race: Race) -> list[tuple[str, ...]]:
+    """A row per contender and kind of floor, as under ``HEADERS``."""
+    floor = race.floor
+
+    def ratio(contender: str, to: str | None) -> tuple[str, str]:
+        if to is None or contender == to:
+            return "", ""
+        spread = race.ratio(contender, to)
+        return _short(spread.median), f"{_short(spread.low)}–{_short(spread.high)}"
+
+    shown = [race.ours, *race.rivals, *race.kinds]
+    several = len(race.kinds) > 1
     return [
         (
-            race.on,
-            rival,
-            _milliseconds(race.time(race.ours)),
-            _milliseconds(race.time(rival)),
-            f"{race.ratio(rival).median:.2f}",
-            f"{race.ratio(rival).low:.2f} .. {race.ratio(rival).high:.2f}",
-            str(race.rounds),
+            race.on if contender == race.ours else "",
+            f"{contender} (counts)" if several and contender == floor else contender,
+            _duration(race.time(contender)),
+            *ratio(contender, race.ours),
+            *ratio(contender, floor),
+            str(race.rounds(contender)) if race.rounds(contender) != before else "",
         )
-        for race in races
-        for rival in race.rivals
+        for before, contender in zip([0, *map(race.rounds, shown)], shown, strict=False)
     ]
 
 
-def _milliseconds(seconds: Spread) -> str:
-    value = seconds.median * 1e3
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+def bandwidth_row(bandwidth: Bandwidth) -> tuple[str, ...]:
+    rates = (f"{rate:.1f}" for rate in bandwidth[1:])
+    return (str(bandwidth.threads), *rates, f"{bandwidth.floor / bandwidth.triad:.0%}")
 
 
-def terminal(races: list[Race], width: int) -> str:
+def peak_row(peak: Peak) -> tuple[str, ...]:
+    above, output = peak.bytes / 1e6, peak.output_bytes / 1e6
+    return peak.on, peak.contender, f"{output:,.0f}", f"{above:,.0f}", f"{above / output:.2f}"
+
+
+def _short(number: float) -> str:
+    """Three digits, or two below 1."""
+    return f"{number:.0f}" if number >= 99.5 else f"{number:#.3g}" if number >= 0.995 else f"{number:#.2g}"
+
+
+def _duration(seconds: Spread) -> str:
+    value = seconds.median
+    scale, unit = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
+    return f"{value * scale:.3g} {unit}" if value * scale < 100 else f"{value * scale:.0f} {unit}"
+
+
+def terminal(session: Session, width: int) -> str:
     """All tables as text."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Table as Printed
 
-    console = Console(width=max(width, 120))
+    console = Console(width=max(width, 140))
     with console.capture() as capture:
-        for title, group in by_table(races):
-            table = Table(title=title, title_justify="left")
-            for column, header in enumerate(HEADERS):
-                table.add_column(header, justify="left" if column < 2 else "right", no_wrap=True)
-            for race in group:
-                for row in rows([race]):
-                    table.add_row(*row)
-                table.add_section()
-            console.print(table)
+        for table in session.tables:
+            printed = Printed(title=table.title, title_justify="left")
+            for column, header in enumerate(table.headers):
+                printed.add_column(header, justify="left" if column < table.left else "right", no_wrap=True)
+            for block in table.blocks:
+                for row in block:
+                    printed.add_row(*row)
+                printed.add_section()
+            console.print(printed)
     return capture.get()
 
 
-def markdown(races: list[Race], info: dict[str, Any]) -> str:
-    """All tables as Markdown."""
+def markdown(session: Session, info: dict[str, Any]) -> str:
+    """All tables as Markdown, each with its plot."""
     lines = [f"{describe(info)}. Load before the start: {load():.1f}.", "", MEANING, ""]
-    for title, group in by_table(races):
-        lines += [f"### {title}", "", f"| {' | '.join(HEADERS)} |", "|---|---" + "|---:" * (len(HEADERS) - 2) + "|"]
-        lines += [*(f"| {' | '.join(row)} |" for row in rows(group)), ""]
+    lines += [*(f"- {note}" for note in session.notes), ""] if session.notes else []
+    raced = {title for title, _ in by_table(session.races)}
+    for table in session.tables:
+        lines += [f"### {table.title}", ""]
+        if table.title in raced:
+            lines += [f"[plot]({plot_name(table.title)})", ""]
+        lines += [f"| {' | '.join(table.headers)} |"]
+        lines += ["|" + "---|" * table.left + "---:|" * (len(table.headers) - table.left)]
+        lines += [*(f"| {' | '.join(row)} |" for block in table.blocks for row in block), ""]
     return "\n".join(lines)
 
 
-def write(races: list[Race], info: dict[str, Any], folder: Path) -> None:
-    """Write ``results.json`` (every sample), ``results.md`` and one plot per suite into ``folder``."""
+def write(session: Session, info: dict[str, Any], folder: Path) -> None:
+    """Write ``results.json`` (every sample), ``results.md`` and one plot per table of races into ``folder``."""
+    from .plots import plot
+
     folder.mkdir(parents=True, exist_ok=True)
     results = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load": load(),
         "machine": info,
-        "races": [{"suite": race.suite, "case": race.case, **summary(race), "samples": race.seconds} for race in races],
+        "notes": session.notes,
+        "bandwidth": [bandwidth._asdict() for bandwidth in session.bandwidths],
+        "peaks": [peak._asdict() for peak in session.peaks],
+        "races": [
+            {"suite": race.suite, "case": race.case, **summary(race), "floors": race.floors, "samples": race.seconds}
+            for race in session.races
+        ],
     }
     (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
-    (folder / "results.md").write_text(markdown(races, info))
-    for suite in dict.fromkeys(race.suite for race in races):
-        plot([race for race in races if race.suite == suite], folder / f"{suite}.png")
+    (folder / "results.md").write_text(markdown(session, info))
+    for title, group in by_table(session.races):
+        plot(title, group, folder / plot_name(title))
 
 
-def plot(races: list[Race], path: Path) -> None:
-    """Bars of the ratios on a logarithmic axis, a panel per table: cases below each other, threads side by side."""
-    from matplotlib.figure import Figure
-
-    cases = list(dict.fromkeys(race.case for race in races))
-    threads = sorted({race.threads for race in races})
-    tables = {(group[0].case, group[0].threads): (title, group) for title, group in by_table(races)}
-    lines = [
-        max(
-            sum(len(race.rivals) + 1 for race in races if (race.case, race.threads) == (case, number))
-            for number in threads
-        )
-        for case in cases
-    ]
-    heights = [0.9 + 0.16 * number for number in lines]
-    figure = Figure(figsize=(6.5 * len(threads), sum(heights)), layout="constrained")
-    axes = figure.subplots(len(cases), len(threads), squeeze=False, height_ratios=heights)
-    for row, case in enumerate(cases):
-        for column, number in enumerate(threads):
-            if (case, number) in tables:
-                _panel(axes[row][column], *tables[case, number])
-            else:
-                axes[row][column].set_axis_off()
-    figure.savefig(path, dpi=110)
-
-
-def _panel(ax: Any, title: str, races: list[Race]) -> None:
-    """One bar per rival under the name of the input, green where we are faster."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
-    labels: list[str] = []
-    names: list[int] = []
-    ratios: list[Spread] = []
-    for race in races:
-        ax.axhline(len(labels) - 0.5, color="lightgrey", linewidth=0.6)
-        names.append(len(labels))
-        labels.append(race.on)
-        for rival in race.rivals:
-            ratio = race.ratio(rival)
-            ratios.append(ratio)
-            ax.barh(
-                len(labels),
-                ratio.median - 1,
-                left=1,
-                xerr=[[ratio.median - ratio.low], [ratio.high - ratio.median]],
-                color="tab:green" if ratio.median >= 1 else "tab:orange",
-                error_kw={"linewidth": 0.8},
-            )
-            beside = (max(ratio.high, 1), len(labels))
-            ax.annotate(f"{ratio.median:.2f}", beside, (3, 0), textcoords="offset points", va="center", fontsize=7)
-            labels.append(rival)
-    ax.axvline(1, color="black", linewidth=1)
-    ax.set_title(title, fontsize=9)
-    ax.set_yticks(range(len(labels)), labels)
-    for line in names:
-        ax.get_yticklabels()[line].set_fontweight("bold")
-    ax.set_ylim(len(labels) - 0.5, -0.5)
-    ax.set_xscale("log")
-    ax.set_xlim(min(0.9, *(ratio.low for ratio in ratios)) / 1.1, max(1.1, *(ratio.high for ratio in ratios)) * 1.5)
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("rival's time / ours", fontsize=8)
-    ax.tick_params(labelsize=7)
-    ax.tick_params("y", length=0)
+def plot_name(title: str) -> str:
+    """The file of a table's plot."""
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") + ".png"

@@ -1,0 +1,214 @@
+"""The least time that an operation can take on this machine: what it must read and write, or fetch by number.
+
+``floors.c`` has the loops. It is compiled at first use with the system's C compiler for the CPU at hand; without one
+there are no floors, and :func:`missing` says why. A floor is raced like a rival, interleaved with the others, on the
+same buffers, or on fresh memory from the same allocator and of the same kind of pages as theirs.
+
+A floor has a *kind* and *ways* to reach it: ``memory`` is the traffic with ordinary stores or with streaming stores,
+which pass the caches by; the faster way counts. Of several kinds the slower counts: an operation has to do all of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from spin_fast import GraphBatch
+
+from . import pages
+from .race import Contender, Floors, clock
+
+COMPILERS = ("cc", "gcc", "clang")
+FLAGS = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-shared", "-fPIC")
+ALONE = 8 << 20  # bytes; to hand over half of less, to another thread, takes longer than to do it
+BLOCK = 1 << 12  # arcs of whole graphs that a hop is repeated on; they and their rows stay in the cache
+LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
+
+
+class _Missing(Exception):
+    """There is no compiled library, for the reason given."""
+
+
+@cache
+def _library(index: str = "int32_t", width: int = 1) -> Any:
+    """Compile ``floors.c`` for a type of indices and a width of rows, and load it."""
+    wanted = [os.environ["CC"]] if os.environ.get("CC") else COMPILERS
+    compiler = next((shlex.split(name) for name in wanted if shutil.which(shlex.split(name)[0])), None)
+    if compiler is None:
+        raise _Missing(f"no C compiler found (looked for {', '.join(wanted)})")
+    source = Path(__file__).with_name("floors.c")
+    with tempfile.TemporaryDirectory() as folder:  # once loaded, the file is not needed
+        binary = Path(folder) / "floors.so"
+        arguments = [*FLAGS, f"-DINDEX={index}", f"-DWIDTH={width}", str(source), "-o", str(binary)]
+        for cpu in (["-march=native"], []):  # not every compiler knows the CPU that it runs on
+            result = subprocess.run([*compiler, *cpu, *arguments], capture_output=True, text=True, check=False)
+            if result.returncode == 0:
+                break
+        else:
+            raise _Missing(f"{shlex.join(compiler)} failed: {(result.stderr.strip() or 'no message').splitlines()[-1]}")
+        try:
+            library = ctypes.CDLL(str(binary))
+        except OSError as error:
+            raise _Missing(f"what {shlex.join(compiler)} made does not load: {error}") from None
+    address, size, flag = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.sweep.argtypes = [size, address, address, address, size, flag]
+    library.triad.argtypes = [flag, address, address, address, size]
+    library.copy.argtypes = [address, address, size]
+    library.gather.argtypes = [address, address, size, flag, address]
+    library.sweep.restype, library.gather.restype = ctypes.c_uint64, ctypes.c_float
+    return library
+
+
+@cache
+def missing() -> str:
+    """Why there are no floors; empty where there are."""
+    try:
+        _library()
+    except _Missing as reason:
+        return str(reason)
+    return ""
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)
+
+
+def _run(slices: Sequence[Contender]) -> None:
+    """Run a slice per thread, the first in this one; ctypes lets the others run meanwhile."""
+    others = [_pool(len(slices) - 1).submit(other) for other in slices[1:]]
+    slices[0]()
+    for other in others:
+        other.result()
+
+
+class Pass(NamedTuple):
+    """One way through memory: every tensor of ``reads`` once, and ``writes`` once, if anything.
+
+    ``writes`` is a tensor to be overwritten, or the shape of a fresh one.
+    """
+
+    reads: tuple[Tensor, ...]
+    writes: Tensor | tuple[int, ...] = ()
+
+
+def memory(*passes: Pass, threads: int) -> Floors:
+    """The floor of the traffic of some passes, one after the other."""
+    if missing():
+        return {}
+    stores = {"ordinary stores": False, "streaming stores": True}
+    return {
+        "memory": {
+            name: partial(_sweep_all, passes, streaming, threads)
+            for name, streaming in stores.items()
+            if not streaming or _library().has_streaming()
+        }
+    }
+
+
+def _sweep_all(passes: tuple[Pass, ...], streaming: bool, threads: int) -> None:
+    for reads, writes in passes:
+        target = writes if isinstance(writes, Tensor) else pages.fresh(writes) if writes else None
+        _sweep(reads, target, streaming, threads)
+
+
+def _sweep(reads: tuple[Tensor, ...], target: Tensor | None, streaming: bool, threads: int) -> None:
+    """Addresses are taken anew in each call, which costs a few microseconds less than the least race takes."""
+    if sum(tensor.nbytes for tensor in reads) + (0 if target is None else target.nbytes) < ALONE:
+        threads = 1
+    count, slices = len(reads), []
+    for thread in range(threads):
+        parts = [_part(tensor, thread, threads) for tensor in reads]
+        addresses = (ctypes.c_void_p * count)(*(address for address, _ in parts))
+        sizes = (ctypes.c_size_t * count)(*(size for _, size in parts))
+        written = (None, 0) if target is None else _part(target, thread, threads)
+        slices.append(partial(_library().sweep, count, addresses, sizes, *written, streaming))
+    _run(slices)
+
+
+def _part(tensor: Tensor, part: int, parts: int) -> tuple[int, int]:
+    """Address and bytes of one of several parts, which begin on a page."""
+    begin, end = (tensor.nbytes * cut // parts // 4096 * 4096 for cut in (part, part + 1))
+    return tensor.data_ptr() + begin, (tensor.nbytes if part + 1 == parts else end) - begin
+
+
+def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
+    """The floor of fetching the rows of ``x`` that the arcs name, in every hop, with nothing done to them.
+
+    It knows no nodes: the arcs are one flat list. Hops are repeated on a few whole graphs at a time, or on a large one.
+    """
+    if missing():
+        return {}
+    library = _library({torch.int32: "int32_t", torch.int64: "int64_t"}[graphs.indices.dtype], graphs.num_features)
+    if 4 * graphs.num_arcs * graphs.num_features * hops < ALONE:
+        threads = 1
+    of_graph = graphs.indptr[graphs.ptr].long()
+    blocks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_arcs, BLOCK))]
+    shares = torch.arange(threads + 1) * graphs.num_arcs // threads
+    bounds = torch.cat([blocks, shares]).unique()
+    cuts = torch.searchsorted(bounds, shares).tolist()
+
+    def run() -> None:
+        arcs, x = graphs.indices.data_ptr(), graphs.x.data_ptr()
+        _run(
+            [
+                partial(library.gather, arcs, bounds[first:].data_ptr(), last - first, hops, x)
+                for first, last in pairwise(cuts)
+            ]
+        )
+
+    return {"gather": {"": run}}
+
+
+class Bandwidth(NamedTuple):
+    """What the memory gives to so many threads, in GB/s of bytes read and written; the best of several passes.
+
+    ``floor`` is the loop of the memory floors on the traffic of the triad: were it much below, it would be no floor.
+    """
+
+    threads: int
+    triad: float
+    copy: float
+    read: float
+    floor: float
+
+
+def bandwidth(threads: int) -> Bandwidth:
+    """Measure on arrays far beyond the caches."""
+    arrays = a, b, c = tuple(pages.touched((LARGE // 4,)) for _ in range(3))
+    ways = [False, True] if _library().has_streaming() else [False]
+    library = _library()
+
+    def sliced(call: Callable[..., object], *tensors: Tensor) -> Contender:
+        parts = [[_part(tensor, thread, threads) for tensor in tensors] for thread in range(threads)]
+        return partial(_run, [partial(call, *(at for at, _ in part), part[0][1]) for part in parts])
+
+    passes: dict[str, list[Contender]] = {
+        "triad": [sliced(partial(library.triad, int(streaming)), *arrays) for streaming in ways],
+        "copy": [sliced(library.copy, a, b)],
+        "read": [partial(_sweep, (a, b), None, False, threads)],
+        "floor": [partial(_sweep, (b, c), a, streaming, threads) for streaming in ways],
+    }
+    moved = {"triad": 3 * LARGE, "copy": 2 * LARGE, "read": 2 * LARGE, "floor": 3 * LARGE}
+    now = clock(threads)
+    best = dict.fromkeys(passes, float("inf"))
+    for _ in range(10):
+        for name, forms in passes.items():
+            for form in forms:
+                start = now()
+                form()
+                best[name] = min(best[name], now() - start)
+    return Bandwidth(threads, **{name: moved[name] / seconds / 1e9 for name, seconds in best.items()})

@@ -1,0 +1,125 @@
+"""The readouts against torch's segment operations, PyG, torch_scatter and torch.compile; all are checked first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from spin_fast import GraphBatch, attention_readout, sum_readout
+
+from . import floors, inputs, op_rivals
+from .checks import assert_close
+from .floors import Pass
+from .inputs import NUM_BRANCHES, Input
+from .op_rivals import Segments
+from .plugin import Floors, RunRace
+from .report import Session
+
+WIDTH = 32
+OTHER_WIDTHS = (16, 64)
+
+Readout = Callable[..., Tensor]
+
+both_directions = pytest.mark.parametrize("direction", ["forward", "forward and backward"])
+
+
+@both_directions
+@pytest.mark.parametrize("size", [None, 128])
+def test_sum(race: RunRace, dataset: str, graphs: GraphBatch, size: int | None, direction: str, threads: int) -> None:
+    """A whole data set, or a batch of it."""
+    on = Input(dataset, graphs) if size is None else inputs.batch(dataset, graphs, size)
+    rivals = op_rivals.sum_readouts(Segments.of(on.graphs.ptr, NUM_BRANCHES))
+    run(race, "sum", sum_readout, rivals, on, WIDTH, direction, threads)
+
+
+@both_directions
+@pytest.mark.parametrize("size", [None, 128, 32])
+def test_attention(
+    race: RunRace,
+    session: Session,
+    dataset: str,
+    graphs: GraphBatch,
+    size: int | None,
+    direction: str,
+    threads: int,
+) -> None:
+    """The same."""
+    on = Input(dataset, graphs) if size is None else inputs.batch(dataset, graphs, size)
+    run(race, "attention", attention_readout, attention_rivals(on, session), on, WIDTH, direction, threads)
+
+
+@both_directions
+@pytest.mark.parametrize("width", OTHER_WIDTHS)
+@pytest.mark.prefer("NCI1", "DD")
+def test_width(
+    race: RunRace, session: Session, dataset: str, graphs: GraphBatch, width: int, direction: str, threads: int
+) -> None:
+    """Narrower and wider branches: one data set of small graphs, one of large ones."""
+    on = Input(f"{dataset}, h = {width}", graphs)
+    run(race, "attention", attention_readout, attention_rivals(on, session), on, width, direction, threads)
+
+
+def attention_rivals(on: Input, session: Session) -> dict[str, Readout]:
+    """All rivals; torch.compile where it works."""
+    segments = Segments.of(on.graphs.ptr, NUM_BRANCHES)
+    rivals = op_rivals.attention_readouts(segments)
+    if not op_rivals.HAS_TORCH_SCATTER:
+        session.note("torch_scatter is not installed, so it does not race")
+    if reason := op_rivals.cannot_compile():
+        session.note(f"torch.compile does not work here, so it does not race: {reason}")
+        return rivals
+    return {**rivals, **op_rivals.compiled_attention(segments)}
+
+
+def readout_floors(kind: str, z: Tensor, graphs: GraphBatch, backward: bool, threads: int) -> Floors:
+    """Forward ``z`` is read and the readout written; backward ``dz`` is, for which attention reads ``z`` once more."""
+    passes = [Pass((z,), (len(graphs), NUM_BRANCHES * z.shape[2]))]
+    if backward:
+        passes.append(Pass((z,) if kind == "attention" else (), tuple(z.shape)))
+    return floors.memory(*passes, threads=threads)
+
+
+def run(
+    race: RunRace,
+    kind: str,
+    readout: Readout,
+    rivals: dict[str, Readout],
+    on: Input,
+    width: int,
+    direction: str,
+    threads: int,
+) -> None:
+    """All branches in one call; rivals see ``(R + 1) * G`` segments and may leave the branches below each other."""
+    backward = direction != "forward"
+    z, w = (tensor.requires_grad_(backward) for tensor in inputs.branches(on.graphs, width))
+    arguments = (z, w) if kind == "attention" else (z,)
+    ours = partial(readout, ptr=on.graphs.ptr, checked=True)
+    random = torch.Generator().manual_seed(1)
+    beside = torch.randn(len(on.graphs), NUM_BRANCHES * width, generator=random)
+    below = beside.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1).contiguous()
+    expected = ours(*arguments)
+    expected_below = expected.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1)
+    expected_gradients = gradients(ours, arguments, beside) if backward else ()
+    readouts: dict[str, Readout] = {"spin_fast": ours, **rivals}
+    contenders: dict[str, Callable[[], Any]] = {}
+    with torch.inference_mode(not backward):
+        for name, call in readouts.items():
+            is_ours = name == "spin_fast"
+            assert_close(name, [call(*arguments)], [expected if is_ours else expected_below])
+            if backward:
+                contenders[name] = partial(gradients, call, arguments, beside if is_ours else below)
+                assert_close(name, contenders[name](), expected_gradients)
+            else:
+                contenders[name] = partial(call, *arguments)
+        case = f"{kind} readout, {direction}"
+        race(case, on.name, contenders, readout_floors(kind, z, on.graphs, backward, threads))
+
+
+def gradients(readout: Readout, arguments: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:
+    """Run forward and backward."""
+    return torch.autograd.grad(readout(*arguments), arguments, gradient)
