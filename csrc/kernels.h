@@ -33,31 +33,75 @@ struct Segments {
   int64_t branches;
   int64_t ptr_stride;
   int64_t entry_stride;
-  int64_t width;  // h
+  int64_t width;    // h
+  int64_t rows;     // of z
+  int64_t entries;  // nnz
 };
+
+// Work of one thread: the segments [begin, end) of one branch, or, where it is split, the entries [first, last) of the
+// long segment `begin`. `partial` gets what is still to be added up: forward, of a split segment only, the largest
+// logit, the softmax denominator and [padded h] sums; backward, of every piece, the [padded h] of dw.
+struct Piece {
+  int64_t begin, end;
+  int64_t first, last;
+  bool split;
+  double* partial;
+};
+
+// Memory of one thread, with rows padded to whole registers.
+template <class T>
+struct Scratch {
+  T* rows;      // [block, padded h]
+  T* w;         // [padded h]
+  T* grad;      // [padded h]
+  double* sum;  // [padded h]
+};
+
+constexpr int64_t block = 64;  // entries whose sum is in T; sums of blocks are in float64
 
 // For each row of z the entries that refer to it; `place` is where an entry's graph and branch stand in a readout seen
 // as [G * (R + 1), h], which is graph * branches + branch.
 struct EntriesOfRow {
-  const int64_t* offsets;  // [rows + 1], or null: row u has the one entry u
+  const int64_t* offsets;  // [rows + 1]
   const int64_t* entries;  // [nnz]
   const int64_t* place;    // [nnz]
   int64_t branches;
   int64_t width;  // h
 };
 
+// The gradients of one call. `alpha`, `dbeta` and `dw` are null for the sum readout.
+template <class T>
+struct Gradients {
+  const T* grad;             // [G, (R + 1) * h]
+  const T* grad_alpha;       // [nnz] or null
+  const double* from_alpha;  // per segment sum_e alpha_e grad_alpha_e, or null
+  const T* z;
+  const T* w;
+  const T* readout;
+  const T* alpha;
+  T* dbeta;     // [nnz], written where there is an index
+  T* dz;        // written where there is none
+  bool bypass;  // dz is larger than the caches: write around them
+};
+
 template <class T, class I>
 struct Kernels {
   // Rows [begin, end) of one hop; `add` may be null.
   void (*hop)(const Hop<T, I>&, const T* in, const T* add, T* out, int64_t begin, int64_t end);
-  // Segments [begin, end) of s = sum_v c_v z_v.
-  void (*sum_readout)(const Segments<I>&, const T* z, T* readout, int64_t begin, int64_t end);
-  // Segments [begin, end) of s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz].
-  void (*attention_readout)(const Segments<I>&, const T* z, const T* w, T* readout, T* alpha, int64_t begin,
-                            int64_t end);
-  // Segments [begin, end): writes dbeta [nnz], adds to dw [h]. grad_alpha may be null.
-  void (*attention_backward)(const Segments<I>&, const T* grad, const T* grad_alpha, const T* z, const T* w,
-                             const T* readout, const T* alpha, T* dbeta, double* dw, int64_t begin, int64_t end);
+};
+
+template <class T, class I>
+struct ReadoutKernels {
+  // s = sum_v c_v z_v.
+  void (*sum)(const Segments<I>&, const Piece&, const Scratch<T>&, const T* z, T* readout);
+  // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a chunk only beta = ReLU(<w, z_v>).
+  void (*attention)(const Segments<I>&, const Piece&, const Scratch<T>&, const T* z, const T* w, T* readout, T* alpha);
+  // A chunk's alpha from its beta, the largest logit and the denominator of its whole segment.
+  void (*weights)(const Segments<I>&, const Piece&, T top, double total, T* alpha);
+  // dz of the sum readout without an index.
+  void (*sum_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<T>&);
+  // dz or dbeta, and dw.
+  void (*attention_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<T>&);
   // Rows [begin, end) of dz_u = sum_e (scale_e grad[place_e] + dbeta_e w[branch of e]); `count` or `alpha` is the scale
   // (both null: 1); dbeta and w may be null.
   void (*rows_backward)(const EntriesOfRow&, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
@@ -67,14 +111,20 @@ struct Kernels {
 namespace baseline {
 template <class T, class I>
 Kernels<T, I> table();
-}
+template <class T, class I>
+ReadoutKernels<T, I> readout_table();
+}  // namespace baseline
 namespace avx2 {
 template <class T, class I>
 Kernels<T, I> table();
-}
+template <class T, class I>
+ReadoutKernels<T, I> readout_table();
+}  // namespace avx2
 namespace avx512 {
 template <class T, class I>
 Kernels<T, I> table();
-}
+template <class T, class I>
+ReadoutKernels<T, I> readout_table();
+}  // namespace avx512
 
 }  // namespace spin_fast

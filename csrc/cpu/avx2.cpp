@@ -2,7 +2,10 @@
 // The pragma stands after every include, so that no function of a header is compiled for this instruction set.
 #if defined(__x86_64__)
 
-#include <cmath>
+#include <immintrin.h>
+
+#include <type_traits>
+#include <utility>
 
 #include "../kernels.h"
 
@@ -14,6 +17,10 @@
 
 namespace spin_fast::avx2 {
 constexpr int vector_bytes = 32;
+inline void bypass(void* to, const void* v) {
+  _mm256_stream_si256(static_cast<__m256i*>(to), *static_cast<const __m256i*>(v));
+}
+inline void settle() { _mm_sfence(); }
 #include "table.inl"
 }  // namespace spin_fast::avx2
 

@@ -2,7 +2,10 @@
 // The pragma stands after every include, so that no function of a header is compiled for this instruction set.
 #if defined(__x86_64__)
 
-#include <cmath>
+#include <immintrin.h>
+
+#include <type_traits>
+#include <utility>
 
 #include "../kernels.h"
 
@@ -15,6 +18,10 @@
 
 namespace spin_fast::avx512 {
 constexpr int vector_bytes = 64;
+inline void bypass(void* to, const void* v) {
+  _mm512_stream_si512(static_cast<__m512i*>(to), *static_cast<const __m512i*>(v));
+}
+inline void settle() { _mm_sfence(); }
 #include "table.inl"
 }  // namespace spin_fast::avx512
 

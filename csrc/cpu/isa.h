@@ -31,4 +31,19 @@ Kernels<T, I> kernels() {
   return baseline::table<T, I>();
 }
 
+template <class T, class I>
+ReadoutKernels<T, I> readout_kernels() {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512:
+      return avx512::readout_table<T, I>();
+    case Isa::avx2:
+      return avx2::readout_table<T, I>();
+    case Isa::baseline:
+      break;
+  }
+#endif
+  return baseline::readout_table<T, I>();
+}
+
 }  // namespace spin_fast

@@ -1,7 +1,9 @@
 // sum_readout, attention_readout and their gradients: from tensors to the kernels in readout.inl.
 
+#include <cmath>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "../check.h"
@@ -49,7 +51,9 @@ Segments<I> segments_of(const Form& form, const Tensor& ptr, const OptionalTenso
           form.branches,
           shared ? 0 : form.graphs,
           shared ? form.rows / form.branches : 0,
-          form.width};
+          form.width,
+          form.rows,
+          form.entries};
 }
 
 template <class I>
@@ -57,24 +61,127 @@ int64_t first_entry(const Segments<I>& seg, int64_t branch, int64_t graph) {
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
-// Runs f(branch, piece, begin, end) over the segments of each branch, pieces in parallel.
-template <class I, class F>
-void for_each_piece(const Segments<I>& seg, int64_t pieces, F f) {
-  const auto run = [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t branch = i / pieces, piece = i % pieces;
-      const auto cost = [&](int64_t graph) { return first_entry(seg, branch, graph) + graph; };
-      const int64_t base = branch * seg.graphs;
-      f(branch, piece, base + cut(cost, seg.graphs, piece, pieces), base + cut(cost, seg.graphs, piece + 1, pieces));
+// A row filled up to whole registers of every instruction set.
+int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
+
+struct LongSegment {
+  int64_t segment;
+  size_t first, last;  // its pieces
+};
+
+// The pieces of a readout: of about the same number of entries, which depends on the input alone.
+struct Plan {
+  std::vector<Piece> pieces;
+  std::vector<LongSegment> longs;
+  std::vector<double> partial;
+  bool tiny;  // not worth a second thread
+};
+
+template <class I>
+Plan plan_of(const Segments<I>& seg) {
+  Plan plan;
+  const int64_t most =
+      std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block * block + block;
+  plan.tiny = seg.entries <= most;
+  if (seg.graphs == 0) return plan;
+  for (int64_t branch = 0; branch < seg.branches; ++branch) {
+    const int64_t first = branch * seg.graphs, end = first + seg.graphs;
+    int64_t begin = first, cost = 0;
+    const auto flush = [&](int64_t stop) {
+      if (stop > begin) plan.pieces.push_back({begin, stop, 0, 0, false, nullptr});
+      begin = stop;
+      cost = 0;
+    };
+    for (int64_t s = first; s < end && !plan.tiny; ++s) {
+      const int64_t from = first_entry(seg, branch, s - first), to = first_entry(seg, branch, s - first + 1);
+      if (to - from > most) {
+        flush(s);
+        plan.longs.push_back({s, plan.pieces.size(), 0});
+        for (int64_t at = from; at < to; at += most)
+          plan.pieces.push_back({s, s + 1, at, std::min(at + most, to), true, nullptr});
+        plan.longs.back().last = plan.pieces.size();
+        begin = s + 1;
+        continue;
+      }
+      cost += to - from + 4;  // a segment costs about as much as four entries
+      if (cost >= most) flush(s + 1);
     }
-  };
-  if (pieces == 1) return run(0, seg.branches);
-  torch::stable::parallel_for(0, seg.branches * pieces, 1, run);
+    flush(end);
+  }
+  return plan;
 }
 
-int64_t pieces_of(const Form& form) { return number_of_pieces(form.entries * form.width / form.branches, form.graphs); }
+// Gives every piece `size` zeros for its partial results.
+void add_partials(Plan& plan, int64_t size) {
+  plan.partial.resize(plan.pieces.size() * size);
+  for (size_t i = 0; i < plan.pieces.size(); ++i) plan.pieces[i].partial = plan.partial.data() + i * size;
+}
 
-// The entries of each row of z: a counting sort of `index`, or the identity.
+template <class T>
+Scratch<T> scratch_of(int64_t width) {
+  thread_local std::vector<T> rows;
+  thread_local std::vector<double> sum;
+  const size_t stride = padded(width), line = 64 / sizeof(T);
+  if (rows.size() < (block + 2) * stride + line) rows.resize((block + 2) * stride + line);
+  if (sum.size() < stride) sum.resize(stride);
+  T* aligned = rows.data() + (line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % line) % line;
+  return {aligned, aligned + block * stride, aligned + (block + 1) * stride, sum.data()};
+}
+
+template <class I>
+int64_t place_of(const Segments<I>& seg, int64_t s) {
+  return s % seg.graphs * seg.branches + s / seg.graphs;
+}
+
+// Whether dz is so large that the caches are better left alone, and its rows are whole cache lines.
+bool bypasses_caches(const Tensor& dz, int64_t width) {
+  constexpr int64_t line = 64, last_level_cache = int64_t{32} << 20;
+  const int64_t row = width * dz.element_size();
+  return dz.size(0) * row > last_level_cache && row % line == 0 &&
+         reinterpret_cast<uintptr_t>(dz.data_ptr()) % line == 0;
+}
+
+// Per segment sum_e a_e b_e.
+template <class T, class I>
+std::vector<double> sums_of_products(const Segments<I>& seg, const T* a, const T* b) {
+  std::vector<double> sums(seg.branches * seg.graphs);
+  for (int64_t branch = 0; branch < seg.branches; ++branch)
+    for (int64_t graph = 0; graph < seg.graphs; ++graph)
+      for (int64_t e = first_entry(seg, branch, graph); e < first_entry(seg, branch, graph + 1); ++e)
+        sums[branch * seg.graphs + graph] += static_cast<double>(a[e]) * static_cast<double>(b[e]);
+  return sums;
+}
+
+// Runs f(piece, scratch) over the pieces, in parallel.
+template <class T, class F>
+void for_each_piece(const Plan& plan, int64_t width, F f) {
+  const auto run = [&](int64_t first, int64_t last) {
+    const Scratch<T> scratch = scratch_of<T>(width);
+    for (int64_t i = first; i < last; ++i) f(plan.pieces[i], scratch);
+  };
+  const auto number = static_cast<int64_t>(plan.pieces.size());
+  if (plan.tiny) return run(0, number);
+  torch::stable::parallel_for(0, number, 1, run);
+}
+
+// Adds up the partial results of the pieces of a long segment and writes its readout. Returns its largest logit and
+// softmax denominator.
+template <class T>
+std::pair<double, double> combine(const Plan& plan, const LongSegment& of, bool attention, int64_t width, T* readout) {
+  double top = 0, total = 0;
+  std::vector<double> sum(width);
+  for (size_t i = of.first; attention && i < of.last; ++i) top = std::max(top, plan.pieces[i].partial[0]);
+  for (size_t i = of.first; i < of.last; ++i) {
+    const double* part = plan.pieces[i].partial;
+    const double factor = attention ? std::exp(part[0] - top) : 1;
+    total += factor * part[1];
+    for (int64_t j = 0; j < width; ++j) sum[j] += factor * part[2 + j];
+  }
+  for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(attention ? sum[j] / total : sum[j]);
+  return {top, total};
+}
+
+// The entries of each row of z: a counting sort of `index`.
 struct RowEntries {
   std::vector<int64_t> offsets, entries;
   Tensor place;
@@ -90,25 +197,23 @@ RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
     for (int64_t graph = 0; graph < form.graphs; ++graph)
       std::fill(place + first_entry(seg, branch, graph), place + first_entry(seg, branch, graph + 1),
                 graph * form.branches + branch);
-  if (seg.index) {
-    of.offsets.assign(form.rows + 1, 0);
-    of.entries.resize(form.entries);
-    for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 1];
-    for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 1] += of.offsets[u];
-    std::vector<int64_t> next(of.offsets.begin(), of.offsets.end() - 1);
-    for (int64_t e = 0; e < form.entries; ++e) of.entries[next[seg.index[e]]++] = e;
-  }
-  of.view = {seg.index ? of.offsets.data() : nullptr, of.entries.data(), place, form.branches, form.width};
+  of.offsets.assign(form.rows + 1, 0);
+  of.entries.resize(form.entries);
+  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 1];
+  for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 1] += of.offsets[u];
+  std::vector<int64_t> next(of.offsets.begin(), of.offsets.end() - 1);
+  for (int64_t e = 0; e < form.entries; ++e) of.entries[next[seg.index[e]]++] = e;
+  of.view = {of.offsets.data(), of.entries.data(), place, form.branches, form.width};
   return of;
 }
 
 template <class T, class I>
-void rows_backward(const Form& form, const Segments<I>& seg, const T* grad, const T* alpha, const T* dbeta, const T* w,
-                   T* dz) {
+void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<T>& gradients) {
   const RowEntries of = entries_of_rows(form, seg);
-  const auto cost = [&](int64_t u) { return u + (seg.index ? of.offsets[u] : u); };
+  const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
   parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
-    kernels<T, I>().rows_backward(of.view, grad, seg.count, alpha, dbeta, w, dz, begin, end);
+    readout_kernels<T, I>().rows_backward(of.view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
+                                          gradients.w, gradients.dz, begin, end);
   });
 }
 
@@ -133,9 +238,13 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
     using I = typename decltype(index_tag)::type;
     const T* rows = z.const_data_ptr<T>();
     T* out = readout.mutable_data_ptr<T>();
-    for_each_piece(seg, pieces_of(form), [&](int64_t, int64_t, int64_t begin, int64_t end) {
-      kernels<T, I>().sum_readout(seg, rows, out, begin, end);
-    });
+    Plan plan = plan_of(seg);
+    if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
+    const auto kernel = readout_kernels<T, I>().sum;
+    for_each_piece<T>(plan, form.width,
+                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
+    for (const LongSegment& of : plan.longs)
+      combine(plan, of, false, form.width, out + place_of(seg, of.segment) * form.width);
   });
   return readout;
 }
@@ -148,9 +257,17 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
   STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
   Tensor dz = empty({num_rows, form.width}, value);
-  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto) {
+  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
-    rows_backward<T>(form, seg, grad.const_data_ptr<T>(), nullptr, nullptr, nullptr, dz.mutable_data_ptr<T>());
+    using I = typename decltype(index_tag)::type;
+    Gradients<T> of = {};
+    of.grad = grad.const_data_ptr<T>();
+    of.dz = dz.mutable_data_ptr<T>();
+    of.bypass = bypasses_caches(dz, form.width);
+    if (seg.index) return rows_backward<T>(form, seg, of);
+    const auto kernel = readout_kernels<T, I>().sum_backward;
+    for_each_piece<T>(plan_of(seg), form.width,
+                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
   });
   return dz;
 }
@@ -168,8 +285,20 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     using I = typename decltype(index_tag)::type;
     const T *rows = z.const_data_ptr<T>(), *vectors = w.const_data_ptr<T>();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
-    for_each_piece(seg, pieces_of(form), [&](int64_t, int64_t, int64_t begin, int64_t end) {
-      kernels<T, I>().attention_readout(seg, rows, vectors, out, weights, begin, end);
+    Plan plan = plan_of(seg);
+    if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
+    const auto kernel = readout_kernels<T, I>().attention;
+    for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+      kernel(seg, piece, scratch, rows, vectors, out, weights);
+    });
+    if (plan.longs.empty()) return;
+    for (const LongSegment& of : plan.longs) {
+      const auto [top, total] = combine(plan, of, true, form.width, out + place_of(seg, of.segment) * form.width);
+      for (size_t i = of.first; i < of.last; ++i) plan.pieces[i].partial[0] = top, plan.pieces[i].partial[1] = total;
+    }
+    const auto finish = readout_kernels<T, I>().weights;
+    for_each_piece<T>(plan, 0, [&](const Piece& piece, const Scratch<T>&) {
+      if (piece.split) finish(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
     });
   });
   return {readout, alpha};
@@ -191,24 +320,31 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using I = typename decltype(index_tag)::type;
-    const T *ds = grad.const_data_ptr<T>(), *rows = z.const_data_ptr<T>(), *vectors = w.const_data_ptr<T>();
-    const T *s = readout.const_data_ptr<T>(), *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
-    const int64_t pieces = pieces_of(form);
-    std::vector<double> partial(form.branches * pieces * form.width);
-    Tensor scratch = empty({form.entries}, value);
-    T* dbeta = scratch.mutable_data_ptr<T>();
-    for_each_piece(seg, pieces, [&](int64_t branch, int64_t piece, int64_t begin, int64_t end) {
-      kernels<T, I>().attention_backward(seg, ds, dalpha, rows, vectors, s, weights, dbeta,
-                                         partial.data() + (branch * pieces + piece) * form.width, begin, end);
-    });
-    T* dvectors = dw.mutable_data_ptr<T>();
-    for (int64_t i = 0; i < form.branches * form.width; ++i) {
-      double sum = 0;
-      for (int64_t piece = 0; piece < pieces; ++piece)
-        sum += partial[(i / form.width * pieces + piece) * form.width + i % form.width];
-      dvectors[i] = static_cast<T>(sum);
-    }
-    rows_backward<T>(form, seg, ds, weights, dbeta, vectors, dz.mutable_data_ptr<T>());
+    const T *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
+    std::vector<double> from_alpha;
+    if (dalpha) from_alpha = sums_of_products(seg, weights, dalpha);
+    std::vector<T> dbeta(seg.index ? form.entries : 0);
+    const Gradients<T> of = {grad.const_data_ptr<T>(),
+                             dalpha,
+                             dalpha ? from_alpha.data() : nullptr,
+                             z.const_data_ptr<T>(),
+                             w.const_data_ptr<T>(),
+                             readout.const_data_ptr<T>(),
+                             weights,
+                             dbeta.data(),
+                             dz.mutable_data_ptr<T>(),
+                             bypasses_caches(dz, form.width)};
+    Plan plan = plan_of(seg);
+    add_partials(plan, padded(form.width));
+    const auto kernel = readout_kernels<T, I>().attention_backward;
+    for_each_piece<T>(plan, form.width,
+                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
+    std::vector<double> sum(form.branches * form.width);
+    for (const Piece& piece : plan.pieces)
+      for (int64_t j = 0; j < form.width; ++j) sum[piece.begin / form.graphs * form.width + j] += piece.partial[j];
+    std::transform(sum.begin(), sum.end(), dw.mutable_data_ptr<T>(),
+                   [](double value) { return static_cast<T>(value); });
+    if (seg.index) rows_backward<T>(form, seg, of);
   });
   return {dz, dw};
 }

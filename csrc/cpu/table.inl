@@ -1,15 +1,27 @@
-// The kernels of one instruction set; included inside its namespace, after its target pragma and `vector_bytes`, the
-// size of its registers.
+// The kernels of one instruction set; included inside its namespace, after its target pragma, `vector_bytes`, the size
+// of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
+#include "lanes.inl"
 #include "power.inl"
 #include "readout.inl"
 
 template <class T, class I>
 Kernels<T, I> table() {
-  return {hop<T, I>, sum_readout<T, I>, attention_readout<T, I>, attention_backward<T, I>, rows_backward<T>};
+  return {hop<T, I>};
 }
 
 template Kernels<float, int32_t> table();
 template Kernels<float, int64_t> table();
 template Kernels<double, int32_t> table();
 template Kernels<double, int64_t> table();
+
+template <class T, class I>
+ReadoutKernels<T, I> readout_table() {
+  return {sum_readout<T, I>,  attention_readout<T, I>,  attention_weights<T, I>,
+          sum_backward<T, I>, attention_backward<T, I>, rows_backward<T>};
+}
+
+template ReadoutKernels<float, int32_t> readout_table();
+template ReadoutKernels<float, int64_t> readout_table();
+template ReadoutKernels<double, int32_t> readout_table();
+template ReadoutKernels<double, int64_t> readout_table();
