@@ -6,13 +6,14 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check, _native, _register, reference  # noqa: F401  (_register: gradients and fake kernels)
+from . import _check, _native, _register, reference
 
 
 def _has_kernel(device: torch.device) -> bool:
@@ -174,12 +175,24 @@ def sum_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
-    num_branches = _check_form(z, ptr, index, num_branches)
-    ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
+    if _op_checks():
+        with contextlib.suppress(Exception):  # said below, and by name
+            branches = z.shape[0] if z.dim() == 3 else num_branches or 1
+            return _sum(z, ptr, index, count, branches, checked)
+    branches = _check_form(z, ptr, index, num_branches)
+    ptr, index, count = _check_entries(z, ptr, index, count, branches, checked)
     if not _has_kernel(z.device):
-        return reference.sum_readout(z, ptr, index=index, count=count, num_branches=num_branches)
-    rows, shared, trusted = _rows(z), z.dim() == 3, checked or not torch.compiler.is_compiling()
-    return torch.ops.spin_fast.sum_readout(rows, ptr, index, count, num_branches, shared, trusted)
+        return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
+    return _sum(z, ptr, index, count, branches, checked)
+
+
+def _sum(
+    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, checked: bool
+) -> Tensor:
+    entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
+    return _register.call_readout(
+        _register.SumReadout, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, checked
+    )
 
 
 @overload
@@ -231,6 +244,9 @@ def attention_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+    if _op_checks():
+        with contextlib.suppress(Exception):  # said below, and by name
+            return _attention(z, w, ptr, index, count, return_weights, checked)
     _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.FLOATS)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
@@ -243,12 +259,25 @@ def attention_readout(
     ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
     if not _has_kernel(z.device):
         return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
-    rows, shared, trusted = _rows(z), z.dim() == 3, checked or not torch.compiler.is_compiling()
-    vectors = w.contiguous().view(num_branches, w.shape[-1])
-    readout, weights = torch.ops.spin_fast.attention_readout(rows, vectors, ptr, index, count, shared, trusted)
+    return _attention(z, w, ptr, index, count, return_weights, checked)
+
+
+def _attention(
+    z: Tensor,
+    w: Tensor,
+    ptr: Tensor,
+    index: Tensor | None,
+    count: Tensor | None,
+    return_weights: bool,
+    checked: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
+    readout, weights = _register.call_readout(
+        _register.AttentionReadout, "attention_readout", z.contiguous(), w.contiguous(), *entries, z.dim() == 3, checked
+    )
     if not return_weights:
         return readout
-    return readout, weights.view(z.shape[:2]) if shared else weights
+    return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
 
 
 def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None) -> int:
@@ -287,7 +316,10 @@ def _check_entries(
     return ptr, index, count
 
 
-def _rows(z: Tensor) -> Tensor:
-    """``[R + 1, N, h]`` or ``[U, h]`` as contiguous rows."""
-    z = z.contiguous()
-    return z.flatten(0, 1) if z.dim() == 3 else z
+def _contiguous(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.contiguous()
+
+
+def _op_checks() -> bool:
+    """Whether to call the op at once: it checks its arguments itself, faster, but says less about what is wrong."""
+    return _native.library is not None and not torch.compiler.is_compiling()

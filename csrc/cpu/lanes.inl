@@ -48,15 +48,27 @@ inline Vector<T> first_lanes(Vector<T> v, int64_t n) {
   return lane < static_cast<Bits<T>>(n) ? v : Vector<T>{};
 }
 
-template <class T, int... K>
-inline Vector<T> merge(Vector<T> a, Vector<T> b, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(a, b, 2 * K...) + __builtin_shufflevector(a, b, 2 * K + 1 ...);
+// Where lane k of a merge comes from: from an even (odd) lane, of a for the first half of the result and of b for the
+// second, by numbers inside each 16 bytes, or by whole 16 bytes, which are single instructions everywhere.
+template <class T, bool Inside>
+constexpr int source_of(int k, int odd) {
+  constexpr int part = 16 / sizeof(T), parts = lanes<T> / part;
+  const int at = Inside ? k % part : k / part, half = Inside ? part / 2 : parts / 2;
+  const int from = at < half ? 2 * at + odd : 2 * (at - half) + odd;
+  return (at < half ? 0 : lanes<T>)+(Inside ? k / part * part + from : from * part + k % part);
 }
 
-// Sums of neighbours: a0 + a1, a2 + a3, ..., b0 + b1, b2 + b3, ...
-template <class T>
+template <class T, bool Inside, int... K>
+inline Vector<T> merge(Vector<T> a, Vector<T> b, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(a, b, source_of<T, Inside>(K, 0)...) +
+         __builtin_shufflevector(a, b, source_of<T, Inside>(K, 1)...);
+}
+
+// Adds neighbours. With lanes<T> vectors as leaves, merged in pairs again and again, lane k of the last one is the sum
+// of vector k. Rows: the number of leaves below the result.
+template <class T, int Rows>
 inline Vector<T> merge(Vector<T> a, Vector<T> b) {
-  return merge<T>(a, b, std::make_integer_sequence<int, lanes<T>>{});
+  return merge<T, Rows * sizeof(T) <= 16>(a, b, std::make_integer_sequence<int, lanes<T>>{});
 }
 
 template <int Distance, class T, int... K>

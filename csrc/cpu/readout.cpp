@@ -16,6 +16,34 @@ struct Form {
   int64_t rows, width, entries, branches, graphs;
 };
 
+// The number of rows of z, [rows, h] or [R + 1, N, h].
+int64_t rows_of(const Tensor& z) {
+  const bool branches = z.dim() == 3;
+  STD_TORCH_CHECK(branches || z.dim() == 2, "z has the wrong number of axes");
+  if (branches)
+    expect("z", z, {-1, -1, -1}, z.scalar_type());
+  else
+    expect("z", z, {-1, -1}, z.scalar_type());
+  return branches ? z.size(0) * z.size(1) : z.size(0);
+}
+
+// The number of branches of w, [h] or [R + 1, h].
+int64_t branches_of(const Tensor& w, const Tensor& z) {
+  if (w.dim() == 1) {
+    expect("w", w, {z.size(-1)}, z.scalar_type());
+    return 1;
+  }
+  expect("w", w, {-1, z.size(-1)}, z.scalar_type());
+  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == w.size(0), "z and w must have as many branches");
+  return w.size(0);
+}
+
+Tensor fresh_like(const Tensor& t) {
+  if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());
+  if (t.dim() == 2) return empty({t.size(0), t.size(1)}, t.scalar_type());
+  return empty({t.size(0), t.size(1), t.size(2)}, t.scalar_type());
+}
+
 // Checks ptr, index and count against a z of [rows, width]. `shared`: z is the dense form, every branch reads the same
 // ptr.
 Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
@@ -137,7 +165,7 @@ int64_t place_of(const Segments<I>& seg, int64_t s) {
 bool bypasses_caches(const Tensor& dz, int64_t width) {
   constexpr int64_t line = 64, last_level_cache = int64_t{32} << 20;
   const int64_t row = width * dz.element_size();
-  return dz.size(0) * row > last_level_cache && row % line == 0 &&
+  return dz.numel() * dz.element_size() > last_level_cache && row % line == 0 &&
          reinterpret_cast<uintptr_t>(dz.data_ptr()) % line == 0;
 }
 
@@ -230,8 +258,7 @@ void with_segments(const Form& form, ScalarType value, const Tensor& ptr, const 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
                    bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
-  expect("z", z, {-1, -1}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, num_branches, shared, checked);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
@@ -275,9 +302,7 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
 std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                              OptionalTensor count, bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
-  expect("z", z, {-1, -1}, value);
-  expect("w", w, {-1, z.size(1)}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, w.size(0), shared, checked);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   Tensor alpha = empty({form.entries}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
@@ -309,14 +334,12 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
                                                       bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
-  expect("z", z, {-1, -1}, value);
-  expect("w", w, {-1, z.size(1)}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, w.size(0), shared, checked);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
   expect("grad", grad, {form.graphs, form.branches * form.width}, value);
   expect("readout", readout, {form.graphs, form.branches * form.width}, value);
   expect("alpha", alpha, {form.entries}, value);
   if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, value);
-  Tensor dz = empty({form.rows, form.width}, value), dw = empty({form.branches, form.width}, value);
+  Tensor dz = fresh_like(z), dw = fresh_like(w);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using I = typename decltype(index_tag)::type;

@@ -55,13 +55,22 @@ const T* block_rows(const Segments<I>& seg, const T* z, int64_t first, int64_t n
   return copy;
 }
 
+// Fetches what stands some blocks further on than `from`. The processor alone looks less far ahead, and stops looking
+// while it works on a block in the L1 cache.
+template <class T>
+inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size) {
+  constexpr int64_t line = 64, ahead = 8192;
+  const char* next = reinterpret_cast<const char*>(from) + ahead;
+  for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += line) __builtin_prefetch(next + at);
+}
+
 // <rows_i, v> for Rows rows: the products of halves of the rows are added lane by lane until one lane is one row.
 template <int Rows, int V, class T>
 inline __attribute__((always_inline)) Vector<T> dots(const T* rows, const T* v, int64_t vectors) {
   const int64_t number = V ? V : vectors, stride = number * lanes<T>;
   if constexpr (Rows > 1) {
     const Vector<T> low = dots<Rows / 2, V>(rows, v, vectors);
-    return merge<T>(low, dots<Rows / 2, V>(rows + Rows / 2 * stride, v, vectors));
+    return merge<T, Rows>(low, dots<Rows / 2, V>(rows + Rows / 2 * stride, v, vectors));
   } else {
     Vector<T> sum = {};
     for (int64_t k = 0; k < number; ++k) sum += load(rows + k * lanes<T>) * load(v + k * lanes<T>);
@@ -75,9 +84,11 @@ void add_columns(const T* rows, int64_t stride, const T* weight, int64_t n, doub
   constexpr int chains = K <= 2 ? 4 : K <= 4 ? 2 : 1;  // independent sums, to hide the latency of an addition
   Vector<T> part[chains][K] = {};
   int64_t i = 0;
-  for (; i + chains <= n; i += chains)
+  for (; i + chains <= n; i += chains) {
+    prefetch(rows + i * stride, chains * K * lanes<T>);
     for (int c = 0; c < chains; ++c)
       for (int k = 0; k < K; ++k) part[c][k] += weight[i + c] * load(rows + (i + c) * stride + k * lanes<T>);
+  }
   for (; i < n; ++i)
     for (int k = 0; k < K; ++k) part[0][k] += weight[i] * load(rows + i * stride + k * lanes<T>);
   for (int k = 0; k < K; ++k) {
@@ -148,6 +159,8 @@ void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
   const T* vector = padded(w + piece.begin / seg.graphs * seg.width, seg.width, scratch.w);
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
+  // A register of alpha may spill over into the entries after its segment, which this piece writes later.
+  const int64_t last = run_of(seg, piece, piece.end - 1).end;
   T weight[block];
   for (int64_t s = piece.begin; s < piece.end; ++s) {
     const Run run = run_of(seg, piece, s);
@@ -160,11 +173,12 @@ void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T
       const T* rows = block_rows(seg, z, first, n, scratch.rows);
       Vector<T> highest = {};
       for (int64_t i = 0; i < n; i += L) {
+        prefetch(rows + i * stride, L * stride);
         const Vector<T> logit = first_lanes<T>(dots<L, V>(rows + i * stride, vector, vectors), n - i);
         const Vector<T> beta = logit < 0 ? Vector<T>{} : logit;
         store(weight + i, beta);
         highest = beta > highest ? beta : highest;
-        if (!one_block) store_first(alpha + first + i, beta, n - i);
+        if (!one_block) store_first(alpha + first + i, beta, last - first - i);
       }
       const T block_top = maximum_of<T>(highest);
       double factor = 1;
@@ -195,7 +209,7 @@ void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T
     store_readout(sum, scale, seg.width, readout + run.place * seg.width);
     if (one_block)
       for (int64_t i = 0; i < run.end - run.begin; i += L)
-        store_first(alpha + run.begin + i, load(weight + i) * static_cast<T>(scale), run.end - run.begin - i);
+        store_first(alpha + run.begin + i, load(weight + i) * static_cast<T>(scale), last - run.begin - i);
     else
       attention_weights(seg, {s, s + 1, run.begin, run.end, true, nullptr}, top, total, alpha);
   }
@@ -282,6 +296,7 @@ void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const 
       const int64_t n = run.end - first < block ? run.end - first : block;
       const T* rows = block_rows(seg, gradients.z, first, n, scratch.rows);
       for (int64_t i = 0; i < n; i += L) {
+        prefetch(rows + i * stride, L * stride);
         const Vector<T> logit = dots<L, V>(rows + i * stride, w, vectors);
         Vector<T> dalpha = dots<L, V>(rows + i * stride, grad, vectors);
         if (gradients.grad_alpha) dalpha += some(gradients.grad_alpha, first + i, n - i, seg.entries);
