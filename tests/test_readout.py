@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
+from spin_fast import _native
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -127,6 +128,43 @@ def test_same_bits_for_any_number_of_threads(backend: str, threads: None) -> Non
             results.append([*(output.detach() for output in outputs), z.grad, w.grad])
         for one, two in zip(*results, strict=True):
             assert torch.equal(one, two)
+
+
+def results_of(case: dict, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Both readouts, the weights and all gradients."""
+    z, w = (case[name].detach().to(dtype).requires_grad_() for name in ("z", "w"))
+    outputs = [sums(case | {"z": z}), *attention(case | {"z": z, "w": w})]
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(output.shape, generator=generator).to(output.dtype) for output in outputs]
+    return [*(output.detach() for output in outputs), *torch.autograd.grad(outputs, (z, w), cotangents)]
+
+
+@pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
+@pytest.mark.parametrize("width", [1, 3, 16, 17, 32, 64, 100])
+def test_long_segment_among_small_ones(
+    backend: str, threads: None, monkeypatch: pytest.MonkeyPatch, width: int, form: str
+) -> None:
+    """A segment that is cut into pieces: right, and the same bits for one thread and two."""
+    case = dense_case([5, 0, 70000 // width + 1000, *range(40)], 2, width, torch.float32)
+    case["z"] = case["z"] / width**0.5
+    if form != "dense":
+        num_nodes = case["z"].shape[1]
+        rows = case["z"].flatten(0, 1)
+        case |= {"z": rows, "ptr": torch.cat([case["ptr"], case["ptr"][1:] + num_nodes])}
+        case["count"] = torch.arange(len(rows), dtype=torch.int32) % 3 + 1
+        if form == "indexed":
+            case["index"] = torch.arange(len(rows), dtype=torch.int32) * 7919 % 3000
+            case["z"] = rows[:3000].clone()
+    results = []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        results.append(results_of(case, torch.float32))
+    monkeypatch.setattr(_native, "library", None)
+    expected = results_of(case, torch.float64)
+    for one, two, exact in zip(*results, expected, strict=True):
+        assert torch.equal(one, two)
+        scale = float(exact.abs().max())
+        torch.testing.assert_close(one.double(), exact, rtol=2e-5, atol=2e-6 * scale)
 
 
 @pytest.mark.parametrize("branches", [1, 3])

@@ -100,7 +100,7 @@ void add_columns(const T* rows, int64_t stride, const T* weight, int64_t n, doub
 template <int V, class T>
 void add_rows(const T* rows, int64_t vectors, const T* weight, int64_t n, double factor, double* sum) {
   constexpr int L = lanes<T>;
-  if constexpr (V > 0) {
+  if constexpr (V > 0 && V <= 8) {
     add_columns<V>(rows, V * L, weight, n, factor, sum);
   } else {
     const int64_t stride = vectors * L;
@@ -328,6 +328,8 @@ void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const 
       return kernel<4>(__VA_ARGS__);                                   \
     case 8:                                                            \
       return kernel<8>(__VA_ARGS__);                                   \
+    case 16:                                                           \
+      return kernel<16>(__VA_ARGS__);                                  \
     default:                                                           \
       return kernel<0>(__VA_ARGS__);                                   \
   }
