@@ -9,6 +9,25 @@
 
 namespace spin_fast {
 
+// Storage types: z is read and dz written in them, everything else is in Compute<S>.
+struct BFloat16 {
+  uint16_t bits;
+};
+struct Half {
+  uint16_t bits;
+};
+
+template <class S>
+struct ComputeOf {
+  using Type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using Type = double;
+};
+template <class S>
+using Compute = typename ComputeOf<S>::Type;
+
 // One hop, out = Ā in (+ add), with Ā[v, u] = A[v, u] * (left[v] * right[u] + plain).
 template <class T, class I>
 struct Hop {
@@ -70,17 +89,17 @@ struct EntriesOfRow {
 };
 
 // The gradients of one call. `alpha`, `dbeta` and `dw` are null for the sum readout.
-template <class T>
+template <class S, class T = Compute<S>>
 struct Gradients {
   const T* grad;             // [G, (R + 1) * h]
   const T* grad_alpha;       // [nnz] or null
   const double* from_alpha;  // per segment sum_e alpha_e grad_alpha_e, or null
-  const T* z;
+  const S* z;
   const T* w;
   const T* readout;
   const T* alpha;
   T* dbeta;     // [nnz], written where there is an index
-  T* dz;        // written where there is none
+  S* dz;        // written where there is none
   bool bypass;  // dz is larger than the caches: write around them
 };
 
@@ -90,41 +109,42 @@ struct Kernels {
   void (*hop)(const Hop<T, I>&, const T* in, const T* add, T* out, int64_t begin, int64_t end);
 };
 
-template <class T, class I>
+template <class S, class I>
 struct ReadoutKernels {
+  using T = Compute<S>;
   // s = sum_v c_v z_v.
-  void (*sum)(const Segments<I>&, const Piece&, const Scratch<T>&, const T* z, T* readout);
+  void (*sum)(const Segments<I>&, const Piece&, const Scratch<T>&, const S* z, T* readout);
   // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a chunk only beta = ReLU(<w, z_v>).
-  void (*attention)(const Segments<I>&, const Piece&, const Scratch<T>&, const T* z, const T* w, T* readout, T* alpha);
+  void (*attention)(const Segments<I>&, const Piece&, const Scratch<T>&, const S* z, const T* w, T* readout, T* alpha);
   // A chunk's alpha from its beta, the largest logit and the denominator of its whole segment.
   void (*weights)(const Segments<I>&, const Piece&, T top, double total, T* alpha);
   // dz of the sum readout without an index.
-  void (*sum_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<T>&);
+  void (*sum_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<S>&);
   // dz or dbeta, and dw.
-  void (*attention_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<T>&);
+  void (*attention_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<S>&);
   // Rows [begin, end) of dz_u = sum_e (scale_e grad[place_e] + dbeta_e w[branch of e]); `count` or `alpha` is the scale
   // (both null: 1); dbeta and w may be null.
   void (*rows_backward)(const EntriesOfRow&, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
-                        const T* w, T* dz, int64_t begin, int64_t end);
+                        const T* w, S* dz, int64_t begin, int64_t end);
 };
 
 namespace baseline {
 template <class T, class I>
 Kernels<T, I> table();
-template <class T, class I>
-ReadoutKernels<T, I> readout_table();
+template <class S, class I>
+ReadoutKernels<S, I> readout_table();
 }  // namespace baseline
 namespace avx2 {
 template <class T, class I>
 Kernels<T, I> table();
-template <class T, class I>
-ReadoutKernels<T, I> readout_table();
+template <class S, class I>
+ReadoutKernels<S, I> readout_table();
 }  // namespace avx2
 namespace avx512 {
 template <class T, class I>
 Kernels<T, I> table();
-template <class T, class I>
-ReadoutKernels<T, I> readout_table();
+template <class S, class I>
+ReadoutKernels<S, I> readout_table();
 }  // namespace avx512
 
 }  // namespace spin_fast

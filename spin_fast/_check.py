@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 FLOATS = (torch.float32, torch.float64)
+STORED = (*FLOATS, torch.bfloat16, torch.float16)  # what a readout reads and writes; it computes in FLOATS
 INTEGERS = (torch.int32, torch.int64)
 OPERATORS = ("adj", "sym", "sym+adj", "rw")
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+    *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def tensor(

@@ -100,8 +100,9 @@ def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
 
 def _attention_readout_fake(z, w, ptr, index, count, shared, checked):  # type: ignore[no-untyped-def]
     num_entries = z.shape[:-1].numel() if index is None else index.shape[0]
-    num_branches = w.shape[0] if w.dim() == 2 else 1
-    return z.new_empty(_num_graphs(ptr, num_branches, shared), w.numel()), z.new_empty(num_entries)
+    num_graphs = _num_graphs(ptr, w.shape[0] if w.dim() == 2 else 1, shared)
+    dtype = reference.compute_dtype(z.dtype)
+    return z.new_empty(num_graphs, w.numel(), dtype=dtype), z.new_empty(num_entries, dtype=dtype)
 
 
 def _attention_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:

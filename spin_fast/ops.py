@@ -162,7 +162,7 @@ def sum_readout(
     rows of all branches one after the other, ``ptr [S + 1]`` offsets into ``index``. An empty graph gives 0.
 
     Args:
-        z: float32 or float64; sums run in float64 over blocks of float32.
+        z: float32, float64, bfloat16 or float16; sums run in float64 over blocks of float32, and are rounded once.
         ptr: int64 offsets.
         index: ``[nnz]`` int32 or int64, the row of ``z`` that an entry refers to; None for the identity.
         count: ``[nnz]`` int32, how often; None for ones.
@@ -236,7 +236,7 @@ def attention_readout(
     Args:
         w: ``[h]`` for one branch, ``[R + 1, h]`` for several; dtype of ``z``.
         return_weights: return ``alpha`` as well, per entry: ``[nnz]``, or ``[R + 1, N]`` in the dense form with
-            branches. The weight of one node is ``alpha / count``.
+            branches; float32 for the half types. The weight of one node is ``alpha / count``.
 
     Returns:
         ``[G, h]`` or ``[G, (R + 1) * h]``; with ``return_weights`` a pair.
@@ -247,7 +247,7 @@ def attention_readout(
     if _op_checks():
         with contextlib.suppress(Exception):  # said below, and by name
             return _attention(z, w, ptr, index, count, return_weights, checked)
-    _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.FLOATS)
+    _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
     num_branches = _check_form(z, ptr, index, 1 if w.dim() == 1 else w.shape[0])
@@ -275,6 +275,8 @@ def _attention(
     readout, weights = _register.call_readout(
         _register.AttentionReadout, "attention_readout", z.contiguous(), w.contiguous(), *entries, z.dim() == 3, checked
     )
+    if readout.dtype != z.dtype:  # unrounded, for the gradient
+        readout = readout.to(z.dtype)
     if not return_weights:
         return readout
     return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
@@ -283,7 +285,7 @@ def _attention(
 def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None) -> int:
     """Check ``z`` and ``ptr`` together and return the number of branches."""
     dense = isinstance(z, Tensor) and z.dim() == 3
-    _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.FLOATS)
+    _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.STORED)
     _check.offsets_shape("ptr", ptr, z.device)
     if dense:
         if index is not None:

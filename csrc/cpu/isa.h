@@ -31,19 +31,19 @@ Kernels<T, I> kernels() {
   return baseline::table<T, I>();
 }
 
-template <class T, class I>
-ReadoutKernels<T, I> readout_kernels() {
+template <class S, class I>
+ReadoutKernels<S, I> readout_kernels() {
 #if defined(__x86_64__)
   switch (current_isa()) {
     case Isa::avx512:
-      return avx512::readout_table<T, I>();
+      return avx512::readout_table<S, I>();
     case Isa::avx2:
-      return avx2::readout_table<T, I>();
+      return avx2::readout_table<S, I>();
     case Isa::baseline:
       break;
   }
 #endif
-  return baseline::readout_table<T, I>();
+  return baseline::readout_table<S, I>();
 }
 
 }  // namespace spin_fast

@@ -17,22 +17,68 @@ template <class T>
 using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
 
 template <class T>
+  requires std::is_arithmetic_v<T>
 inline Vector<T> load(const T* from) {
   return *reinterpret_cast<const typename VectorOf<T>::Unaligned*>(from);
 }
 
 template <class T>
+  requires std::is_arithmetic_v<T>
 inline void store(T* to, Vector<T> v) {
   *reinterpret_cast<typename VectorOf<T>::Unaligned*>(to) = v;
 }
 
-// The first n <= lanes values of v.
-template <class T>
-inline void store_first(T* to, Vector<T> v, int64_t n) {
-  if (n >= lanes<T>)
-    store(to, v);
-  else
-    __builtin_memcpy(to, &v, n * sizeof(T));
+using Words = Vector<uint32_t>;
+typedef uint16_t Halves __attribute__((vector_size(vector_bytes / 2), aligned(2), may_alias));
+
+inline Words words(const void* halves) {
+  return __builtin_convertvector(*reinterpret_cast<const Halves*>(halves), Words);
+}
+
+inline void store_words(void* to, Words v) { *reinterpret_cast<Halves*>(to) = __builtin_convertvector(v, Halves); }
+
+inline Vector<float> load(const BFloat16* from) { return reinterpret_cast<Vector<float>>(words(from) << 16); }
+
+inline Vector<float> load(const Half* from) {
+  const Words half = words(from), bits = (half & 0x7fff) << 13;
+  const Vector<float> scaled = reinterpret_cast<Vector<float>>(bits) * 0x1p112f;  // denormals come right
+  const Words finite = reinterpret_cast<Words>(scaled);
+  const Words magnitude = (half & 0x7c00) == 0x7c00 ? bits | 0x7f800000 : finite;
+  return reinterpret_cast<Vector<float>>(magnitude | (half & 0x8000) << 16);
+}
+
+// Stores round to the nearest, ties to even.
+inline void store(BFloat16* to, Vector<float> v) {
+  const Words bits = reinterpret_cast<Words>(v);
+  const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  store_words(to, (bits & 0x7fffffff) > 0x7f800000 ? Words{} + 0x7fc0 : rounded);
+}
+
+inline void store(Half* to, Vector<float> v) {
+  const Words bits = reinterpret_cast<Words>(v), magnitude = bits & 0x7fffffff;
+  const Words normal = (magnitude + (0xc8000fff + (magnitude >> 13 & 1))) >> 13;
+  // An addition shifts the bits of what is a denormal half to the end of the mantissa.
+  const Words small = reinterpret_cast<Words>(reinterpret_cast<Vector<float>>(magnitude) + 0.5f) - 0x3f000000;
+  const Words large = magnitude > 0x7f800000 ? Words{} + 0x7e00 : Words{} + 0x7c00;
+  const Words rounded = magnitude >= 0x47800000 ? large : magnitude < 0x38800000 ? small : normal;
+  store_words(to, rounded | (bits >> 16 & 0x8000));
+}
+
+// The first n values, at most a register of them; 0 in the other lanes.
+template <class S>
+inline Vector<Compute<S>> load_first(const S* from, int64_t n) {
+  if (n >= lanes<Compute<S>>) return load(from);
+  S values[lanes<Compute<S>>] = {};
+  __builtin_memcpy(values, from, n * sizeof(S));
+  return load(values);
+}
+
+template <class S>
+inline void store_first(S* to, Vector<Compute<S>> v, int64_t n) {
+  if (n >= lanes<Compute<S>>) return store(to, v);
+  S values[lanes<Compute<S>>];
+  store(values, v);
+  __builtin_memcpy(to, values, n * sizeof(S));
 }
 
 // 0, 1, 2, ...

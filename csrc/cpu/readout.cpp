@@ -1,8 +1,12 @@
 // sum_readout, attention_readout and their gradients: from tensors to the kernels in readout.inl.
 
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
 #include <cmath>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -11,6 +15,58 @@
 
 namespace spin_fast {
 namespace {
+
+ScalarType compute_type(ScalarType storage) {
+  return storage == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// Calls f(Tag<S>, Tag<I>) for the types of z and of the index.
+template <class F>
+void dispatch_storage(ScalarType storage, ScalarType index, F f) {
+  const auto with = [&](auto tag) {
+    dispatch(ScalarType::Float, index, [&](auto, auto index_tag) { f(tag, index_tag); });
+  };
+  if (storage == ScalarType::Float) return with(Tag<float>{});
+  if (storage == ScalarType::Double) return with(Tag<double>{});
+  if (storage == ScalarType::BFloat16) return with(Tag<BFloat16>{});
+  STD_TORCH_CHECK(storage == ScalarType::Half, "z must be float32, float64, bfloat16 or float16");
+  with(Tag<Half>{});
+}
+
+float widened(BFloat16 v) { return torch::headeronly::BFloat16(v.bits, torch::headeronly::BFloat16::from_bits()); }
+float widened(Half v) { return torch::headeronly::Half(v.bits, torch::headeronly::Half::from_bits()); }
+void round_to(BFloat16& to, float v) { to.bits = torch::headeronly::BFloat16(v).x; }
+void round_to(Half& to, float v) { to.bits = torch::headeronly::Half(v).x; }
+
+template <class S>
+const S* stored(const Tensor& t) {
+  return static_cast<const S*>(t.const_data_ptr());
+}
+
+// A small tensor of S for the kernels to read and write as Compute<S>: itself, or a converted copy.
+template <class S>
+struct Converted {
+  using T = Compute<S>;
+
+  explicit Converted(const Tensor& t, bool read = true) : tensor(t), size(t.numel()) {
+    if constexpr (!std::is_same_v<S, T>) {
+      copy.resize(size);
+      if (read) std::transform(stored<S>(t), stored<S>(t) + size, copy.data(), [](S v) { return widened(v); });
+    }
+  }
+  T* data() {
+    if constexpr (std::is_same_v<S, T>) return static_cast<T*>(tensor.mutable_data_ptr());
+    return copy.data();
+  }
+  void round() {
+    if constexpr (!std::is_same_v<S, T>)
+      for (int64_t i = 0; i < size; ++i) round_to(static_cast<S*>(tensor.mutable_data_ptr())[i], copy[i]);
+  }
+
+  Tensor tensor;
+  int64_t size;
+  std::vector<T> copy;
+};
 
 struct Form {
   int64_t rows, width, entries, branches, graphs;
@@ -164,8 +220,9 @@ int64_t place_of(const Segments<I>& seg, int64_t s) {
 // Whether dz is so large that the caches are better left alone, and its rows are whole cache lines.
 bool bypasses_caches(const Tensor& dz, int64_t width) {
   constexpr int64_t line = 64, last_level_cache = int64_t{32} << 20;
+  const bool halves = dz.element_size() < 4;  // these are converted in registers, not written in whole lines
   const int64_t row = width * dz.element_size();
-  return dz.numel() * dz.element_size() > last_level_cache && row % line == 0 &&
+  return !halves && dz.numel() * dz.element_size() > last_level_cache && row % line == 0 &&
          reinterpret_cast<uintptr_t>(dz.data_ptr()) % line == 0;
 }
 
@@ -235,12 +292,12 @@ RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
   return of;
 }
 
-template <class T, class I>
-void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<T>& gradients) {
+template <class S, class I>
+void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<S>& gradients) {
   const RowEntries of = entries_of_rows(form, seg);
   const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
   parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
-    readout_kernels<T, I>().rows_backward(of.view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
+    readout_kernels<S, I>().rows_backward(of.view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
                                           gradients.w, gradients.dz, begin, end);
   });
 }
@@ -249,7 +306,7 @@ void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<T>&
 template <class F>
 void with_segments(const Form& form, ScalarType value, const Tensor& ptr, const OptionalTensor& index,
                    const OptionalTensor& count, bool shared, F f) {
-  dispatch(value, index ? index->scalar_type() : ScalarType::Long, [&](auto value_tag, auto index_tag) {
+  dispatch_storage(value, index ? index->scalar_type() : ScalarType::Long, [&](auto value_tag, auto index_tag) {
     using I = typename decltype(index_tag)::type;
     f(segments_of<I>(form, ptr, index, count, shared), value_tag, index_tag);
   });
@@ -261,17 +318,20 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
-    const T* rows = z.const_data_ptr<T>();
-    T* out = readout.mutable_data_ptr<T>();
+    const S* rows = stored<S>(z);
+    Converted<S> result(readout, false);
+    T* out = result.data();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
-    const auto kernel = readout_kernels<T, I>().sum;
+    const auto kernel = readout_kernels<S, I>().sum;
     for_each_piece<T>(plan, form.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
     for (const LongSegment& of : plan.longs)
       combine(plan, of, false, form.width, out + place_of(seg, of.segment) * form.width);
+    result.round();
   });
   return readout;
 }
@@ -285,14 +345,16 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
   Tensor dz = empty({num_rows, form.width}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
-    Gradients<T> of = {};
-    of.grad = grad.const_data_ptr<T>();
-    of.dz = dz.mutable_data_ptr<T>();
+    Converted<S> ds(grad);
+    Gradients<S> of = {};
+    of.grad = ds.data();
+    of.dz = static_cast<S*>(dz.mutable_data_ptr());
     of.bypass = bypasses_caches(dz, form.width);
-    if (seg.index) return rows_backward<T>(form, seg, of);
-    const auto kernel = readout_kernels<T, I>().sum_backward;
+    if (seg.index) return rows_backward<S>(form, seg, of);
+    const auto kernel = readout_kernels<S, I>().sum_backward;
     for_each_piece<T>(plan_of(seg), form.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
   });
@@ -303,25 +365,28 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
                                              OptionalTensor count, bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
-  Tensor readout = empty({form.graphs, form.branches * form.width}, value);
-  Tensor alpha = empty({form.entries}, value);
+  Tensor readout = empty({form.graphs, form.branches * form.width}, compute_type(value));
+  Tensor alpha = empty({form.entries}, compute_type(value));
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
-    const T *rows = z.const_data_ptr<T>(), *vectors = w.const_data_ptr<T>();
+    Converted<S> w_wide(w);
+    const S* rows = stored<S>(z);
+    const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
-    const auto kernel = readout_kernels<T, I>().attention;
+    const auto kernel = readout_kernels<S, I>().attention;
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernel(seg, piece, scratch, rows, vectors, out, weights);
     });
-    if (plan.longs.empty()) return;
     for (const LongSegment& of : plan.longs) {
       const auto [top, total] = combine(plan, of, true, form.width, out + place_of(seg, of.segment) * form.width);
       for (size_t i = of.first; i < of.last; ++i) plan.pieces[i].partial[0] = top, plan.pieces[i].partial[1] = total;
     }
-    const auto finish = readout_kernels<T, I>().weights;
+    if (plan.longs.empty()) return;
+    const auto finish = readout_kernels<S, I>().weights;
     for_each_piece<T>(plan, 0, [&](const Piece& piece, const Scratch<T>&) {
       if (piece.split) finish(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
     });
@@ -335,39 +400,41 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, value);
-  expect("readout", readout, {form.graphs, form.branches * form.width}, value);
-  expect("alpha", alpha, {form.entries}, value);
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, value);
+  expect("grad", grad, {form.graphs, form.branches * form.width}, compute_type(value));
+  expect("readout", readout, {form.graphs, form.branches * form.width}, compute_type(value));
+  expect("alpha", alpha, {form.entries}, compute_type(value));
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, compute_type(value));
   Tensor dz = fresh_like(z), dw = fresh_like(w);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
     const T *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
     std::vector<double> from_alpha;
     if (dalpha) from_alpha = sums_of_products(seg, weights, dalpha);
     std::vector<T> dbeta(seg.index ? form.entries : 0);
-    const Gradients<T> of = {grad.const_data_ptr<T>(),
+    Converted<S> w_wide(w), dvectors(dw, false);
+    const Gradients<S> of = {grad.const_data_ptr<T>(),
                              dalpha,
                              dalpha ? from_alpha.data() : nullptr,
-                             z.const_data_ptr<T>(),
-                             w.const_data_ptr<T>(),
+                             stored<S>(z),
+                             w_wide.data(),
                              readout.const_data_ptr<T>(),
                              weights,
                              dbeta.data(),
-                             dz.mutable_data_ptr<T>(),
+                             static_cast<S*>(dz.mutable_data_ptr()),
                              bypasses_caches(dz, form.width)};
     Plan plan = plan_of(seg);
     add_partials(plan, padded(form.width));
-    const auto kernel = readout_kernels<T, I>().attention_backward;
+    const auto kernel = readout_kernels<S, I>().attention_backward;
     for_each_piece<T>(plan, form.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
     std::vector<double> sum(form.branches * form.width);
     for (const Piece& piece : plan.pieces)
       for (int64_t j = 0; j < form.width; ++j) sum[piece.begin / form.graphs * form.width + j] += piece.partial[j];
-    std::transform(sum.begin(), sum.end(), dw.mutable_data_ptr<T>(),
-                   [](double value) { return static_cast<T>(value); });
-    if (seg.index) rows_backward<T>(form, seg, of);
+    std::transform(sum.begin(), sum.end(), dvectors.data(), [](double value) { return static_cast<T>(value); });
+    dvectors.round();
+    if (seg.index) rows_backward<S>(form, seg, of);
   });
   return {dz, dw};
 }

@@ -39,18 +39,16 @@ const T* padded(const T* row, int64_t width, T* copy) {
 }
 
 // The rows of n entries; there may be anything in the rows after them up to a multiple of the number of lanes.
-template <class T, class I>
-const T* block_rows(const Segments<I>& seg, const T* z, int64_t first, int64_t n, T* copy) {
+template <class S, class I, class T = Compute<S>>
+const T* block_rows(const Segments<I>& seg, const S* z, int64_t first, int64_t n, T* copy) {
   const int64_t stride = vectors_of<T>(seg.width) * lanes<T>;
-  const int64_t groups = (n + lanes<T> - 1) / lanes<T>;
-  if (!seg.index && seg.width == stride && first + groups * lanes<T> <= seg.rows) return z + first * stride;
+  if constexpr (std::is_same_v<S, T>) {
+    const int64_t groups = (n + lanes<T> - 1) / lanes<T>;
+    if (!seg.index && seg.width == stride && first + groups * lanes<T> <= seg.rows) return z + first * stride;
+  }
   for (int64_t i = 0; i < n; ++i) {
-    const T* row = z + (seg.index ? static_cast<int64_t>(seg.index[first + i]) : first + i) * seg.width;
-    T* to = copy + i * stride;
-    int64_t j = 0;
-    for (; j + lanes<T> <= seg.width; j += lanes<T>) store(to + j, load(row + j));
-    for (; j < seg.width; ++j) to[j] = row[j];
-    for (; j < stride; ++j) to[j] = 0;
+    const S* row = z + (seg.index ? static_cast<int64_t>(seg.index[first + i]) : first + i) * seg.width;
+    for (int64_t j = 0; j < stride; j += lanes<T>) store(copy + i * stride + j, load_first(row + j, seg.width - j));
   }
   return copy;
 }
@@ -117,8 +115,8 @@ void store_readout(const double* sum, double scale, int64_t width, T* readout) {
   for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(sum[j] * scale);
 }
 
-template <int V, class T, class I>
-void sum_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const T* z, T* readout) {
+template <int V, class S, class I, class T = Compute<S>>
+void sum_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
   const int64_t vectors = V ? V : vectors_of<T>(seg.width);
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
   T weight[block];
@@ -152,8 +150,8 @@ void attention_weights(const Segments<I>& seg, const Piece& piece, T top, double
     for (int64_t e = piece.first; e < piece.last; ++e) alpha[e] *= static_cast<T>(seg.count[e]);
 }
 
-template <int V, class T, class I>
-void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const T* z, const T* w,
+template <int V, class S, class I, class T = Compute<S>>
+void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                      T* readout, T* alpha) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
@@ -225,15 +223,15 @@ Vector<T> some(const T* a, int64_t at, int64_t n, int64_t size) {
 }
 
 // dz rows of n entries: scale_i grad + dbeta_i w.
-template <int V, bool Bypass, class T>
-void write_rows(int64_t width, const T* grad, const T* w, const T* scale, const T* dbeta, int64_t n, T* dz) {
+template <int V, bool Bypass, class S, class T = Compute<S>>
+void write_rows(int64_t width, const T* grad, const T* w, const T* scale, const T* dbeta, int64_t n, S* dz) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(width);
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < vectors; ++k) {
       Vector<T> row = scale[i] * load(grad + k * L);
       if (w) row += dbeta[i] * load(w + k * L);
-      T* to = dz + i * width + k * L;
+      S* to = dz + i * width + k * L;
       if (Bypass)
         bypass(to, &row);
       else if (V)
@@ -243,9 +241,10 @@ void write_rows(int64_t width, const T* grad, const T* w, const T* scale, const 
     }
 }
 
-template <int V, class T, class I>
+template <int V, class S, class I, class T = Compute<S>>
 void sum_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
-                        const Gradients<T>& gradients) {
+                        const Gradients<S>& gradients) {
+  const T* no_rows = nullptr;
   T weight[block];
   for (T& one : weight) one = 1;
   for (int64_t s = piece.begin; s < piece.end; ++s) {
@@ -255,11 +254,11 @@ void sum_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratc
       const int64_t n = run.end - first < block ? run.end - first : block;
       if (seg.count)
         for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
-      T* dz = gradients.dz + first * seg.width;
+      S* dz = gradients.dz + first * seg.width;
       if (V && gradients.bypass)
-        write_rows<V, V != 0, T>(seg.width, grad, nullptr, weight, nullptr, n, dz);
+        write_rows<V, V != 0>(seg.width, grad, no_rows, weight, no_rows, n, dz);
       else
-        write_rows<V, false, T>(seg.width, grad, nullptr, weight, nullptr, n, dz);
+        write_rows<V, false>(seg.width, grad, no_rows, weight, no_rows, n, dz);
     }
   }
   if (gradients.bypass) settle();
@@ -279,9 +278,9 @@ double wide_dot(const T* a, const T* b, int64_t width) {
 // With t = sum_e alpha_e (<ds, z_e> + dalpha_e) = <ds, s> + sum_e alpha_e dalpha_e:
 //   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is shut;  dw = sum_e dbeta_e z_e;
 //   dz_e = alpha_e ds + dbeta_e w.
-template <int V, class T, class I>
+template <int V, class S, class I, class T = Compute<S>>
 void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
-                              const Gradients<T>& gradients) {
+                              const Gradients<S>& gradients) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
   const T* w = padded(gradients.w + piece.begin / seg.graphs * seg.width, seg.width, scratch.w);
@@ -307,11 +306,9 @@ void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const 
       if (seg.index)
         for (int64_t i = 0; i < n; ++i) gradients.dbeta[first + i] = dbeta[i];
       else if (V && gradients.bypass)
-        write_rows<V, V != 0, T>(seg.width, grad, w, gradients.alpha + first, dbeta, n,
-                                 gradients.dz + first * seg.width);
+        write_rows<V, V != 0>(seg.width, grad, w, gradients.alpha + first, dbeta, n, gradients.dz + first * seg.width);
       else
-        write_rows<V, false, T>(seg.width, grad, w, gradients.alpha + first, dbeta, n,
-                                gradients.dz + first * seg.width);
+        write_rows<V, false>(seg.width, grad, w, gradients.alpha + first, dbeta, n, gradients.dz + first * seg.width);
     }
   }
   if (gradients.bypass) settle();
@@ -334,31 +331,31 @@ void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const 
       return kernel<0>(__VA_ARGS__);                                   \
   }
 
-template <class T, class I>
-void sum_readout(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const T* z, T* readout) {
+template <class S, class I, class T = Compute<S>>
+void sum_readout(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
   SPIN_FAST_BY_WIDTH(sum_piece, T, seg.width, seg, piece, scratch, z, readout)
 }
 
-template <class T, class I>
-void attention_readout(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const T* z, const T* w,
+template <class S, class I, class T = Compute<S>>
+void attention_readout(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                        T* readout, T* alpha) {
   SPIN_FAST_BY_WIDTH(attention_piece, T, seg.width, seg, piece, scratch, z, w, readout, alpha)
 }
 
-template <class T, class I>
-void sum_backward(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<T>& of) {
+template <class S, class I, class T = Compute<S>>
+void sum_backward(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<S>& of) {
   SPIN_FAST_BY_WIDTH(sum_backward_piece, T, seg.width, seg, piece, scratch, of)
 }
 
-template <class T, class I>
-void attention_backward(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<T>& of) {
+template <class S, class I, class T = Compute<S>>
+void attention_backward(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<S>& of) {
   SPIN_FAST_BY_WIDTH(attention_backward_piece, T, seg.width, seg, piece, scratch, of)
 }
 
-// A row that several entries refer to: the sum in float64.
-template <int W, class T>
+// W columns of dz_u, summed up in float64.
+template <int W, class S, class T = Compute<S>>
 void shared_row_tile(const EntriesOfRow& of, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
-                     const T* w, T* dz, int64_t u, int64_t column) {
+                     const T* w, S* dz, int64_t u, int64_t column) {
   double sum[W] = {};
   for (int64_t i = of.offsets[u]; i < of.offsets[u + 1]; ++i) {
     const int64_t e = of.entries[i];
@@ -369,12 +366,14 @@ void shared_row_tile(const EntriesOfRow& of, const T* grad, const int32_t* count
     const T* vector = w + of.place[e] % of.branches * of.width + column;
     for (int j = 0; j < W; ++j) sum[j] += static_cast<double>(dbeta[e]) * static_cast<double>(vector[j]);
   }
-  for (int j = 0; j < W; ++j) dz[u * of.width + column + j] = static_cast<T>(sum[j]);
+  T values[W > lanes<T> ? W : lanes<T>] = {};
+  for (int j = 0; j < W; ++j) values[j] = static_cast<T>(sum[j]);
+  for (int j = 0; j < W; j += lanes<T>) store_first(dz + u * of.width + column + j, load(values + j), W - j);
 }
 
-template <class T>
+template <class S, class T = Compute<S>>
 void rows_backward(const EntriesOfRow& of, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
-                   const T* w, T* dz, int64_t begin, int64_t end) {
+                   const T* w, S* dz, int64_t begin, int64_t end) {
   for (int64_t u = begin; u < end; ++u) {
     int64_t column = 0;
     for (; column + 16 <= of.width; column += 16) shared_row_tile<16>(of, grad, count, alpha, dbeta, w, dz, u, column);

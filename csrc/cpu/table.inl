@@ -15,13 +15,17 @@ template Kernels<float, int64_t> table();
 template Kernels<double, int32_t> table();
 template Kernels<double, int64_t> table();
 
-template <class T, class I>
-ReadoutKernels<T, I> readout_table() {
-  return {sum_readout<T, I>,  attention_readout<T, I>,  attention_weights<T, I>,
-          sum_backward<T, I>, attention_backward<T, I>, rows_backward<T>};
+template <class S, class I>
+ReadoutKernels<S, I> readout_table() {
+  return {sum_readout<S, I>,  attention_readout<S, I>,  attention_weights<Compute<S>, I>,
+          sum_backward<S, I>, attention_backward<S, I>, rows_backward<S>};
 }
 
 template ReadoutKernels<float, int32_t> readout_table();
 template ReadoutKernels<float, int64_t> readout_table();
 template ReadoutKernels<double, int32_t> readout_table();
 template ReadoutKernels<double, int64_t> readout_table();
+template ReadoutKernels<BFloat16, int32_t> readout_table();
+template ReadoutKernels<BFloat16, int64_t> readout_table();
+template ReadoutKernels<Half, int32_t> readout_table();
+template ReadoutKernels<Half, int64_t> readout_table();
