@@ -82,8 +82,8 @@ constexpr int64_t block = 64;  // entries whose sum is in T; sums of blocks are 
 // as [G * (R + 1), h], which is graph * branches + branch.
 struct EntriesOfRow {
   const int64_t* offsets;  // [rows + 1]
-  const int64_t* entries;  // [nnz]
-  const int64_t* place;    // [nnz]
+  const int32_t* entries;  // [nnz]
+  const int32_t* place;    // [nnz]
   int64_t branches;
   int64_t width;  // h
 };

@@ -268,36 +268,35 @@ std::pair<double, double> combine(const Plan& plan, const LongSegment& of, bool 
 
 // The entries of each row of z: a counting sort of `index`.
 struct RowEntries {
-  std::vector<int64_t> offsets, entries;
-  Tensor place;
-  EntriesOfRow view;
+  std::vector<int64_t> offsets;
+  std::vector<int32_t> entries, place;
 };
 
 template <class I>
 RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
-  RowEntries of;
-  of.place = empty({form.entries}, ScalarType::Long);
-  int64_t* place = of.place.mutable_data_ptr<int64_t>();
+  constexpr int64_t most = INT32_MAX;
+  STD_TORCH_CHECK(form.entries <= most && form.graphs * form.branches <= most, "index must have at most 2^31 entries");
+  RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
+                std::vector<int32_t>(form.entries)};
   for (int64_t branch = 0; branch < form.branches; ++branch)
     for (int64_t graph = 0; graph < form.graphs; ++graph)
-      std::fill(place + first_entry(seg, branch, graph), place + first_entry(seg, branch, graph + 1),
-                graph * form.branches + branch);
-  of.offsets.assign(form.rows + 1, 0);
-  of.entries.resize(form.entries);
-  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 1];
-  for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 1] += of.offsets[u];
-  std::vector<int64_t> next(of.offsets.begin(), of.offsets.end() - 1);
-  for (int64_t e = 0; e < form.entries; ++e) of.entries[next[seg.index[e]]++] = e;
-  of.view = {of.offsets.data(), of.entries.data(), place, form.branches, form.width};
+      std::fill(of.place.begin() + first_entry(seg, branch, graph),
+                of.place.begin() + first_entry(seg, branch, graph + 1),
+                static_cast<int32_t>(graph * form.branches + branch));
+  // Counted one further on, each offset moves to where its row begins while the entries are put in place.
+  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 2];
+  for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 2] += of.offsets[u + 1];
+  for (int64_t e = 0; e < form.entries; ++e) of.entries[of.offsets[seg.index[e] + 1]++] = static_cast<int32_t>(e);
   return of;
 }
 
 template <class S, class I>
 void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<S>& gradients) {
   const RowEntries of = entries_of_rows(form, seg);
+  const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), form.branches, form.width};
   const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
   parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
-    readout_kernels<S, I>().rows_backward(of.view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
+    readout_kernels<S, I>().rows_backward(view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
                                           gradients.w, gradients.dz, begin, end);
   });
 }

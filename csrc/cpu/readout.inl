@@ -376,6 +376,7 @@ void rows_backward(const EntriesOfRow& of, const T* grad, const int32_t* count, 
                    const T* w, S* dz, int64_t begin, int64_t end) {
   for (int64_t u = begin; u < end; ++u) {
     int64_t column = 0;
+    for (; column + 32 <= of.width; column += 32) shared_row_tile<32>(of, grad, count, alpha, dbeta, w, dz, u, column);
     for (; column + 16 <= of.width; column += 16) shared_row_tile<16>(of, grad, count, alpha, dbeta, w, dz, u, column);
     const int64_t rest = of.width - column;
     if (rest & 8) shared_row_tile<8>(of, grad, count, alpha, dbeta, w, dz, u, column), column += 8;
