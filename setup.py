@@ -66,7 +66,7 @@ def native_extension() -> dict:
             "csrc/cpu/avx512.cpp",
         ],
         depends=["csrc/kernels.h", "csrc/check.h", "csrc/cpu/isa.h", "csrc/cpu/ops.h"]
-        + [f"csrc/cpu/{name}.inl" for name in ("hop", "memory", "power", "power_dense", "readout", "table")],
+        + [f"csrc/cpu/{name}.inl" for name in ("hop", "lanes", "power", "power_dense", "readout", "table")],
         # pip's pybind11 before the copy that torch carries
         include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),

@@ -6,17 +6,27 @@
 #pragma once
 
 #include <cstdint>
-#include <type_traits>
 
 namespace spin_fast {
 
-// Storage types; sums over half-precision values run in float.
-using Half = _Float16;
+// Storage types: what features, z and dz are kept in; everything else is in Compute<S>.
 struct BFloat16 {
   uint16_t bits;
 };
-template <class T>
-using accumulator = std::conditional_t<sizeof(T) == 2, float, T>;
+struct Half {
+  uint16_t bits;
+};
+
+template <class S>
+struct ComputeOf {
+  using Type = float;
+};
+template <>
+struct ComputeOf<double> {
+  using Type = double;
+};
+template <class S>
+using Compute = typename ComputeOf<S>::Type;
 
 // One hop, out = Ā in (+ add), with Ā[v, u] = A[v, u] * (left[v] * right[u] + plain).
 template <class T, class I>
@@ -37,7 +47,7 @@ enum class Scaling { none, row, symmetric, factors };
 // All powers of some graphs.
 template <class T, class I>
 struct Powers {
-  Hop<accumulator<T>, I> hop;  // left and right are read under Scaling::factors only
+  Hop<Compute<T>, I> hop;  // left and right are read under Scaling::factors only
   Scaling scaling;
   int64_t nodes;  // N
   int64_t hops;   // R
@@ -72,65 +82,106 @@ struct Segments {
   int64_t branches;
   int64_t ptr_stride;
   int64_t entry_stride;
-  int64_t width;  // h
+  int64_t width;    // h
+  int64_t rows;     // of z
+  int64_t entries;  // nnz
 };
+
+// Work of one thread: the segments [begin, end) of one branch, or, where it is split, the entries [first, last) of the
+// long segment `begin`. `partial` gets what is still to be added up: forward, of a split segment only, the largest
+// logit, the softmax denominator and [padded h] sums; backward, of every piece, the [padded h] of dw.
+struct Piece {
+  int64_t begin, end;
+  int64_t first, last;
+  bool split;
+  double* partial;
+};
+
+// Memory of one thread, with rows padded to whole registers.
+template <class T>
+struct Scratch {
+  T* rows;      // [block, padded h]
+  T* w;         // [padded h]
+  T* grad;      // [padded h]
+  double* sum;  // [padded h]
+};
+
+constexpr int64_t block = 64;  // entries whose sum is in T; sums of blocks are in float64
 
 // For each row of z the entries that refer to it; `place` is where an entry's graph and branch stand in a readout seen
 // as [G * (R + 1), h], which is graph * branches + branch.
 struct EntriesOfRow {
-  const int64_t* offsets;  // [rows + 1], or null: row u has the one entry u
-  const int64_t* entries;  // [nnz]
-  const int64_t* place;    // [nnz]
+  const int64_t* offsets;  // [rows + 1]
+  const int32_t* entries;  // [nnz]
+  const int32_t* place;    // [nnz]
   int64_t branches;
   int64_t width;  // h
 };
 
+// The gradients of one call. `alpha`, `dbeta` and `dw` are null for the sum readout.
+template <class S, class T = Compute<S>>
+struct Gradients {
+  const T* grad;             // [G, (R + 1) * h]
+  const T* grad_alpha;       // [nnz] or null
+  const double* from_alpha;  // per segment sum_e alpha_e grad_alpha_e, or null
+  const S* z;
+  const T* w;
+  const T* readout;
+  const T* alpha;
+  T* dbeta;     // [nnz], written where there is an index
+  S* dz;        // written where there is none
+  bool bypass;  // dz is larger than the caches: write around them
+};
+
 template <class T, class I>
 struct PowerKernels {
-  using A = accumulator<T>;
+  using A = Compute<T>;
   // Rows [begin, end) of one hop; `add` may be null.
   void (*hop)(const Hop<A, I>&, const A* in, const A* add, A* out, int64_t begin, int64_t end);
   // All powers of the graphs between ptr[0], .., ptr[graphs]; sums in A, or in double.
   void (*powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
   void (*canonical_powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
-  // n values.
+  // n values, from storage to what is computed in, and back.
   void (*widen)(const T* from, A* to, int64_t n);
   void (*narrow)(const A* from, T* to, int64_t n);
 };
 
-template <class T, class I>
-struct Kernels {
-  // Segments [begin, end) of s = sum_v c_v z_v.
-  void (*sum_readout)(const Segments<I>&, const T* z, T* readout, int64_t begin, int64_t end);
-  // Segments [begin, end) of s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz].
-  void (*attention_readout)(const Segments<I>&, const T* z, const T* w, T* readout, T* alpha, int64_t begin,
-                            int64_t end);
-  // Segments [begin, end): writes dbeta [nnz], adds to dw [h]. grad_alpha may be null.
-  void (*attention_backward)(const Segments<I>&, const T* grad, const T* grad_alpha, const T* z, const T* w,
-                             const T* readout, const T* alpha, T* dbeta, double* dw, int64_t begin, int64_t end);
+template <class S, class I>
+struct ReadoutKernels {
+  using T = Compute<S>;
+  // s = sum_v c_v z_v.
+  void (*sum)(const Segments<I>&, const Piece&, const Scratch<T>&, const S* z, T* readout);
+  // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a chunk only beta = ReLU(<w, z_v>).
+  void (*attention)(const Segments<I>&, const Piece&, const Scratch<T>&, const S* z, const T* w, T* readout, T* alpha);
+  // A chunk's alpha from its beta, the largest logit and the denominator of its whole segment.
+  void (*weights)(const Segments<I>&, const Piece&, T top, double total, T* alpha);
+  // dz of the sum readout without an index.
+  void (*sum_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<S>&);
+  // dz or dbeta, and dw.
+  void (*attention_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<S>&);
   // Rows [begin, end) of dz_u = sum_e (scale_e grad[place_e] + dbeta_e w[branch of e]); `count` or `alpha` is the scale
   // (both null: 1); dbeta and w may be null.
   void (*rows_backward)(const EntriesOfRow&, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
-                        const T* w, T* dz, int64_t begin, int64_t end);
+                        const T* w, S* dz, int64_t begin, int64_t end);
 };
 
 namespace baseline {
-template <class T, class I>
-PowerKernels<T, I> power_table();
-template <class T, class I>
-Kernels<T, I> table();
+template <class S, class I>
+PowerKernels<S, I> power_table();
+template <class S, class I>
+ReadoutKernels<S, I> readout_table();
 }  // namespace baseline
 namespace avx2 {
-template <class T, class I>
-PowerKernels<T, I> power_table();
-template <class T, class I>
-Kernels<T, I> table();
+template <class S, class I>
+PowerKernels<S, I> power_table();
+template <class S, class I>
+ReadoutKernels<S, I> readout_table();
 }  // namespace avx2
 namespace avx512 {
-template <class T, class I>
-PowerKernels<T, I> power_table();
-template <class T, class I>
-Kernels<T, I> table();
+template <class S, class I>
+PowerKernels<S, I> power_table();
+template <class S, class I>
+ReadoutKernels<S, I> readout_table();
 }  // namespace avx512
 
 }  // namespace spin_fast

@@ -1,8 +1,9 @@
 // Every op's schema, and the pybind11 module _C: loading it registers the ops, and it answers for what torch ops are
 // clumsy at (build facts, the choice of the instruction set, messages about bad contents).
 //
-// Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [(R + 1) * N, h] and
-// every branch reads the same ptr; `checked`: the caller vouches for the contents of the index arrays.
+// Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [R + 1, N, h] and
+// every branch reads the same ptr; for bfloat16 and float16 rows the attention's readout, alpha and their gradients are
+// float32; `checked`: the caller vouches for the contents of the index arrays.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>

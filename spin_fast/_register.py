@@ -52,26 +52,36 @@ def _power_features_backward_grad(ctx: Any, grad_dx: Tensor) -> Grads:
     return None, None, grad, None, None, None, None
 
 
+def _call(name: str, *args: Any) -> Any:
+    """Call an op; without gradients directly below autograd, whose Python part costs more than a small readout."""
+    op = getattr(torch.ops.spin_fast, name).default
+    if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
+        return op(*args)
+    with torch._C._AutoDispatchBelowAutograd():
+        return op(*args)
+
+
 def _num_graphs(ptr: Tensor, num_branches: int, shared: bool) -> int:
     return (ptr.shape[0] - 1) // (1 if shared else num_branches)
 
 
 def _sum_readout_fake(z, ptr, index, count, num_branches, shared, checked):  # type: ignore[no-untyped-def]
-    return z.new_empty(_num_graphs(ptr, num_branches, shared), num_branches * z.shape[1])
+    return z.new_empty(_num_graphs(ptr, num_branches, shared), num_branches * z.shape[-1])
 
 
 def _sum_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     z, ptr, index, count, ctx.num_branches, ctx.shared, _ = inputs
-    ctx.num_rows = z.shape[0]
+    ctx.shape = z.shape
     ctx.save_for_backward(ptr, index, count)
 
 
 def _sum_readout_grad(ctx: Any, grad: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
-    dz = torch.ops.spin_fast.sum_readout_backward(
-        grad.contiguous(), ptr, index, count, ctx.num_branches, ctx.num_rows, ctx.shared, True
+    num_rows = ctx.shape[:-1].numel()
+    dz = _call(
+        "sum_readout_backward", grad.contiguous(), ptr, index, count, ctx.num_branches, num_rows, ctx.shared, True
     )
-    return dz, None, None, None, None, None, None
+    return dz.view(ctx.shape), None, None, None, None, None, None
 
 
 def _sum_readout_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, checked):  # type: ignore[no-untyped-def]
@@ -90,8 +100,10 @@ def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
 
 
 def _attention_readout_fake(z, w, ptr, index, count, shared, checked):  # type: ignore[no-untyped-def]
-    num_entries = z.shape[0] if index is None else index.shape[0]
-    return z.new_empty(_num_graphs(ptr, w.shape[0], shared), w.numel()), z.new_empty(num_entries)
+    num_entries = z.shape[:-1].numel() if index is None else index.shape[0]
+    num_graphs = _num_graphs(ptr, w.shape[0] if w.dim() == 2 else 1, shared)
+    dtype = reference.compute_dtype(z.dtype)
+    return z.new_empty(num_graphs, w.numel(), dtype=dtype), z.new_empty(num_entries, dtype=dtype)
 
 
 def _attention_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -104,8 +116,8 @@ def _attention_readout_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | 
     z, w, ptr, index, count, readout, alpha = ctx.saved_tensors
     grad = torch.zeros_like(readout) if grad is None else grad.contiguous()
     grad_alpha = None if grad_alpha is None else grad_alpha.contiguous()
-    dz, dw = torch.ops.spin_fast.attention_readout_backward(
-        grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared, True
+    dz, dw = _call(
+        "attention_readout_backward", grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared, True
     )
     return dz, dw, None, None, None, None, None
 
@@ -129,12 +141,45 @@ def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor)
     with torch.enable_grad():
         inputs = [value.detach().requires_grad_() for value in (z, w, grad, grad_alpha) if value is not None]
         z, w, *cotangents = inputs
-        shaped = z.view(w.shape[0], -1, z.shape[1]) if ctx.shared else z
+        shaped = z.view(w.shape[0], -1, z.shape[-1]) if ctx.shared and w.dim() == 2 else z
         readout, alpha = reference.attention_readout(shaped, w, ptr, index=index, count=count, return_weights=True)
         outputs = (readout, alpha.flatten())[: len(cotangents)]
         first = torch.autograd.grad(outputs, (z, w), cotangents, create_graph=True)
         dz, dw, dgrad, *rest = torch.autograd.grad(first, inputs, (grad_dz, grad_dw))
     return dgrad, rest[0] if rest else None, dz, dw, None, None, None, None, None, None, None
+
+
+class SumReadout(torch.autograd.Function):
+    """The op with its gradient for eager execution, at half the overhead of what ``register_autograd`` makes of it."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        output = _call("sum_readout", *inputs)
+        _sum_readout_setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_sum_readout_grad)
+
+
+class AttentionReadout(torch.autograd.Function):
+    """As :class:`SumReadout`."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        output = _call("attention_readout", *inputs)
+        _attention_readout_setup(ctx, inputs, output)
+        return output
+
+    backward = staticmethod(_attention_readout_grad)
+
+
+def call_readout(function: type[torch.autograd.Function], name: str, *inputs: Any) -> Any:
+    """Call a readout op by the shortest way: below autograd, by ``function``, or as torch's transforms need it."""
+    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+        return getattr(torch.ops.spin_fast, name)(*inputs)
+    if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad):
+        return function.apply(*inputs)
+    return _call(name, *inputs)
 
 
 def _register() -> None:

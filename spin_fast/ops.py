@@ -6,13 +6,14 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from __future__ import annotations
 
+import contextlib
 from typing import Literal, overload
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check, _native, _register, reference  # noqa: F401  (_register: gradients and fake kernels)
+from . import _check, _native, _register, reference
 
 
 def _has_kernel(device: torch.device) -> bool:
@@ -166,7 +167,7 @@ def sum_readout(
     rows of all branches one after the other, ``ptr [S + 1]`` offsets into ``index``. An empty graph gives 0.
 
     Args:
-        z: float32 or float64; sums run in float64 over blocks of float32.
+        z: float32, float64, bfloat16 or float16; sums run in float64 over blocks of float32, and are rounded once.
         ptr: int64 offsets.
         index: ``[nnz]`` int32 or int64, the row of ``z`` that an entry refers to; None for the identity.
         count: ``[nnz]`` int32, how often; None for ones.
@@ -179,12 +180,24 @@ def sum_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
-    num_branches = _check_form(z, ptr, index, num_branches)
-    ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
+    if _op_checks():
+        with contextlib.suppress(Exception):  # said below, and by name
+            branches = z.shape[0] if z.dim() == 3 else num_branches or 1
+            return _sum(z, ptr, index, count, branches, checked)
+    branches = _check_form(z, ptr, index, num_branches)
+    ptr, index, count = _check_entries(z, ptr, index, count, branches, checked)
     if not _has_kernel(z.device):
-        return reference.sum_readout(z, ptr, index=index, count=count, num_branches=num_branches)
-    rows, shared, trusted = _rows(z), z.dim() == 3, checked or not torch.compiler.is_compiling()
-    return torch.ops.spin_fast.sum_readout(rows, ptr, index, count, num_branches, shared, trusted)
+        return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
+    return _sum(z, ptr, index, count, branches, checked)
+
+
+def _sum(
+    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, checked: bool
+) -> Tensor:
+    entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
+    return _register.call_readout(
+        _register.SumReadout, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, checked
+    )
 
 
 @overload
@@ -228,7 +241,7 @@ def attention_readout(
     Args:
         w: ``[h]`` for one branch, ``[R + 1, h]`` for several; dtype of ``z``.
         return_weights: return ``alpha`` as well, per entry: ``[nnz]``, or ``[R + 1, N]`` in the dense form with
-            branches. The weight of one node is ``alpha / count``.
+            branches; float32 for the half types. The weight of one node is ``alpha / count``.
 
     Returns:
         ``[G, h]`` or ``[G, (R + 1) * h]``; with ``return_weights`` a pair.
@@ -236,7 +249,10 @@ def attention_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
-    _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.FLOATS)
+    if _op_checks():
+        with contextlib.suppress(Exception):  # said below, and by name
+            return _attention(z, w, ptr, index, count, return_weights, checked)
+    _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
     num_branches = _check_form(z, ptr, index, 1 if w.dim() == 1 else w.shape[0])
@@ -248,18 +264,33 @@ def attention_readout(
     ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
     if not _has_kernel(z.device):
         return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
-    rows, shared, trusted = _rows(z), z.dim() == 3, checked or not torch.compiler.is_compiling()
-    vectors = w.contiguous().view(num_branches, w.shape[-1])
-    readout, weights = torch.ops.spin_fast.attention_readout(rows, vectors, ptr, index, count, shared, trusted)
+    return _attention(z, w, ptr, index, count, return_weights, checked)
+
+
+def _attention(
+    z: Tensor,
+    w: Tensor,
+    ptr: Tensor,
+    index: Tensor | None,
+    count: Tensor | None,
+    return_weights: bool,
+    checked: bool,
+) -> Tensor | tuple[Tensor, Tensor]:
+    entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
+    readout, weights = _register.call_readout(
+        _register.AttentionReadout, "attention_readout", z.contiguous(), w.contiguous(), *entries, z.dim() == 3, checked
+    )
+    if readout.dtype != z.dtype:  # unrounded, for the gradient
+        readout = readout.to(z.dtype)
     if not return_weights:
         return readout
-    return readout, weights.view(z.shape[:2]) if shared else weights
+    return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
 
 
 def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None) -> int:
     """Check ``z`` and ``ptr`` together and return the number of branches."""
     dense = isinstance(z, Tensor) and z.dim() == 3
-    _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.FLOATS)
+    _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.STORED)
     _check.offsets_shape("ptr", ptr, z.device)
     if dense:
         if index is not None:
@@ -292,7 +323,10 @@ def _check_entries(
     return ptr, index, count
 
 
-def _rows(z: Tensor) -> Tensor:
-    """``[R + 1, N, h]`` or ``[U, h]`` as contiguous rows."""
-    z = z.contiguous()
-    return z.flatten(0, 1) if z.dim() == 3 else z
+def _contiguous(value: Tensor | None) -> Tensor | None:
+    return None if value is None else value.contiguous()
+
+
+def _op_checks() -> bool:
+    """Whether to call the op at once: it checks its arguments itself, faster, but says less about what is wrong."""
+    return _native.library is not None and not torch.compiler.is_compiling()

@@ -87,6 +87,11 @@ def _num_segments(z: Tensor, ptr: Tensor) -> int:
     return (ptr.numel() - 1) * (z.shape[0] if z.dim() == 3 else 1)
 
 
+def compute_dtype(storage: torch.dtype) -> torch.dtype:
+    """What a readout of rows of this dtype computes in: half types are storage only."""
+    return storage if storage == torch.float64 else torch.float32
+
+
 def _side_by_side(segments: Tensor, num_branches: int) -> Tensor:
     """``[(R+1)*G, h]`` in branch-major order ``-> [G, (R+1)*h]``."""
     num_graphs, width = segments.shape[0] // num_branches, segments.shape[1]
@@ -103,7 +108,7 @@ def sum_readout(
     num_branches: int | None = None,
 ) -> Tensor:
     """Twin of :func:`spin_fast.sum_readout`."""
-    rows, segment = _entries(z, ptr, index)
+    rows, segment = _entries(z.to(compute_dtype(z.dtype)), ptr, index)
     if count is not None:
         rows = rows * count[:, None]
     sums = _sum_by(segment, rows, _num_segments(z, ptr)).to(z.dtype)
@@ -128,7 +133,8 @@ def attention_readout(
 
 def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> tuple[Tensor, Tensor]:
     """Readout ``[G, (R+1)*h]`` and weights per entry ``[nnz]``."""
-    num_branches = w.shape[0] if w.dim() == 2 else 1
+    num_branches, storage = w.shape[0] if w.dim() == 2 else 1, z.dtype
+    z, w = (value.to(compute_dtype(storage)) for value in (z, w))
     rows, segment = _entries(z, ptr, index)
     num_segments = _num_segments(z, ptr)
     if z.dim() == 3:
@@ -143,7 +149,7 @@ def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: T
     if count is not None:
         mass = mass * count
     weights = (mass / _sum_by(segment, mass, num_segments)[segment]).to(z.dtype)
-    sums = _sum_by(segment, weights[:, None] * rows, num_segments).to(z.dtype)
+    sums = _sum_by(segment, weights[:, None] * rows, num_segments).to(storage)
     return _side_by_side(sums, num_branches), weights
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
+from spin_fast import _native
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -129,6 +130,43 @@ def test_same_bits_for_any_number_of_threads(backend: str, threads: None) -> Non
             assert torch.equal(one, two)
 
 
+def results_of(case: dict, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Both readouts, the weights and all gradients."""
+    z, w = (case[name].detach().to(dtype).requires_grad_() for name in ("z", "w"))
+    outputs = [sums(case | {"z": z}), *attention(case | {"z": z, "w": w})]
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(output.shape, generator=generator).bfloat16().to(output.dtype) for output in outputs]
+    return [*(output.detach() for output in outputs), *torch.autograd.grad(outputs, (z, w), cotangents)]
+
+
+@pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
+@pytest.mark.parametrize("width", [1, 3, 16, 17, 32, 64, 100])
+def test_long_segment_among_small_ones(
+    backend: str, threads: None, monkeypatch: pytest.MonkeyPatch, width: int, form: str
+) -> None:
+    """A segment that is cut into pieces: right, and the same bits for one thread and two."""
+    case = dense_case([5, 0, 70000 // width + 1000, *range(40)], 2, width, torch.float32)
+    case["z"] = case["z"] / width**0.5
+    if form != "dense":
+        num_nodes = case["z"].shape[1]
+        rows = case["z"].flatten(0, 1)
+        case |= {"z": rows, "ptr": torch.cat([case["ptr"], case["ptr"][1:] + num_nodes])}
+        case["count"] = torch.arange(len(rows), dtype=torch.int32) % 3 + 1
+        if form == "indexed":
+            case["index"] = torch.arange(len(rows), dtype=torch.int32) * 7919 % 3000
+            case["z"] = rows[:3000].clone()
+    results = []
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        results.append(results_of(case, torch.float32))
+    monkeypatch.setattr(_native, "library", None)
+    expected = results_of(case, torch.float64)
+    for one, two, exact in zip(*results, expected, strict=True):
+        assert torch.equal(one, two)
+        scale = float(exact.abs().max())
+        torch.testing.assert_close(one.double(), exact, rtol=2e-5, atol=2e-6 * scale)
+
+
 @pytest.mark.parametrize("branches", [1, 3])
 def test_gradients_dense(backend: str, branches: int) -> None:
     case = dense_case([2, 0, 1, 4], branches, 3, torch.float64)
@@ -206,6 +244,69 @@ def test_float32_is_as_accurate_as_torch(backend: str) -> None:
         assert (ours.double() - exact).abs().max() <= 2 * (theirs(weigh) - exact).abs().max()
 
 
+@pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
+@pytest.mark.parametrize("width", [3, 16, 32, 50])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_storage(backend: str, dtype: torch.dtype, width: int, form: str) -> None:
+    """Results are rounded once; a gradient meets the rounded readout and is the sum of two rounded ones."""
+    case = dense_case([3, 0, 700, 90, 1, 5000], 2, width, torch.float32)
+    case |= {name: case[name].to(dtype) for name in ("z", "w")}
+    if form != "dense":
+        rows = case["z"].flatten(0, 1)
+        case |= {"z": rows, "ptr": torch.cat([case["ptr"], case["ptr"][1:] + len(rows) // 2])}
+        case["count"] = torch.arange(len(rows), dtype=torch.int32) % 3 + 1
+        if form == "indexed":
+            case["index"] = torch.arange(len(rows)) * 7919 % 500
+            case["z"] = rows[:500].clone()
+    exact = results_of(case, torch.float64)
+    results = results_of(case, dtype)
+    stored, roundings = (dtype, dtype, torch.float32, dtype, dtype), (0.51, 0.51, 100, 2, 2)
+    for result, expected, kind, number in zip(results, exact, stored, roundings, strict=True):
+        assert result.dtype == kind
+        tolerance = number * torch.finfo(kind).eps
+        torch.testing.assert_close(
+            result.double(), expected, rtol=tolerance, atol=max(tolerance * float(expected.abs().max()) * 0.5, 1e-5)
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_as_accurate_as_torch(backend: str, dtype: torch.dtype) -> None:
+    """At most twice the error of torch's own operations on the same rows, gradients too."""
+    case = dense_case([300, 17, 50], 2, 32, torch.float32)
+    case |= {name: case[name].to(dtype) for name in ("z", "w")}
+    cotangent = torch.randn(3, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
+
+    def by_torch(z: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        readouts = []
+        for graph in z.split(case["ptr"].diff().tolist(), 1):
+            alpha = torch.softmax((graph @ w[:, :, None]).relu(), 1)
+            readouts.append((alpha * graph).sum(1).flatten())
+        return torch.stack(readouts)
+
+    def results(readout, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
+        z, w = (case[name].to(kind).requires_grad_() for name in ("z", "w"))
+        s = readout(z, w)
+        return s.detach(), *torch.autograd.grad(s, (z, w), cotangent.to(kind))
+
+    ours = results(lambda z, w: spin_fast.attention_readout(z, w, case["ptr"]), dtype)
+    for one, other, exact in zip(ours, results(by_torch, dtype), results(by_torch, torch.float64), strict=True):
+        assert (one.double() - exact).abs().max() <= 2 * (other.double() - exact).abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_keep_special_values(backend: str, dtype: torch.dtype) -> None:
+    special = torch.tensor([0.0, -0.0, 1e-7, -6e-8, 3e-5, 65504.0, float("inf"), float("-inf"), float("nan"), 1.0])
+    z = special.repeat(3)[:, None].expand(30, 17).to(dtype)
+    each = torch.arange(31)
+    torch.testing.assert_close(spin_fast.sum_readout(z, each), z, rtol=0, atol=0, equal_nan=True)
+    doubled = spin_fast.sum_readout(torch.cat([z, z], 1).view(60, 17), 2 * each)
+    torch.testing.assert_close(doubled, (z.double() * 2).to(dtype), rtol=0, atol=0, equal_nan=True)
+    expected = torch.randn(5, 17).to(dtype)
+    values = torch.randn(20, 17).to(dtype).requires_grad_()
+    spin_fast.sum_readout(values, torch.arange(0, 21, 4)).backward(expected)
+    assert torch.equal(values.grad, expected.repeat_interleave(4, 0))
+
+
 def test_opcheck(native) -> None:
     ops = torch.ops.spin_fast
     z, w = torch.randn(6, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
@@ -236,7 +337,7 @@ def test_non_contiguous_and_expanded_gradient(backend: str) -> None:
 Z, W, PTR = torch.randn(6, 3), torch.randn(2, 3), torch.tensor([0, 1, 2, 4, 6])
 BAD = [
     ({"z": None}, TypeError, r"z must be a torch.Tensor, got NoneType"),
-    ({"z": Z.half()}, TypeError, r"z must be float32 or float64, got float16"),
+    ({"z": Z.int()}, TypeError, r"z must be float32, float64, bfloat16 or float16, got int32"),
     ({"z": Z[0]}, ValueError, r"z must have shape \[rows, h\], got \[3\]"),
     ({"z": Z.view(3, 2, 3)}, ValueError, r"z must have 2 branches, got 3"),
     ({"w": W[:, :2]}, ValueError, r"w must match z in width, dtype and device"),

@@ -5,19 +5,23 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <type_traits>
+#include <utility>
 
 #include "../kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma,f16c")
+#pragma GCC target("avx2,fma")
 #endif
-
-#define SPIN_FAST_F16C
 
 namespace spin_fast::avx2 {
 constexpr int vector_bytes = 32;
+inline void bypass(void* to, const void* v) {
+  _mm256_stream_si256(static_cast<__m256i*>(to), *static_cast<const __m256i*>(v));
+}
+inline void settle() { _mm_sfence(); }
 #include "table.inl"
 }  // namespace spin_fast::avx2
 

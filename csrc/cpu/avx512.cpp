@@ -5,21 +5,26 @@
 #include <immintrin.h>
 
 #include <cmath>
+#include <type_traits>
+#include <utility>
 
 #include "../kernels.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))), \
+#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
                              apply_to = function)
 #else
-#pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 
-#define SPIN_FAST_F16C
 #define SPIN_FAST_AVX512
 
 namespace spin_fast::avx512 {
 constexpr int vector_bytes = 64;
+inline void bypass(void* to, const void* v) {
+  _mm512_stream_si512(static_cast<__m512i*>(to), *static_cast<const __m512i*>(v));
+}
+inline void settle() { _mm_sfence(); }
 #include "table.inl"
 }  // namespace spin_fast::avx512
 

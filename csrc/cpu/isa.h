@@ -17,21 +17,6 @@ std::vector<std::string> available_isas();
 void set_isa(const std::string& name);
 
 template <class T, class I>
-Kernels<T, I> kernels() {
-#if defined(__x86_64__)
-  switch (current_isa()) {
-    case Isa::avx512:
-      return avx512::table<T, I>();
-    case Isa::avx2:
-      return avx2::table<T, I>();
-    case Isa::baseline:
-      break;
-  }
-#endif
-  return baseline::table<T, I>();
-}
-
-template <class T, class I>
 PowerKernels<T, I> power_kernels() {
 #if defined(__x86_64__)
   switch (current_isa()) {
@@ -44,6 +29,21 @@ PowerKernels<T, I> power_kernels() {
   }
 #endif
   return baseline::power_table<T, I>();
+}
+
+template <class S, class I>
+ReadoutKernels<S, I> readout_kernels() {
+#if defined(__x86_64__)
+  switch (current_isa()) {
+    case Isa::avx512:
+      return avx512::readout_table<S, I>();
+    case Isa::avx2:
+      return avx2::readout_table<S, I>();
+    case Isa::baseline:
+      break;
+  }
+#endif
+  return baseline::readout_table<S, I>();
 }
 
 }  // namespace spin_fast

@@ -75,7 +75,14 @@ inline void expect(const char* name, const Tensor& t, std::initializer_list<int6
 
 // Large fresh memory costs more in page faults than in writing it: ask for huge pages.
 inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
-  Tensor t = torch::stable::empty(std::vector<int64_t>(shape), dtype);
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t axis = shape.size(); axis-- > 1;)
+    strides[axis - 1] = strides[axis] * std::max<int64_t>(shape.begin()[axis], 1);
+  AtenTensorHandle handle = nullptr;  // torch::stable::empty looks its op up by name, which takes longer
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
+                                                         static_cast<int32_t>(dtype), aoti_torch_device_type_cpu(), 0,
+                                                         &handle));
+  Tensor t(handle);
 #if defined(__linux__)
   constexpr uintptr_t page = uintptr_t{1} << 21;
   const auto begin = reinterpret_cast<uintptr_t>(t.data_ptr());

@@ -204,7 +204,7 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
                     const OptionalTensor& ptr, const OptionalTensor& edge_weight, bool checked, F f) {
   dispatch_storage(value, indptr.scalar_type(), [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
-    using A = accumulator<T>;
+    using A = Compute<T>;
     using I = typename decltype(index_tag)::type;
     expect("indptr", indptr, {nodes + 1}, indptr.scalar_type());
     expect("indices", indices, {-1}, indptr.scalar_type());

@@ -301,7 +301,7 @@ void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
     if (full || dense) begin = g;
     if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;
   }
-  if (powers.stream) stream_fence();
+  if (powers.stream) settle();
 }
 
 template <class T, class I, class A>
@@ -318,18 +318,11 @@ void powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   return powers_in_blocks<1, T, I, A>(powers, ptr, graphs, scratch);
 }
 
-template <class T, class A>
-void widen(const T* from, A* to, int64_t n) {
-  constexpr int L = vector_bytes / sizeof(A);
+// From storage to what is computed in, and back.
+template <class S, class A>
+void convert_rows(const S* from, A* to, int64_t n) {
   int64_t i = 0;
-  for (; i + L <= n; i += L) store<L, A>(to + i, load<L, A>(from + i));
-  for (; i < n; ++i) store<1, A>(to + i, load<1, A>(from + i));
-}
-
-template <class T, class A>
-void narrow(const A* from, T* to, int64_t n) {
-  constexpr int L = vector_bytes / sizeof(A);
-  int64_t i = 0;
-  for (; i + L <= n; i += L) store<L, A>(to + i, load<L, A>(from + i));
-  for (; i < n; ++i) store<1, A>(to + i, load<1, A>(from + i));
+  for (; i + lanes<float> <= n; i += lanes<float>)
+    store<lanes<float>, float>(to + i, load<lanes<float>, float>(from + i));
+  for (; i < n; ++i) store<1, float>(to + i, load<1, float>(from + i));
 }

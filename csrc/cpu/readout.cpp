@@ -1,7 +1,13 @@
 // sum_readout, attention_readout and their gradients: from tensors to the kernels in readout.inl.
 
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <cmath>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../check.h"
@@ -10,9 +16,89 @@
 namespace spin_fast {
 namespace {
 
+ScalarType compute_type(ScalarType storage) {
+  return storage == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+// Calls f(Tag<S>, Tag<I>) for the types of z and of the index.
+template <class F>
+void dispatch_storage(ScalarType storage, ScalarType index, F f) {
+  const auto with = [&](auto tag) {
+    dispatch(ScalarType::Float, index, [&](auto, auto index_tag) { f(tag, index_tag); });
+  };
+  if (storage == ScalarType::Float) return with(Tag<float>{});
+  if (storage == ScalarType::Double) return with(Tag<double>{});
+  if (storage == ScalarType::BFloat16) return with(Tag<BFloat16>{});
+  STD_TORCH_CHECK(storage == ScalarType::Half, "z must be float32, float64, bfloat16 or float16");
+  with(Tag<Half>{});
+}
+
+float widened(BFloat16 v) { return torch::headeronly::BFloat16(v.bits, torch::headeronly::BFloat16::from_bits()); }
+float widened(Half v) { return torch::headeronly::Half(v.bits, torch::headeronly::Half::from_bits()); }
+void round_to(BFloat16& to, float v) { to.bits = torch::headeronly::BFloat16(v).x; }
+void round_to(Half& to, float v) { to.bits = torch::headeronly::Half(v).x; }
+
+template <class S>
+const S* stored(const Tensor& t) {
+  return static_cast<const S*>(t.const_data_ptr());
+}
+
+// A small tensor of S for the kernels to read and write as Compute<S>: itself, or a converted copy.
+template <class S>
+struct Converted {
+  using T = Compute<S>;
+
+  explicit Converted(const Tensor& t, bool read = true) : tensor(t), size(t.numel()) {
+    if constexpr (!std::is_same_v<S, T>) {
+      copy.resize(size);
+      if (read) std::transform(stored<S>(t), stored<S>(t) + size, copy.data(), [](S v) { return widened(v); });
+    }
+  }
+  T* data() {
+    if constexpr (std::is_same_v<S, T>) return static_cast<T*>(tensor.mutable_data_ptr());
+    return copy.data();
+  }
+  void round() {
+    if constexpr (!std::is_same_v<S, T>)
+      for (int64_t i = 0; i < size; ++i) round_to(static_cast<S*>(tensor.mutable_data_ptr())[i], copy[i]);
+  }
+
+  Tensor tensor;
+  int64_t size;
+  std::vector<T> copy;
+};
+
 struct Form {
   int64_t rows, width, entries, branches, graphs;
 };
+
+// The number of rows of z, [rows, h] or [R + 1, N, h].
+int64_t rows_of(const Tensor& z) {
+  const bool branches = z.dim() == 3;
+  STD_TORCH_CHECK(branches || z.dim() == 2, "z has the wrong number of axes");
+  if (branches)
+    expect("z", z, {-1, -1, -1}, z.scalar_type());
+  else
+    expect("z", z, {-1, -1}, z.scalar_type());
+  return branches ? z.size(0) * z.size(1) : z.size(0);
+}
+
+// The number of branches of w, [h] or [R + 1, h].
+int64_t branches_of(const Tensor& w, const Tensor& z) {
+  if (w.dim() == 1) {
+    expect("w", w, {z.size(-1)}, z.scalar_type());
+    return 1;
+  }
+  expect("w", w, {-1, z.size(-1)}, z.scalar_type());
+  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == w.size(0), "z and w must have as many branches");
+  return w.size(0);
+}
+
+Tensor fresh_like(const Tensor& t) {
+  if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());
+  if (t.dim() == 2) return empty({t.size(0), t.size(1)}, t.scalar_type());
+  return empty({t.size(0), t.size(1), t.size(2)}, t.scalar_type());
+}
 
 // Checks ptr, index and count against a z of [rows, width]. `shared`: z is the dense form, every branch reads the same
 // ptr.
@@ -49,7 +135,9 @@ Segments<I> segments_of(const Form& form, const Tensor& ptr, const OptionalTenso
           form.branches,
           shared ? 0 : form.graphs,
           shared ? form.rows / form.branches : 0,
-          form.width};
+          form.width,
+          form.rows,
+          form.entries};
 }
 
 template <class I>
@@ -57,58 +145,159 @@ int64_t first_entry(const Segments<I>& seg, int64_t branch, int64_t graph) {
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
-// Runs f(branch, piece, begin, end) over the segments of each branch, pieces in parallel.
-template <class I, class F>
-void for_each_piece(const Segments<I>& seg, int64_t pieces, F f) {
-  const auto run = [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t branch = i / pieces, piece = i % pieces;
-      const auto cost = [&](int64_t graph) { return first_entry(seg, branch, graph) + graph; };
-      const int64_t base = branch * seg.graphs;
-      f(branch, piece, base + cut(cost, seg.graphs, piece, pieces), base + cut(cost, seg.graphs, piece + 1, pieces));
+// A row filled up to whole registers of every instruction set.
+int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
+
+struct LongSegment {
+  int64_t segment;
+  size_t first, last;  // its pieces
+};
+
+// The pieces of a readout: of about the same number of entries, which depends on the input alone.
+struct Plan {
+  std::vector<Piece> pieces;
+  std::vector<LongSegment> longs;
+  std::vector<double> partial;
+  bool tiny;  // not worth a second thread
+};
+
+template <class I>
+Plan plan_of(const Segments<I>& seg) {
+  Plan plan;
+  const int64_t most =
+      std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block * block + block;
+  plan.tiny = seg.entries <= most;
+  if (seg.graphs == 0) return plan;
+  for (int64_t branch = 0; branch < seg.branches; ++branch) {
+    const int64_t first = branch * seg.graphs, end = first + seg.graphs;
+    int64_t begin = first, cost = 0;
+    const auto flush = [&](int64_t stop) {
+      if (stop > begin) plan.pieces.push_back({begin, stop, 0, 0, false, nullptr});
+      begin = stop;
+      cost = 0;
+    };
+    for (int64_t s = first; s < end && !plan.tiny; ++s) {
+      const int64_t from = first_entry(seg, branch, s - first), to = first_entry(seg, branch, s - first + 1);
+      if (to - from > most) {
+        flush(s);
+        plan.longs.push_back({s, plan.pieces.size(), 0});
+        for (int64_t at = from; at < to; at += most)
+          plan.pieces.push_back({s, s + 1, at, std::min(at + most, to), true, nullptr});
+        plan.longs.back().last = plan.pieces.size();
+        begin = s + 1;
+        continue;
+      }
+      cost += to - from + 4;  // a segment costs about as much as four entries
+      if (cost >= most) flush(s + 1);
     }
-  };
-  if (pieces == 1) return run(0, seg.branches);
-  torch::stable::parallel_for(0, seg.branches * pieces, 1, run);
+    flush(end);
+  }
+  return plan;
 }
 
-int64_t pieces_of(const Form& form) { return number_of_pieces(form.entries * form.width / form.branches, form.graphs); }
+// Gives every piece `size` zeros for its partial results.
+void add_partials(Plan& plan, int64_t size) {
+  plan.partial.resize(plan.pieces.size() * size);
+  for (size_t i = 0; i < plan.pieces.size(); ++i) plan.pieces[i].partial = plan.partial.data() + i * size;
+}
 
-// The entries of each row of z: a counting sort of `index`, or the identity.
+template <class T>
+Scratch<T> scratch_of(int64_t width) {
+  thread_local std::vector<T> rows;
+  thread_local std::vector<double> sum;
+  const size_t stride = padded(width), line = 64 / sizeof(T);
+  if (rows.size() < (block + 2) * stride + line) rows.resize((block + 2) * stride + line);
+  if (sum.size() < stride) sum.resize(stride);
+  T* aligned = rows.data() + (line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % line) % line;
+  return {aligned, aligned + block * stride, aligned + (block + 1) * stride, sum.data()};
+}
+
+template <class I>
+int64_t place_of(const Segments<I>& seg, int64_t s) {
+  return s % seg.graphs * seg.branches + s / seg.graphs;
+}
+
+// Whether dz is so large that the caches are better left alone, and its rows are whole cache lines.
+bool bypasses_caches(const Tensor& dz, int64_t width) {
+  constexpr int64_t line = 64, last_level_cache = int64_t{32} << 20;
+  const bool halves = dz.element_size() < 4;  // these are converted in registers, not written in whole lines
+  const int64_t row = width * dz.element_size();
+  return !halves && dz.numel() * dz.element_size() > last_level_cache && row % line == 0 &&
+         reinterpret_cast<uintptr_t>(dz.data_ptr()) % line == 0;
+}
+
+// Per segment sum_e a_e b_e.
+template <class T, class I>
+std::vector<double> sums_of_products(const Segments<I>& seg, const T* a, const T* b) {
+  std::vector<double> sums(seg.branches * seg.graphs);
+  for (int64_t branch = 0; branch < seg.branches; ++branch)
+    for (int64_t graph = 0; graph < seg.graphs; ++graph)
+      for (int64_t e = first_entry(seg, branch, graph); e < first_entry(seg, branch, graph + 1); ++e)
+        sums[branch * seg.graphs + graph] += static_cast<double>(a[e]) * static_cast<double>(b[e]);
+  return sums;
+}
+
+// Runs f(piece, scratch) over the pieces, in parallel.
+template <class T, class F>
+void for_each_piece(const Plan& plan, int64_t width, F f) {
+  const auto run = [&](int64_t first, int64_t last) {
+    const Scratch<T> scratch = scratch_of<T>(width);
+    for (int64_t i = first; i < last; ++i) f(plan.pieces[i], scratch);
+  };
+  const auto number = static_cast<int64_t>(plan.pieces.size());
+  if (plan.tiny) return run(0, number);
+  torch::stable::parallel_for(0, number, 1, run);
+}
+
+// Adds up the partial results of the pieces of a long segment and writes its readout. Returns its largest logit and
+// softmax denominator.
+template <class T>
+std::pair<double, double> combine(const Plan& plan, const LongSegment& of, bool attention, int64_t width, T* readout) {
+  double top = 0, total = 0;
+  std::vector<double> sum(width);
+  for (size_t i = of.first; attention && i < of.last; ++i) top = std::max(top, plan.pieces[i].partial[0]);
+  for (size_t i = of.first; i < of.last; ++i) {
+    const double* part = plan.pieces[i].partial;
+    const double factor = attention ? std::exp(part[0] - top) : 1;
+    total += factor * part[1];
+    for (int64_t j = 0; j < width; ++j) sum[j] += factor * part[2 + j];
+  }
+  for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(attention ? sum[j] / total : sum[j]);
+  return {top, total};
+}
+
+// The entries of each row of z: a counting sort of `index`.
 struct RowEntries {
-  std::vector<int64_t> offsets, entries;
-  Tensor place;
-  EntriesOfRow view;
+  std::vector<int64_t> offsets;
+  std::vector<int32_t> entries, place;
 };
 
 template <class I>
 RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
-  RowEntries of;
-  of.place = empty({form.entries}, ScalarType::Long);
-  int64_t* place = of.place.mutable_data_ptr<int64_t>();
+  constexpr int64_t most = INT32_MAX;
+  STD_TORCH_CHECK(form.entries <= most && form.graphs * form.branches <= most, "index must have at most 2^31 entries");
+  RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
+                std::vector<int32_t>(form.entries)};
   for (int64_t branch = 0; branch < form.branches; ++branch)
     for (int64_t graph = 0; graph < form.graphs; ++graph)
-      std::fill(place + first_entry(seg, branch, graph), place + first_entry(seg, branch, graph + 1),
-                graph * form.branches + branch);
-  if (seg.index) {
-    of.offsets.assign(form.rows + 1, 0);
-    of.entries.resize(form.entries);
-    for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 1];
-    for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 1] += of.offsets[u];
-    std::vector<int64_t> next(of.offsets.begin(), of.offsets.end() - 1);
-    for (int64_t e = 0; e < form.entries; ++e) of.entries[next[seg.index[e]]++] = e;
-  }
-  of.view = {seg.index ? of.offsets.data() : nullptr, of.entries.data(), place, form.branches, form.width};
+      std::fill(of.place.begin() + first_entry(seg, branch, graph),
+                of.place.begin() + first_entry(seg, branch, graph + 1),
+                static_cast<int32_t>(graph * form.branches + branch));
+  // Counted one further on, each offset moves to where its row begins while the entries are put in place.
+  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 2];
+  for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 2] += of.offsets[u + 1];
+  for (int64_t e = 0; e < form.entries; ++e) of.entries[of.offsets[seg.index[e] + 1]++] = static_cast<int32_t>(e);
   return of;
 }
 
-template <class T, class I>
-void rows_backward(const Form& form, const Segments<I>& seg, const T* grad, const T* alpha, const T* dbeta, const T* w,
-                   T* dz) {
+template <class S, class I>
+void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<S>& gradients) {
   const RowEntries of = entries_of_rows(form, seg);
-  const auto cost = [&](int64_t u) { return u + (seg.index ? of.offsets[u] : u); };
+  const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), form.branches, form.width};
+  const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
   parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
-    kernels<T, I>().rows_backward(of.view, grad, seg.count, alpha, dbeta, w, dz, begin, end);
+    readout_kernels<S, I>().rows_backward(view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
+                                          gradients.w, gradients.dz, begin, end);
   });
 }
 
@@ -116,7 +305,7 @@ void rows_backward(const Form& form, const Segments<I>& seg, const T* grad, cons
 template <class F>
 void with_segments(const Form& form, ScalarType value, const Tensor& ptr, const OptionalTensor& index,
                    const OptionalTensor& count, bool shared, F f) {
-  dispatch(value, index ? index->scalar_type() : ScalarType::Long, [&](auto value_tag, auto index_tag) {
+  dispatch_storage(value, index ? index->scalar_type() : ScalarType::Long, [&](auto value_tag, auto index_tag) {
     using I = typename decltype(index_tag)::type;
     f(segments_of<I>(form, ptr, index, count, shared), value_tag, index_tag);
   });
@@ -125,17 +314,23 @@ void with_segments(const Form& form, ScalarType value, const Tensor& ptr, const 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
                    bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
-  expect("z", z, {-1, -1}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, num_branches, shared, checked);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
-    const T* rows = z.const_data_ptr<T>();
-    T* out = readout.mutable_data_ptr<T>();
-    for_each_piece(seg, pieces_of(form), [&](int64_t, int64_t, int64_t begin, int64_t end) {
-      kernels<T, I>().sum_readout(seg, rows, out, begin, end);
-    });
+    const S* rows = stored<S>(z);
+    Converted<S> result(readout, false);
+    T* out = result.data();
+    Plan plan = plan_of(seg);
+    if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
+    const auto kernel = readout_kernels<S, I>().sum;
+    for_each_piece<T>(plan, form.width,
+                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
+    for (const LongSegment& of : plan.longs)
+      combine(plan, of, false, form.width, out + place_of(seg, of.segment) * form.width);
+    result.round();
   });
   return readout;
 }
@@ -148,9 +343,19 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
   STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
   Tensor dz = empty({num_rows, form.width}, value);
-  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto) {
-    using T = typename decltype(value_tag)::type;
-    rows_backward<T>(form, seg, grad.const_data_ptr<T>(), nullptr, nullptr, nullptr, dz.mutable_data_ptr<T>());
+  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
+    using I = typename decltype(index_tag)::type;
+    Converted<S> ds(grad);
+    Gradients<S> of = {};
+    of.grad = ds.data();
+    of.dz = static_cast<S*>(dz.mutable_data_ptr());
+    of.bypass = bypasses_caches(dz, form.width);
+    if (seg.index) return rows_backward<S>(form, seg, of);
+    const auto kernel = readout_kernels<S, I>().sum_backward;
+    for_each_piece<T>(plan_of(seg), form.width,
+                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
   });
   return dz;
 }
@@ -158,18 +363,31 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
 std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                              OptionalTensor count, bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
-  expect("z", z, {-1, -1}, value);
-  expect("w", w, {-1, z.size(1)}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, w.size(0), shared, checked);
-  Tensor readout = empty({form.graphs, form.branches * form.width}, value);
-  Tensor alpha = empty({form.entries}, value);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
+  Tensor readout = empty({form.graphs, form.branches * form.width}, compute_type(value));
+  Tensor alpha = empty({form.entries}, compute_type(value));
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
-    const T *rows = z.const_data_ptr<T>(), *vectors = w.const_data_ptr<T>();
+    Converted<S> w_wide(w);
+    const S* rows = stored<S>(z);
+    const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
-    for_each_piece(seg, pieces_of(form), [&](int64_t, int64_t, int64_t begin, int64_t end) {
-      kernels<T, I>().attention_readout(seg, rows, vectors, out, weights, begin, end);
+    Plan plan = plan_of(seg);
+    if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
+    const auto kernel = readout_kernels<S, I>().attention;
+    for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+      kernel(seg, piece, scratch, rows, vectors, out, weights);
+    });
+    for (const LongSegment& of : plan.longs) {
+      const auto [top, total] = combine(plan, of, true, form.width, out + place_of(seg, of.segment) * form.width);
+      for (size_t i = of.first; i < of.last; ++i) plan.pieces[i].partial[0] = top, plan.pieces[i].partial[1] = total;
+    }
+    if (plan.longs.empty()) return;
+    const auto finish = readout_kernels<S, I>().weights;
+    for_each_piece<T>(plan, 0, [&](const Piece& piece, const Scratch<T>&) {
+      if (piece.split) finish(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
     });
   });
   return {readout, alpha};
@@ -180,35 +398,42 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
                                                       bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
-  expect("z", z, {-1, -1}, value);
-  expect("w", w, {-1, z.size(1)}, value);
-  const Form form = form_of(z.size(0), z.size(1), ptr, index, count, w.size(0), shared, checked);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, value);
-  expect("readout", readout, {form.graphs, form.branches * form.width}, value);
-  expect("alpha", alpha, {form.entries}, value);
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, value);
-  Tensor dz = empty({form.rows, form.width}, value), dw = empty({form.branches, form.width}, value);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
+  expect("grad", grad, {form.graphs, form.branches * form.width}, compute_type(value));
+  expect("readout", readout, {form.graphs, form.branches * form.width}, compute_type(value));
+  expect("alpha", alpha, {form.entries}, compute_type(value));
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, compute_type(value));
+  Tensor dz = fresh_like(z), dw = fresh_like(w);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
+    using S = typename decltype(value_tag)::type;
+    using T = Compute<S>;
     using I = typename decltype(index_tag)::type;
-    const T *ds = grad.const_data_ptr<T>(), *rows = z.const_data_ptr<T>(), *vectors = w.const_data_ptr<T>();
-    const T *s = readout.const_data_ptr<T>(), *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
-    const int64_t pieces = pieces_of(form);
-    std::vector<double> partial(form.branches * pieces * form.width);
-    Tensor scratch = empty({form.entries}, value);
-    T* dbeta = scratch.mutable_data_ptr<T>();
-    for_each_piece(seg, pieces, [&](int64_t branch, int64_t piece, int64_t begin, int64_t end) {
-      kernels<T, I>().attention_backward(seg, ds, dalpha, rows, vectors, s, weights, dbeta,
-                                         partial.data() + (branch * pieces + piece) * form.width, begin, end);
-    });
-    T* dvectors = dw.mutable_data_ptr<T>();
-    for (int64_t i = 0; i < form.branches * form.width; ++i) {
-      double sum = 0;
-      for (int64_t piece = 0; piece < pieces; ++piece)
-        sum += partial[(i / form.width * pieces + piece) * form.width + i % form.width];
-      dvectors[i] = static_cast<T>(sum);
-    }
-    rows_backward<T>(form, seg, ds, weights, dbeta, vectors, dz.mutable_data_ptr<T>());
+    const T *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
+    std::vector<double> from_alpha;
+    if (dalpha) from_alpha = sums_of_products(seg, weights, dalpha);
+    std::vector<T> dbeta(seg.index ? form.entries : 0);
+    Converted<S> w_wide(w), dvectors(dw, false);
+    const Gradients<S> of = {grad.const_data_ptr<T>(),
+                             dalpha,
+                             dalpha ? from_alpha.data() : nullptr,
+                             stored<S>(z),
+                             w_wide.data(),
+                             readout.const_data_ptr<T>(),
+                             weights,
+                             dbeta.data(),
+                             static_cast<S*>(dz.mutable_data_ptr()),
+                             bypasses_caches(dz, form.width)};
+    Plan plan = plan_of(seg);
+    add_partials(plan, padded(form.width));
+    const auto kernel = readout_kernels<S, I>().attention_backward;
+    for_each_piece<T>(plan, form.width,
+                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
+    std::vector<double> sum(form.branches * form.width);
+    for (const Piece& piece : plan.pieces)
+      for (int64_t j = 0; j < form.width; ++j) sum[piece.begin / form.graphs * form.width + j] += piece.partial[j];
+    std::transform(sum.begin(), sum.end(), dvectors.data(), [](double value) { return static_cast<T>(value); });
+    dvectors.round();
+    if (seg.index) rows_backward<S>(form, seg, of);
   });
   return {dz, dw};
 }

@@ -1,7 +1,7 @@
-// The kernels of one instruction set; included inside its namespace, after its target pragma and `vector_bytes`, the
-// size of its registers.
+// The kernels of one instruction set; included inside its namespace, after its target pragma, `vector_bytes`, the size
+// of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
-#include "memory.inl"
+#include "lanes.inl"
 // What follows needs it.
 #include "hop.inl"
 #include "power.inl"
@@ -9,8 +9,8 @@
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {
-  using A = accumulator<T>;
-  return {hop<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, widen<T, A>, narrow<T, A>};
+  using A = Compute<T>;
+  return {hop<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, convert_rows<T, A>, convert_rows<A, T>};
 }
 
 template PowerKernels<float, int32_t> power_table();
@@ -22,12 +22,17 @@ template PowerKernels<Half, int64_t> power_table();
 template PowerKernels<BFloat16, int32_t> power_table();
 template PowerKernels<BFloat16, int64_t> power_table();
 
-template <class T, class I>
-Kernels<T, I> table() {
-  return {sum_readout<T, I>, attention_readout<T, I>, attention_backward<T, I>, rows_backward<T>};
+template <class S, class I>
+ReadoutKernels<S, I> readout_table() {
+  return {sum_readout<S, I>,  attention_readout<S, I>,  attention_weights<Compute<S>, I>,
+          sum_backward<S, I>, attention_backward<S, I>, rows_backward<S>};
 }
 
-template Kernels<float, int32_t> table();
-template Kernels<float, int64_t> table();
-template Kernels<double, int32_t> table();
-template Kernels<double, int64_t> table();
+template ReadoutKernels<float, int32_t> readout_table();
+template ReadoutKernels<float, int64_t> readout_table();
+template ReadoutKernels<double, int32_t> readout_table();
+template ReadoutKernels<double, int64_t> readout_table();
+template ReadoutKernels<BFloat16, int32_t> readout_table();
+template ReadoutKernels<BFloat16, int64_t> readout_table();
+template ReadoutKernels<Half, int32_t> readout_table();
+template ReadoutKernels<Half, int64_t> readout_table();

@@ -1,0 +1,307 @@
+// Vectors: what the kernels of every instruction set are written in. Plain GCC vector types, so that one source serves
+// all; loads and stores need no alignment. Lanes<L, A> has L lanes, Vector<T> fills a register.
+
+template <int L, class A>
+struct LanesOf {
+  typedef A Type __attribute__((vector_size(L * sizeof(A))));
+  typedef Type Unaligned __attribute__((aligned(alignof(A)), may_alias));
+};
+
+template <class A>
+struct LanesOf<1, A> {  // a scalar: compilers keep vectors of one lane in memory
+  using Type = A;
+  typedef A Unaligned __attribute__((may_alias));
+};
+
+template <int L, class A>
+using Lanes = typename LanesOf<L, A>::Type;
+
+template <class T>
+constexpr int lanes = vector_bytes / sizeof(T);
+
+template <class T>
+using Vector = Lanes<lanes<T>, T>;
+
+template <class T>
+using Bits = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+
+template <int L, class To, class From>
+inline Lanes<L, To> convert(From from) {
+  if constexpr (L == 1) return static_cast<To>(from);
+#if defined(SPIN_FAST_AVX512)  // GCC 12 takes these two apart
+  else if constexpr (L == 8 && std::is_same_v<From, Lanes<8, float>> && std::is_same_v<To, double>)
+    return (Lanes<8, double>)_mm512_cvtps_pd((__m256)from);
+  else if constexpr (L == 8 && std::is_same_v<From, Lanes<8, double>> && std::is_same_v<To, float>)
+    return (Lanes<8, float>)_mm512_cvtpd_ps((__m512d)from);
+#endif
+  else
+    return __builtin_convertvector(from, Lanes<L, To>);
+}
+
+// ---- Half precision: to float exactly; back to the nearest, ties to even --------------------------------------------
+
+template <int L>
+inline Lanes<L, float> to_float(Lanes<L, uint32_t> half, BFloat16) {
+  return __builtin_bit_cast(Lanes<L, float>, half << 16);
+}
+
+template <int L>
+inline Lanes<L, float> to_float(Lanes<L, uint32_t> half, Half) {
+  using Words = Lanes<L, uint32_t>;
+  const Words bits = (half & 0x7fff) << 13;
+  const Lanes<L, float> scaled = __builtin_bit_cast(Lanes<L, float>, bits) * 0x1p112f;  // denormals come right
+  const Words finite = __builtin_bit_cast(Words, scaled);
+  const Words magnitude = (half & 0x7c00) == 0x7c00 ? bits | 0x7f800000 : finite;
+  return __builtin_bit_cast(Lanes<L, float>, magnitude | (half & 0x8000) << 16);
+}
+
+template <int L>
+inline Lanes<L, uint32_t> from_float(Lanes<L, float> value, BFloat16) {
+  using Words = Lanes<L, uint32_t>;
+  const Words bits = __builtin_bit_cast(Words, value);
+  const Words rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return (bits & 0x7fffffff) > 0x7f800000 ? Words{} + 0x7fc0 : rounded;
+}
+
+template <int L>
+inline Lanes<L, uint32_t> from_float(Lanes<L, float> value, Half) {
+  using Words = Lanes<L, uint32_t>;
+  const Words bits = __builtin_bit_cast(Words, value), magnitude = bits & 0x7fffffff;
+  const Words normal = (magnitude + (0xc8000fff + (magnitude >> 13 & 1))) >> 13;
+  // An addition shifts the bits of what is a denormal half to the end of the mantissa.
+  const Words small = __builtin_bit_cast(Words, __builtin_bit_cast(Lanes<L, float>, magnitude) + 0.5f) - 0x3f000000;
+  const Words large = magnitude > 0x7f800000 ? Words{} + 0x7e00 : Words{} + 0x7c00;
+  const Words rounded = magnitude >= 0x47800000 ? large : magnitude < 0x38800000 ? small : normal;
+  return rounded | (bits >> 16 & 0x8000);
+}
+
+// ---- From and to memory; S is what is stored there
+// --------------------------------------------------------------------
+
+template <class S>
+constexpr bool is_half = std::is_same_v<S, Half> || std::is_same_v<S, BFloat16>;
+
+template <int L, class A, class S>
+inline Lanes<L, A> load(const S* from) {
+  if constexpr (is_half<S>) {
+    const Lanes<L, uint16_t> bits = *reinterpret_cast<const typename LanesOf<L, uint16_t>::Unaligned*>(from);
+    return convert<L, A>(to_float<L>(convert<L, uint32_t>(bits), S{}));
+  } else {
+    const Lanes<L, S> values = *reinterpret_cast<const typename LanesOf<L, S>::Unaligned*>(from);
+    return convert<L, A>(values);
+  }
+}
+
+template <int L, class A, class S>
+inline void store(S* to, Lanes<L, A> value) {
+  if constexpr (is_half<S>)
+    *reinterpret_cast<typename LanesOf<L, uint16_t>::Unaligned*>(to) =
+        convert<L, uint16_t>(from_float<L>(convert<L, float>(value), S{}));
+  else
+    *reinterpret_cast<typename LanesOf<L, S>::Unaligned*>(to) = convert<L, S>(value);
+}
+
+#if defined(SPIN_FAST_AVX512)
+inline Lanes<4, float> load_masked(unsigned mask, const float* from, Lanes<4, float>) {
+  return (Lanes<4, float>)_mm_maskz_loadu_ps(mask, from);
+}
+inline Lanes<8, float> load_masked(unsigned mask, const float* from, Lanes<8, float>) {
+  return (Lanes<8, float>)_mm256_maskz_loadu_ps(mask, from);
+}
+inline Lanes<16, float> load_masked(unsigned mask, const float* from, Lanes<16, float>) {
+  return (Lanes<16, float>)_mm512_maskz_loadu_ps(mask, from);
+}
+inline Lanes<4, double> load_masked(unsigned mask, const double* from, Lanes<4, double>) {
+  return (Lanes<4, double>)_mm256_maskz_loadu_pd(mask, from);
+}
+inline Lanes<8, double> load_masked(unsigned mask, const double* from, Lanes<8, double>) {
+  return (Lanes<8, double>)_mm512_maskz_loadu_pd(mask, from);
+}
+inline void store_masked(unsigned mask, float* to, Lanes<4, float> row) { _mm_mask_storeu_ps(to, mask, (__m128)row); }
+inline void store_masked(unsigned mask, float* to, Lanes<8, float> row) {
+  _mm256_mask_storeu_ps(to, mask, (__m256)row);
+}
+inline void store_masked(unsigned mask, float* to, Lanes<16, float> row) {
+  _mm512_mask_storeu_ps(to, mask, (__m512)row);
+}
+inline void store_masked(unsigned mask, double* to, Lanes<4, double> row) {
+  _mm256_mask_storeu_pd(to, mask, (__m256d)row);
+}
+inline void store_masked(unsigned mask, double* to, Lanes<8, double> row) {
+  _mm512_mask_storeu_pd(to, mask, (__m512d)row);
+}
+constexpr bool has_masks = true;
+#else
+constexpr bool has_masks = false;
+#endif
+
+// The first n lanes, at most all; 0 in the others.
+template <int L, class A, class S>
+inline Lanes<L, A> load_first(const S* from, int64_t n) {
+  if (L == 1 || n >= L) return load<L, A>(from);
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (L >= 4 && !is_half<S> && L * sizeof(S) <= vector_bytes)
+    return convert<L, A>(load_masked((1u << n) - 1, from, Lanes<L, S>{}));
+#endif
+  S values[L] = {};
+  for (int64_t j = 0; j < n; ++j) values[j] = from[j];
+  return load<L, A>(values);
+}
+
+template <int L, class A, class S>
+inline void store_first(S* to, Lanes<L, A> value, int64_t n) {
+  if (L == 1 || n >= L) return store<L, A>(to, value);
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (L >= 4 && !is_half<S> && L * sizeof(S) <= vector_bytes)
+    return store_masked((1u << n) - 1, to, convert<L, S>(value));
+#endif
+  S values[L];
+  store<L, A>(values, value);
+  for (int64_t j = 0; j < n; ++j) to[j] = values[j];
+}
+
+// The same of whole registers.
+template <class S>
+inline Vector<Compute<S>> load(const S* from) {
+  return load<lanes<Compute<S>>, Compute<S>>(from);
+}
+
+template <class S>
+inline void store(S* to, Vector<Compute<S>> value) {
+  store<lanes<Compute<S>>, Compute<S>>(to, value);
+}
+
+template <class S>
+inline Vector<Compute<S>> load_first(const S* from, int64_t n) {
+  return load_first<lanes<Compute<S>>, Compute<S>>(from, n);
+}
+
+template <class S>
+inline void store_first(S* to, Vector<Compute<S>> value, int64_t n) {
+  store_first<lanes<Compute<S>>, Compute<S>>(to, value, n);
+}
+
+// A copy around the caches, done after `settle`.
+template <class S>
+void stream_copy(const S* from, S* to, int64_t n) {
+  typedef typename LanesOf<vector_bytes, char>::Unaligned Bytes;
+  constexpr int64_t step = vector_bytes / sizeof(S);
+  const auto misaligned = static_cast<int64_t>(reinterpret_cast<uintptr_t>(to) % vector_bytes / sizeof(S));
+  const int64_t before = misaligned ? step - misaligned : 0, head = before < n ? before : n;
+  __builtin_memcpy(to, from, head * sizeof(S));
+  int64_t i = head;
+  for (; i + step <= n; i += step) {
+    const Lanes<vector_bytes, char> bytes = *reinterpret_cast<const Bytes*>(from + i);
+    bypass(to + i, &bytes);
+  }
+  __builtin_memcpy(to + i, from + i, (n - i) * sizeof(S));
+}
+
+// 0, 1, 2, ...
+template <class T, int... K>
+inline Vector<Bits<T>> counting(std::integer_sequence<int, K...>) {
+  return Vector<Bits<T>>{K...};
+}
+
+// v in the first n lanes, 0 in the others.
+template <class T>
+inline Vector<T> first_lanes(Vector<T> v, int64_t n) {
+  const Vector<Bits<T>> lane = counting<T>(std::make_integer_sequence<int, lanes<T>>{});
+  return lane < static_cast<Bits<T>>(n) ? v : Vector<T>{};
+}
+
+// Where lane k of a merge comes from: from an even (odd) lane, of a for the first half of the result and of b for the
+// second, by numbers inside each 16 bytes, or by whole 16 bytes, which are single instructions everywhere.
+template <class T, bool Inside>
+constexpr int source_of(int k, int odd) {
+  constexpr int part = 16 / sizeof(T), parts = lanes<T> / part;
+  const int at = Inside ? k % part : k / part, half = Inside ? part / 2 : parts / 2;
+  const int from = at < half ? 2 * at + odd : 2 * (at - half) + odd;
+  return (at < half ? 0 : lanes<T>)+(Inside ? k / part * part + from : from * part + k % part);
+}
+
+template <class T, bool Inside, int... K>
+inline Vector<T> merge(Vector<T> a, Vector<T> b, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(a, b, source_of<T, Inside>(K, 0)...) +
+         __builtin_shufflevector(a, b, source_of<T, Inside>(K, 1)...);
+}
+
+// Adds neighbours. With lanes<T> vectors as leaves, merged in pairs again and again, lane k of the last one is the sum
+// of vector k. Rows: the number of leaves below the result.
+template <class T, int Rows>
+inline Vector<T> merge(Vector<T> a, Vector<T> b) {
+  return merge<T, Rows * sizeof(T) <= 16>(a, b, std::make_integer_sequence<int, lanes<T>>{});
+}
+
+template <int Distance, class T, int... K>
+inline Vector<T> swapped(Vector<T> v, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(v, v, (K ^ Distance)...);
+}
+
+template <class T, int Distance = lanes<T> / 2>
+inline T sum_of(Vector<T> v) {
+  v += swapped<Distance, T>(v, std::make_integer_sequence<int, lanes<T>>{});
+  if constexpr (Distance > 1)
+    return sum_of<T, Distance / 2>(v);
+  else
+    return v[0];
+}
+
+// NaN counts as nothing where another lane is a number, and may be lost: whoever cares looks at the sums.
+template <class T, int Distance = lanes<T> / 2>
+inline T maximum_of(Vector<T> v) {
+  const Vector<T> other = swapped<Distance, T>(v, std::make_integer_sequence<int, lanes<T>>{});
+  v = other > v ? other : v;
+  if constexpr (Distance > 1)
+    return maximum_of<T, Distance / 2>(v);
+  else
+    return v[0];
+}
+
+// lanes<double> values as float64.
+template <class T>
+inline Vector<double> load_wide(const T* from) {
+  return load<lanes<double>, double>(from);
+}
+
+// sum[0 .. lanes) = factor * sum + v, in float64.
+template <class T>
+inline void add_scaled(double* sum, double factor, Vector<T> v) {
+  T values[lanes<T>];
+  store(values, v);
+  for (int k = 0; k < lanes<T>; k += lanes<double>) store(sum + k, factor * load(sum + k) + load_wide(values + k));
+}
+
+template <class T>
+struct Exponential;
+template <>
+struct Exponential<float> {
+  static constexpr int degree = 7, bias = 127, mantissa = 23;
+  static constexpr float lowest = -87, round = 12582912.0f, ln2_high = 0x1.62e4p-1f, ln2_low = 0x1.7f7d1cp-20f;
+};
+template <>
+struct Exponential<double> {
+  static constexpr int degree = 13, bias = 1023, mantissa = 52;
+  static constexpr double lowest = -708, round = 6755399441055744.0, ln2_high = 0x1.62e42fefap-1,
+                          ln2_low = 0x1.cf79abc9e3b39p-40;
+};
+
+// exp(x) for x <= 0 to about one unit in the last place; 0 where it would be denormal; NaN stays.
+template <class T>
+inline Vector<T> exp_of(Vector<T> x) {
+  using E = Exponential<T>;
+  constexpr double inverse_factorial[] = {
+      1.0,        1.0,         1.0 / 2,      1.0 / 6,       1.0 / 24,       1.0 / 120,       1.0 / 720,
+      1.0 / 5040, 1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800.0};
+  // x = n ln2 + r: adding 1.5 * 2^mantissa rounds to the integer n and leaves it in the low bits.
+  const Vector<T> clamped = x < E::lowest ? Vector<T>{} + E::lowest : x;
+  const Vector<T> shifted = clamped * static_cast<T>(1.4426950408889634) + E::round;
+  const Vector<T> n = shifted - E::round;
+  const Vector<T> r = (clamped - n * E::ln2_high) - n * E::ln2_low;
+  Vector<T> p = Vector<T>{} + static_cast<T>(inverse_factorial[E::degree]);
+#pragma GCC unroll 16
+  for (int k = E::degree - 1; k >= 0; --k) p = p * r + static_cast<T>(inverse_factorial[k]);
+  const Vector<Bits<T>> power = (reinterpret_cast<Vector<Bits<T>>>(shifted) + E::bias) << E::mantissa;
+  const Vector<T> result = p * reinterpret_cast<Vector<T>>(power);
+  return x < E::lowest ? Vector<T>{} : result;
+}
