@@ -20,6 +20,7 @@
 #include <initializer_list>
 #include <memory>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -138,13 +139,21 @@ int64_t cut(Cost cost, int64_t n, int64_t piece, int64_t pieces) {
   return low;
 }
 
-// Runs f(begin, end) over items [0, n), pieces in parallel; tiny work stays on the calling thread.
+// Runs f(begin, end) over items [0, n), pieces in parallel; tiny work stays on the calling thread. Threads get ranges
+// of pieces; these are dealt out in an order that mixes them, because neighbours are often alike and costs only
+// estimates.
 template <class Cost, class F>
 void parallel_items(int64_t n, int64_t total_cost, Cost cost, F f) {
   const int64_t pieces = number_of_pieces(total_cost, n);
   if (pieces == 1) return f(int64_t{0}, n);
-  torch::stable::parallel_for(
-      0, pieces, 1, [&](int64_t first, int64_t last) { f(cut(cost, n, first, pieces), cut(cost, n, last, pieces)); });
+  int64_t step = pieces * 5 / 8 + 1;
+  while (std::gcd(step, pieces) != 1) ++step;
+  torch::stable::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
+      const int64_t piece = i * step % pieces;
+      f(cut(cost, n, piece, pieces), cut(cost, n, piece + 1, pieces));
+    }
+  });
 }
 
 }  // namespace spin_fast

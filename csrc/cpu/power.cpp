@@ -1,5 +1,6 @@
 // power_features and its gradient: from tensors to the hop kernel in power.inl.
 
+#include <atomic>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -25,24 +26,31 @@ struct Scales {
   double plain;
 };
 
+// Runs `rows(begin, end)` over the rows of nodes [first, last), pieces in parallel.
+template <class T, class I, class F>
+void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t width, F rows) {
+  const auto cost = [&](int64_t v) { return static_cast<int64_t>(a.indptr[first + v]) + v; };
+  parallel_items(last - first, (cost(last - first) - cost(0)) * width, cost,
+                 [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
+}
+
 template <class T, class I>
 Scales scales_of(const Adjacency<T, I>& a, const std::string& op) {
   if (op == "adj") return {{}, {}, 1.0};
-  STD_TORCH_CHECK(op == "sym" || op == "sym+adj" || op == "rw", "operator must be one of adj, sym, sym+adj, rw");
   std::vector<double> scale(a.nodes);
-  for (int64_t v = 0; v < a.nodes; ++v) {
-    double degree = static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
-    if (a.weight) {
-      degree = 0;
-      for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) degree += static_cast<double>(a.weight[e]);
+  std::atomic<bool> negative = false;
+  for_each_row(a, 0, a.nodes, 16, [&](int64_t begin, int64_t end) {
+    for (int64_t v = begin; v < end; ++v) {
+      double degree = static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
+      if (a.weight) {
+        degree = 0;
+        for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) degree += static_cast<double>(a.weight[e]);
+      }
+      if (op != "rw" && degree < 0) negative = true;
+      scale[v] = degree == 0 ? 0 : 1 / (op == "rw" ? degree : std::sqrt(degree));
     }
-    if (op == "rw") {
-      scale[v] = degree == 0 ? 0 : 1 / degree;
-    } else {
-      STD_TORCH_CHECK(!(degree < 0), "edge_weight must give no negative row sum under sym");
-      scale[v] = degree == 0 ? 0 : 1 / std::sqrt(degree);
-    }
-  }
+  });
+  STD_TORCH_CHECK(!negative, "edge_weight must give no negative row sum under sym");
   if (op == "rw") return {std::move(scale), std::vector<double>(a.nodes, 1.0), 0.0};
   return {scale, scale, op == "sym+adj" ? 1.0 : 0.0};
 }
@@ -53,14 +61,6 @@ Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) 
   return {
       a.indptr,     a.indices, a.weight, scaled ? scales.left.data() : nullptr, scaled ? scales.right.data() : nullptr,
       scales.plain, width,     a.arcs};
-}
-
-// Runs `rows(begin, end)` over the rows of nodes [first, last), pieces in parallel.
-template <class T, class I, class F>
-void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t width, F rows) {
-  const auto cost = [&](int64_t v) { return static_cast<int64_t>(a.indptr[first + v]) + v; };
-  parallel_items(last - first, (cost(last - first) - cost(0)) * width, cost,
-                 [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
 }
 
 // Graphs whose sources take more than this go hop by hop, their rows in parallel.
@@ -201,11 +201,14 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
 // Checks the arguments that both directions share, then calls f(adjacency, ptr, graphs, Tag<T>).
 template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
-                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, bool checked, F f) {
+                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op, bool checked,
+                    F f) {
   dispatch_storage(value, indptr.scalar_type(), [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using A = Compute<T>;
     using I = typename decltype(index_tag)::type;
+    STD_TORCH_CHECK(op == "adj" || op == "sym" || op == "sym+adj" || op == "rw",
+                    "operator must be one of adj, sym, sym+adj, rw");
     expect("indptr", indptr, {nodes + 1}, indptr.scalar_type());
     expect("indices", indices, {-1}, indptr.scalar_type());
     if (ptr) expect("ptr", *ptr, {-1}, ScalarType::Long);
@@ -229,7 +232,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
   expect("x", x, {-1, -1}, value);
   STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
   expect("out", out, {num_hops + 1, x.size(0), x.size(1)}, value);
-  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, checked,
+  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, checked,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    powers(a, op, offsets, graphs, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops, canonical,
@@ -252,7 +255,7 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
   expect("grad", grad, {-1, -1, -1}, value);
   STD_TORCH_CHECK(grad.size(0) >= 1, "grad must have at least one branch");
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
-  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, checked,
+  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, op, checked,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    if constexpr (sizeof(T) > 2)
