@@ -135,29 +135,59 @@ constexpr bool has_masks = true;
 constexpr bool has_masks = false;
 #endif
 
-// The first n lanes, at most all; 0 in the others.
+template <int From, class V, int... K>
+inline auto some_lanes(V value, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(value, value, (From + K)...);
+}
+
+// Lanes [From, From + L) of a vector.
+template <int L, class A, int From, class V>
+inline Lanes<L, A> part(V value) {
+  if constexpr (L == 1)
+    return value[From];
+  else
+    return some_lanes<From>(value, std::make_integer_sequence<int, L>{});
+}
+
+template <class V, int... K>
+inline auto join(V low, V high, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(low, high, K...);
+}
+
+// The first n lanes, at most all; 0 in the others. Halves of halves, where there are no masks: n is the same for row
+// after row, so branches are foreseen.
 template <int L, class A, class S>
 inline Lanes<L, A> load_first(const S* from, int64_t n) {
-  if (L == 1 || n >= L) return load<L, A>(from);
+  if (n >= L) return load<L, A>(from);
 #if defined(SPIN_FAST_AVX512)
   if constexpr (L >= 4 && !is_half<S> && L * sizeof(S) <= vector_bytes)
     return convert<L, A>(load_masked((1u << n) - 1, from, Lanes<L, S>{}));
 #endif
-  S values[L] = {};
-  for (int64_t j = 0; j < n; ++j) values[j] = from[j];
-  return load<L, A>(values);
+  if constexpr (L == 1) {
+    return 0;
+  } else {
+    constexpr int H = L / 2;
+    const Lanes<H, A> low = n >= H ? load<H, A>(from) : load_first<H, A>(from, n);
+    const Lanes<H, A> high = n > H ? load_first<H, A>(from + H, n - H) : Lanes<H, A>{};
+    if constexpr (H == 1)
+      return Lanes<L, A>{low, high};
+    else
+      return join(low, high, std::make_integer_sequence<int, L>{});
+  }
 }
 
 template <int L, class A, class S>
 inline void store_first(S* to, Lanes<L, A> value, int64_t n) {
-  if (L == 1 || n >= L) return store<L, A>(to, value);
+  if (n >= L) return store<L, A>(to, value);
 #if defined(SPIN_FAST_AVX512)
   if constexpr (L >= 4 && !is_half<S> && L * sizeof(S) <= vector_bytes)
     return store_masked((1u << n) - 1, to, convert<L, S>(value));
 #endif
-  S values[L];
-  store<L, A>(values, value);
-  for (int64_t j = 0; j < n; ++j) to[j] = values[j];
+  if constexpr (L > 1) {
+    constexpr int H = L / 2;
+    store_first<H, A>(to, part<H, A, 0>(value), n);
+    if (n > H) store_first<H, A>(to + H, part<H, A, H>(value), n - H);
+  }
 }
 
 // The same of whole registers.

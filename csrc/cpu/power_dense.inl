@@ -1,66 +1,75 @@
 // All powers of a near-dense graph with one feature: a bit for every pair of nodes.
 //
-// Layout: bits[v] are the neighbours of v, whole vectors of them. A hop adds y_u where bit u of row v is set, a vector
-// of sources at a time, instead of gathering them one by one. Accumulator: A, one sum per lane. Only AVX-512 has masks
-// of bits; elsewhere, and where an arc is repeated, the graph is taken as a sparse one.
+// Layout: bits[v] are the neighbours of v, in whole words. A hop adds y_u where bit u of row v is set, a vector of
+// sources at a time, instead of gathering them one by one. Accumulator: A, one sum per lane. Where an arc is repeated
+// the graph is taken as a sparse one.
 
-#if defined(SPIN_FAST_AVX512)
-constexpr int64_t dense_nodes = 1024, marked_rows = 8;
+constexpr int64_t marked_rows = 8;
 
 // Sparse work is some time per arc, dense work a fraction of it per pair of nodes.
 template <class T, class I>
 bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t arcs) {
   return powers.hop.width == 1 && powers.scaling != Scaling::factors && nodes <= dense_nodes &&
-         nodes * nodes < 10 * arcs;
+         nodes * nodes < (vector_bytes / 6) * arcs;
 }
 
-// Sets the bits of the rows [begin, end), by way of a byte each: false where an arc is repeated. Several rows at a
-// time, so that the bytes of one have arrived in the cache when they are read in vectors.
+// Sets the bits of the rows [begin, end) by way of a byte each; false where an arc is repeated. Several rows at a time,
+// so that the bytes of one have arrived in the cache when they are read in vectors.
 template <class T, class I>
 bool set_bits(const Powers<T, I>& powers, int64_t first, int64_t begin, int64_t end, int64_t words, char* marks,
               uint64_t* bits) {
-  const I* indptr = powers.hop.indptr + first;
-  for (int64_t w = 0; w < (end - begin) * words; ++w) _mm512_store_si512(marks + 64 * w, _mm512_setzero_si512());
+  const I *indptr = powers.hop.indptr + first, *indices = powers.hop.indices;
+  __builtin_memset(marks, 0, (end - begin) * words * 64);
   for (int64_t v = begin; v < end; ++v) {
     char* mark = marks + (v - begin) * words * 64 - first;
-    const I *u = powers.hop.indices + indptr[v], *end_u = powers.hop.indices + indptr[v + 1];
-    for (; u + 4 <= end_u; u += 4) mark[u[0]] = mark[u[1]] = mark[u[2]] = mark[u[3]] = 1;
-    for (; u < end_u; ++u) mark[*u] = 1;
+    const I *u = indices + indptr[v], *last = indices + indptr[v + 1];
+    for (; u + 4 <= last; u += 4) mark[u[0]] = mark[u[1]] = mark[u[2]] = mark[u[3]] = 1;
+    for (; u < last; ++u) mark[*u] = 1;
   }
   int64_t set = 0;
   for (int64_t w = 0; w < (end - begin) * words; ++w) {
+    uint64_t word = 0;
+#if defined(SPIN_FAST_AVX512)
     const __m512i marked = _mm512_load_si512(marks + 64 * w);
-    bits[begin * words + w] = _mm512_test_epi8_mask(marked, marked);
-    set += __builtin_popcountll(bits[begin * words + w]);
+    word = _mm512_test_epi8_mask(marked, marked);
+#else
+    for (int k = 0; k < 8; ++k) {  // the product gathers the lowest bits of eight bytes in its highest byte
+      uint64_t eight;
+      __builtin_memcpy(&eight, marks + 64 * w + 8 * k, 8);
+      word |= (eight * 0x0102040810204080) >> 56 << 8 * k;
+    }
+#endif
+    bits[begin * words + w] = word;
+    set += __builtin_popcountll(word);
   }
   return set == indptr[end] - indptr[begin];
 }
 
-// The sums of four rows, whose bits lie `words` apart.
-inline void masked_sums(const uint64_t* bits, int64_t words, const double* y, int64_t columns, double* sums) {
-  __m512d sum[4] = {};
-  for (int64_t u = 0; u < columns; u += 8)
-    for (int i = 0; i < 4; ++i) {
-      const auto mask = reinterpret_cast<const __mmask8*>(bits + i * words)[u / 8];
-      sum[i] = _mm512_mask_add_pd(sum[i], mask, sum[i], _mm512_load_pd(y + u));
-    }
-  __m256d half[4];
-  for (int i = 0; i < 4; ++i) half[i] = _mm512_castpd512_pd256(sum[i]) + _mm512_extractf64x4_pd(sum[i], 1);
-  const __m256d ab = _mm256_hadd_pd(half[0], half[1]), cd = _mm256_hadd_pd(half[2], half[3]);
-  _mm256_storeu_pd(sums, _mm256_permute2f128_pd(ab, cd, 0x20) + _mm256_permute2f128_pd(ab, cd, 0x31));
+// sum += y in the lanes whose bit is set.
+template <class A>
+inline void add_where(Vector<A>& sum, uint64_t bits, Vector<A> y) {
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (sizeof(A) == 4)
+    sum = (Vector<A>)_mm512_mask_add_ps((__m512)sum, static_cast<__mmask16>(bits), (__m512)sum, (__m512)y);
+  else
+    sum = (Vector<A>)_mm512_mask_add_pd((__m512d)sum, static_cast<__mmask8>(bits), (__m512d)sum, (__m512d)y);
+#else
+  const Vector<Bits<A> > lane = Vector<Bits<A> >{} + 1 << counting<A>(std::make_integer_sequence<int, lanes<A> >{});
+  const Vector<Bits<A> > is_set = (lane & static_cast<Bits<A> >(bits)) != 0;
+  sum += __builtin_bit_cast(Vector<A>, is_set & __builtin_bit_cast(Vector<Bits<A> >, y));
+#endif
 }
 
-inline void masked_sums(const uint64_t* bits, int64_t words, const float* y, int64_t columns, float* sums) {
-  __m512 sum[4] = {};
-  for (int64_t u = 0; u < columns; u += 16)
-    for (int i = 0; i < 4; ++i) {
-      const auto mask = reinterpret_cast<const __mmask16*>(bits + i * words)[u / 16];
-      sum[i] = _mm512_mask_add_ps(sum[i], mask, sum[i], _mm512_load_ps(y + u));
-    }
-  __m256 half[4];
-  for (int i = 0; i < 4; ++i) half[i] = _mm512_castps512_ps256(sum[i]) + _mm512_extractf32x8_ps(sum[i], 1);
-  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
-  _mm_storeu_ps(sums, _mm256_castps256_ps128(all) + _mm256_extractf128_ps(all, 1));
+// The sums of four rows, whose bits lie `words` apart.
+template <class A>
+void masked_sums(const uint64_t* bits, int64_t words, const A* y, int64_t columns, A* sums) {
+  constexpr int L = lanes<A>;
+  Vector<A> sum[4] = {};
+  for (int64_t u = 0; u < columns; u += L) {
+    const Vector<A> some = load(y + u);
+    for (int i = 0; i < 4; ++i) add_where<A>(sum[i], bits[i * words + u / 64] >> u % 64, some);
+  }
+  for (int i = 0; i < 4; ++i) sums[i] = sum_of<A>(sum[i]);
 }
 
 // False, and nothing done, where an arc is repeated.
@@ -100,14 +109,3 @@ bool dense_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes, char
   }
   return true;
 }
-#else
-template <class T, class I>
-bool is_dense(const Powers<T, I>&, int64_t, int64_t) {
-  return false;
-}
-
-template <class T, class I, class A>
-bool dense_powers(const Powers<T, I>&, int64_t, int64_t, char*) {
-  return false;
-}
-#endif
