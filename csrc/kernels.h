@@ -1,8 +1,8 @@
 // The CPU kernels as raw pointers and plain structs; no torch header. Letters as in spin_fast/ops.py.
 //
-// cpu/power.inl and cpu/readout.inl hold one implementation, which cpu/{baseline,avx2,avx512}.cpp each compile for
-// their instruction set. The structs have no member functions: an inline function shared between those three would
-// leave it to the linker which instruction set it uses.
+// cpu/*.inl hold one implementation, which cpu/{baseline,avx2,avx512}.cpp each compile for their instruction set. The
+// structs have no member functions: an inline function shared between those three would leave it to the linker which
+// instruction set it uses.
 #pragma once
 
 #include <cstdint>
@@ -47,7 +47,7 @@ enum class Scaling { none, row, symmetric, factors };
 // All powers of some graphs.
 template <class T, class I>
 struct Powers {
-  Hop<Compute<T>, I> hop;  // left and right are read under Scaling::factors only
+  Hop<Compute<T>, I> hop;  // graphs in cache read left and right under Scaling::factors only
   Scaling scaling;
   int64_t nodes;  // N
   int64_t hops;   // R
@@ -66,8 +66,8 @@ constexpr int64_t dense_nodes = 1024;
 // Memory that a block of so many nodes and arcs takes, at most.
 constexpr int64_t scratch_bytes(int64_t nodes, int64_t arcs, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
-  const int64_t bits = width == 1 && nodes <= dense_nodes ? (nodes + 4) * (nodes + 64) / 8 + 64 * nodes : 0;
-  return nodes * ((2 * stride + width) * 8 + 4) + (arcs + 256) * 12 + bits + 4096;
+  const int64_t dense = width == 1 ? (dense_nodes + 4) * (dense_nodes / 8) + 4 * (dense_nodes + 16) * 8 : 0;
+  return nodes * ((2 * stride + width) * 8 + 4) + (arcs + 256) * 12 + dense + 4096;
 }
 
 // The segments of a readout in branch-major order, s = branch * graphs + graph. The entries of segment s are

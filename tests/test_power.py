@@ -70,10 +70,12 @@ def test_no_graphs_no_nodes_no_features(backend: str) -> None:
 
 
 @pytest.mark.parametrize("num_features", [1, 2, 7, 37])
-def test_graphs_of_all_sizes(backend: str, num_features: int) -> None:
+@pytest.mark.parametrize("repeated", [True, False])
+def test_graphs_of_all_sizes(backend: str, num_features: int, repeated: bool) -> None:
     """Near-dense, too large for the cache, small enough to share a block; with and without repeated arcs."""
     complete = [torch.arange(n).expand(n, n)[~torch.eye(n, dtype=torch.bool)].view(n, -1) for n in (70, 3)]
     rows = [row for graph, at in zip(complete, (0, 70), strict=True) for row in graph + at]
+    rows[69] = torch.cat([rows[69], rows[69][:5]]) if repeated else rows[69]
     mixed = random_graphs([400, 2, 0, 1200], 0.02, num_features, dtype=torch.float32)
     indptr = torch.cat([torch.tensor([len(row) for row in rows]), mixed.indptr.diff()])
     graphs = GraphBatch(
@@ -108,15 +110,42 @@ def test_half_precision_is_rounded_once(backend: str, dtype: torch.dtype, operat
         torch.testing.assert_close(x.grad.float(), wide.grad, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
 
 
-def test_huge_degree_and_repeated_arcs(backend: str) -> None:
-    n = 5000  # a star whose hub lists every leaf twice
+@pytest.mark.parametrize("num_features", [1, 3, 37])
+@pytest.mark.parametrize("block", [True, False])
+def test_huge_degree_and_repeated_arcs(backend: str, num_features: int, block: bool) -> None:
+    n = 100_000 // num_features  # a star whose hub lists every leaf twice
     leaves = torch.arange(1, n)
     indices = torch.cat([leaves, leaves, torch.zeros(n - 1, dtype=torch.int64)])
     indptr = torch.cat([torch.tensor([0]), 2 * (n - 1) + torch.arange(n)])
-    x = torch.full((n, 3), 0.1)
-    result = spin_fast.power_features(indptr, indices, x, 1, "adj")
-    torch.testing.assert_close(result[1, 0], torch.full((3,), 2 * (n - 1) * 0.1), rtol=1e-7, atol=0)
+    x = torch.full((n, num_features), 0.1)
+    result = spin_fast.power_features(indptr, indices, x, 1, "adj", ptr=torch.tensor([0, n]) if block else None)
+    torch.testing.assert_close(result[1, 0], torch.full((num_features,), 2 * (n - 1) * 0.1), rtol=1e-6, atol=0)
     assert torch.equal(result[1, 1:], x[1:])
+
+
+@pytest.mark.parametrize("num_features", [1, 7, 16, 33])
+def test_outputs_larger_than_the_caches(backend: str, num_features: int) -> None:
+    """They are written around the caches: the same bits as in small batches."""
+    if backend == "reference":
+        pytest.skip("only kernels write around the caches")
+    num_graphs, size = 3_000_000 // num_features // 50, 50
+    v = torch.arange(num_graphs * size)
+    first = v // size * size
+    ring = torch.stack([first + (v - first + step) % size for step in (1, 3, size - 1)], 1)
+    x = torch.randn(len(v), num_features, generator=torch.Generator().manual_seed(0))
+
+    def run(graphs: int) -> torch.Tensor:
+        nodes = graphs * size
+        return spin_fast.power_features(
+            3 * torch.arange(nodes + 1), ring[:nodes].flatten(), x[:nodes], 2, ptr=size * torch.arange(graphs + 1)
+        )
+
+    whole, few = run(num_graphs), run(7)
+    assert whole.nbytes > 2**25 > few.nbytes
+    assert torch.equal(whole[:, : 7 * size], few)
+    torch.testing.assert_close(
+        whole[2].sum(0), x.sum(0), rtol=1e-3, atol=0.5
+    )  # the graphs are regular: sym keeps the sum of a feature
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

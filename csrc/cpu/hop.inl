@@ -1,4 +1,4 @@
-// One hop over some rows of a graph too large for the cache.
+// One hop over some rows: of graphs too large for the cache, and of every gradient.
 //
 // Layout: `in`, `add`, `out` row-major [N, d]. Parallel axis: rows; the caller splits them, each row is one thread's,
 // so results do not depend on the number of threads. Accumulator: double in CSR order, rounded once.

@@ -130,9 +130,6 @@ inline void store_masked(unsigned mask, double* to, Lanes<4, double> row) {
 inline void store_masked(unsigned mask, double* to, Lanes<8, double> row) {
   _mm512_mask_storeu_pd(to, mask, (__m512d)row);
 }
-constexpr bool has_masks = true;
-#else
-constexpr bool has_masks = false;
 #endif
 
 template <int From, class V, int... K>
@@ -209,6 +206,15 @@ inline Vector<Compute<S>> load_first(const S* from, int64_t n) {
 template <class S>
 inline void store_first(S* to, Vector<Compute<S>> value, int64_t n) {
   store_first<lanes<Compute<S>>, Compute<S>>(to, value, n);
+}
+
+// n values, from what is stored to what is computed in, or back.
+template <class From, class To>
+void convert_rows(const From* from, To* to, int64_t n) {
+  using A = Compute<From>;
+  int64_t i = 0;
+  for (; i + lanes<A> <= n; i += lanes<A>) store<lanes<A>, A>(to + i, load<lanes<A>, A>(from + i));
+  for (; i < n; ++i) store<1, A>(to + i, load<1, A>(from + i));
 }
 
 // A copy around the caches, done after `settle`.

@@ -102,9 +102,10 @@ inline char* thread_scratch(int64_t bytes) {
   thread_local std::unique_ptr<char, Free> memory;
   thread_local int64_t size = 0;
   if (bytes > size) {
-    size = (bytes + 4095) / 4096 * 4096;
-    memory.reset(static_cast<char*>(std::aligned_alloc(4096, size)));
+    size = 0;
+    memory.reset(static_cast<char*>(std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096)));
     if (!memory) throw std::bad_alloc();
+    size = bytes;
   }
   return memory.get();
 }

@@ -1,4 +1,4 @@
-// power_features and its gradient: from tensors to the hop kernel in power.inl.
+// power_features and its gradient: from tensors to the kernels in power.inl and hop.inl.
 
 #include <atomic>
 #include <cmath>
@@ -63,8 +63,8 @@ Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) 
       scales.plain, width,     a.arcs};
 }
 
-// Graphs whose sources take more than this go hop by hop, their rows in parallel.
-constexpr int64_t cache_bytes = 2 << 20;
+// Graphs with larger sources or more arcs go hop by hop, their rows in parallel.
+constexpr int64_t cache_bytes = 2 << 20, cache_arcs = 256 << 10;
 // Outputs larger than this are written past the caches, which they would only wash out.
 constexpr int64_t stream_bytes = 32 << 20;
 
@@ -107,8 +107,12 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = canonical ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
   const auto arcs_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
+  const int64_t total = (a.arcs + a.nodes) * width * hops;
   const auto is_large = [&](int64_t g) {
-    return 2 * nodes_of(g) * stride * sum_bytes > cache_bytes || arcs_of(g) * 4 > 4 * cache_bytes;
+    const int64_t nodes = nodes_of(g), arcs = arcs_of(g), cost = (arcs + nodes) * width * hops;
+    if (cost > 256 * piece_cost && cost > total / 8) return true;  // too much for one thread
+    if (width == 1 && nodes <= dense_nodes && arcs <= nodes * nodes) return false;
+    return 2 * nodes * stride * sum_bytes > cache_bytes || arcs > cache_arcs;
   };
   const bool by_degree = !a.weight && op != "sym+adj";
   bool any_large = !ptr;
@@ -135,6 +139,7 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
       arcs = std::max(arcs, arcs_of(end));
     }
     const auto cost = [&](int64_t i) { return static_cast<int64_t>(a.indptr[ptr[g + i]]) + ptr[g + i]; };
+    // What is in cache takes a quarter of the time.
     parallel_items(end - g, (cost(end - g) - cost(0)) * width * hops / 4, cost, [&](int64_t first, int64_t last) {
       kernel(task, ptr + g + first, last - first, thread_scratch(scratch_bytes(nodes, arcs, width)));
     });
@@ -186,7 +191,10 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   const auto step = [&](int64_t r, int64_t begin, int64_t end) {
     kernel(hop, r + 1 == hops ? grad + hops * plane : target(r + 1), grad + r * plane, target(r), begin, end);
   };
-  if (ptr && cost <= 16 * piece_cost * graphs) {  // graphs are small: each stays in the cache of one thread
+  int64_t largest = ptr ? 0 : a.arcs + a.nodes;
+  for (int64_t g = 0; g < graphs; ++g)
+    largest = std::max<int64_t>(largest, back.indptr[ptr[g + 1]] - back.indptr[ptr[g]] + ptr[g + 1] - ptr[g]);
+  if (ptr && largest * width <= std::max(16 * piece_cost, cost / 8)) {  // each graph is one thread's
     const auto arcs_and_nodes = [&](int64_t g) { return static_cast<int64_t>(back.indptr[ptr[g]]) + ptr[g]; };
     parallel_items(graphs, cost * hops, arcs_and_nodes, [&](int64_t first, int64_t last) {
       for (int64_t g = first; g < last; ++g)

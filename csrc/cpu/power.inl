@@ -54,7 +54,8 @@ template <class T, class I, class A>
 void sort_by_degree(const Powers<T, I>& powers, Block<A>& block) {
   constexpr int chunk = vector_bytes / sizeof(I) < class_padding ? vector_bytes / sizeof(I) : class_padding;
   const I *indptr = powers.hop.indptr + block.first, *indices = powers.hop.indices;
-  const int32_t nodes = block.nodes, stride = block.stride;
+  const int32_t nodes = block.nodes;
+  const auto stride = static_cast<uint32_t>(block.stride);  // products of what is not read may overflow
   int32_t count[4][classes] = {};  // in turn: consecutive nodes of one class would wait for each other's counter
   int32_t v = 0;
   for (; v + 4 <= nodes; v += 4)
@@ -86,8 +87,9 @@ void sort_by_degree(const Powers<T, I>& powers, Block<A>& block) {
     if (begin + degree <= chunks_end)
       for (; e < degree; e += class_padding)
         for (int j = 0; j < class_padding; j += chunk)
-          store<chunk, int32_t>(to + e + j, convert<chunk, int32_t>(load<chunk, I>(from + e + j) - base) * stride);
-    for (; e < degree; ++e) to[e] = static_cast<int32_t>(from[e] - base) * stride;
+          store<chunk, uint32_t>(reinterpret_cast<uint32_t*>(to) + e + j,
+                                 convert<chunk, uint32_t>(load<chunk, I>(from + e + j) - base) * stride);
+    for (; e < degree; ++e) to[e] = static_cast<int32_t>(from[e] - base) * block.stride;
     if (block.factors) {
       A* factors = block.factors + (to - block.neighbours);
       for (e = 0; e < degree; ++e) factors[e] = static_cast<A>(factor_of(powers.hop, block.first + v, begin + e));
@@ -122,79 +124,116 @@ struct Pass {
   int64_t columns;  // of this pass
 };
 
+// sum += y of one neighbour.
 template <int L, int K, bool Factors, class A>
-inline void add_row(Lanes<L, A>* sum, const A* row, const A* factor) {
+inline void add_row(Lanes<L, A>* sum, const A* row, const A* factors, int64_t e) {
   for (int k = 0; k < K; ++k) {
     const Lanes<L, A> y = load<L, A>(row + k * L);
     if constexpr (Factors)
-      sum[k] += *factor * y;
+      sum[k] += factors[e] * y;
     else
       sum[k] += y;
   }
 }
 
+// p_v = left sum, to out; right p_v, to the sources of the next hop.
+template <int L, int K, class T, class A>
+inline void write_row(const Pass<T, A>& pass, int64_t stride, int64_t v, const Lanes<L, A>* sum, A left, A right) {
+  T* out = pass.out + v * pass.width;
+  for (int k = 0; k < K; ++k) {
+    const Lanes<L, A> p = left * sum[k];
+    if (k < K - 1)
+      store<L, A>(out + k * L, p);
+    else
+      store_first<L, A>(out + k * L, p, pass.columns - k * L);
+    if (pass.next) store<L, A>(pass.next + v * stride + k * L, right * p);
+  }
+}
+
 // K vectors of the rows [begin, end) of the block's order, all of `degree` neighbours; D is that degree where the
-// compiler is to know it, else -1. U: sums side by side, for long rows.
-template <int L, int K, int D, int U, bool Factors, class T, class A>
+// compiler is to know it, else -1.
+template <int L, int K, int D, bool Factors, class T, class A>
 void hop_rows(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
               const int32_t* neighbours, A left, A right) {
   const int32_t* order = block.order;
-  const A *y = pass.y, *factors = block.factors + (neighbours - block.neighbours);
-  A* next = pass.next;
-  T* out = pass.out;
-  const int64_t width = pass.width, stride = block.stride, last = pass.columns - (K - 1) * L;
+  const A *y = pass.y, *factors = Factors ? block.factors + (neighbours - block.neighbours) : nullptr;
+  const Pass<T, A> local = pass;
+  const int64_t stride = block.stride;
   if (D >= 0) degree = D;
   for (int32_t i = begin; i < end; ++i) {
-    Lanes<L, A> sum[U][K] = {};
-    int32_t e = 0;
-    if constexpr (D >= 0)
-      for (; e < D; ++e) add_row<L, K, Factors>(sum[0], y + neighbours[e], factors + e);
-    for (; e + U <= degree; e += U)
-      for (int u = 0; u < U; ++u) add_row<L, K, Factors>(sum[u], y + neighbours[e + u], factors + e + u);
-    if constexpr (U > 1)
-      for (; e < degree; ++e) add_row<L, K, Factors>(sum[0], y + neighbours[e], factors + e);
+    Lanes<L, A> sum[K] = {};
+    for (int32_t e = 0; e < degree; ++e) add_row<L, K, Factors>(sum, y + neighbours[e], factors, e);
     neighbours += degree;
-    factors += degree;
-    for (int u = 1; u < U; ++u)
-      for (int k = 0; k < K; ++k) sum[0][k] += sum[u][k];
-    const int64_t v = order[i];
+    if (Factors) factors += degree;
+    write_row<L, K>(local, stride, order[i], sum, left, right);
+  }
+}
+
+// Short degrees of narrow rows are known to the compiler: else the loop would cost as much as the additions.
+template <int L, int K, bool Factors, int D = 4, class T, class A>
+void hop_class(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
+               const int32_t* neighbours, A left, A right) {
+  if constexpr (K == 1 && D > 0) {
+    if (degree == D)
+      hop_rows<L, K, D, Factors>(block, pass, begin, end, degree, neighbours, left, right);
+    else
+      hop_class<L, K, Factors, D - 1>(block, pass, begin, end, degree, neighbours, left, right);
+  } else {
+    hop_rows<L, K, -1, Factors>(block, pass, begin, end, degree, neighbours, left, right);
+  }
+}
+
+template <int L, class A>
+inline void add_wide(double* sum, Lanes<L, A> values) {
+  if constexpr (L > lanes<double>) {
+    add_wide<L / 2, A>(sum, part<L / 2, A, 0>(values));
+    add_wide<L / 2, A>(sum + L / 2, part<L / 2, A, L / 2>(values));
+  } else {
+    store<L, double>(sum, load<L, double>(sum) + convert<L, double>(values));
+  }
+}
+
+// One row of many neighbours: sums side by side, and chunks of them in double, so that the error does not grow with the
+// degree.
+template <int L, int K, bool Factors, class T, class A>
+void hop_long_row(const Block<A>& block, const Pass<T, A>& pass, int64_t v, int32_t degree, const int32_t* neighbours,
+                  A left, A right) {
+  constexpr int chains = K <= 2 ? 4 : 1;
+  constexpr int32_t chunk = 64;
+  const A* factors = Factors ? block.factors + (neighbours - block.neighbours) : nullptr;
+  double wide[K * L] = {};
+  for (int32_t begin = 0; begin < degree; begin += chunk) {
+    const int32_t end = degree - begin < chunk ? degree : begin + chunk;
+    Lanes<L, A> sum[chains][K] = {};
+    int32_t e = begin;
+    for (; e + chains <= end; e += chains)
+      for (int c = 0; c < chains; ++c) add_row<L, K, Factors>(sum[c], pass.y + neighbours[e + c], factors, e + c);
+    for (; e < end; ++e) add_row<L, K, Factors>(sum[0], pass.y + neighbours[e], factors, e);
     for (int k = 0; k < K; ++k) {
-      const Lanes<L, A> p = left * sum[0][k];
-      T* to = out + v * width + k * L;
-      if (k < K - 1)
-        store<L, A>(to, p);
-      else
-        store_first<L, A>(to, p, last);
-      if (next) store<L, A>(next + v * stride + k * L, right * p);
+      for (int c = 1; c < chains; ++c) sum[0][k] += sum[c][k];
+      add_wide<L, A>(wide + k * L, sum[0][k]);
     }
   }
+  A narrow[K * L];
+  for (int j = 0; j < K * L; ++j) narrow[j] = static_cast<A>(wide[j]);
+  Lanes<L, A> sum[K];
+  for (int k = 0; k < K; ++k) sum[k] = load<L, A>(narrow + k * L);
+  write_row<L, K>(pass, block.stride, v, sum, left, right);
 }
 
 template <int L, int K, bool Factors, class T, class I, class A>
 void hop_pass(const Powers<T, I>& powers, const Block<A>& block, const Pass<T, A>& pass) {
   for (int c = 0; c < classes - 1; ++c) {
     const int32_t begin = block.class_begin[c], end = block.class_begin[c + 1];
-    if (begin == end) continue;
-    const int32_t* neighbours = block.neighbours + block.neighbours_begin[c];
-    const A left = left_of<A>(powers, c), right = right_of<A>(powers, c);
-    // Narrow rows of few neighbours: what is left of the loop would cost as much as the additions.
-    constexpr bool narrow = K == 1;
-    if (narrow && c == 1)
-      hop_rows<L, K, narrow ? 1 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
-    else if (narrow && c == 2)
-      hop_rows<L, K, narrow ? 2 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
-    else if (narrow && c == 3)
-      hop_rows<L, K, narrow ? 3 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
-    else if (narrow && c == 4)
-      hop_rows<L, K, narrow ? 4 : -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
-    else
-      hop_rows<L, K, -1, 1, Factors>(block, pass, begin, end, c, neighbours, left, right);
+    if (begin < end)
+      hop_class<L, K, Factors>(block, pass, begin, end, c, block.neighbours + block.neighbours_begin[c],
+                               left_of<A>(powers, c), right_of<A>(powers, c));
   }
   const int32_t* neighbours = block.neighbours + block.neighbours_begin[classes - 1];
   for (int32_t i = block.class_begin[classes - 1]; i < block.nodes; ++i) {
     const int32_t degree = degree_of(powers, block, i);
-    hop_rows<L, K, -1, (K > 2 ? 1 : 4), Factors>(block, pass, i, i + 1, degree, neighbours, left_of<A>(powers, degree),
-                                                 right_of<A>(powers, degree));
+    hop_long_row<L, K, Factors>(block, pass, block.order[i], degree, neighbours, left_of<A>(powers, degree),
+                                right_of<A>(powers, degree));
     neighbours += degree;
   }
 }
@@ -316,13 +355,4 @@ void powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   if constexpr (most > 2)
     if (width > 1) return powers_in_blocks<2, T, I, A>(powers, ptr, graphs, scratch);
   return powers_in_blocks<1, T, I, A>(powers, ptr, graphs, scratch);
-}
-
-// From storage to what is computed in, and back.
-template <class S, class A>
-void convert_rows(const S* from, A* to, int64_t n) {
-  int64_t i = 0;
-  for (; i + lanes<float> <= n; i += lanes<float>)
-    store<lanes<float>, float>(to + i, load<lanes<float>, float>(from + i));
-  for (; i < n; ++i) store<1, float>(to + i, load<1, float>(from + i));
 }

@@ -9,7 +9,7 @@ constexpr int64_t marked_rows = 8;
 // Sparse work is some time per arc, dense work a fraction of it per pair of nodes.
 template <class T, class I>
 bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t arcs) {
-  return powers.hop.width == 1 && powers.scaling != Scaling::factors && nodes <= dense_nodes &&
+  return powers.hop.width == 1 && powers.scaling != Scaling::factors && nodes >= 32 && nodes <= dense_nodes &&
          nodes * nodes < (vector_bytes / 6) * arcs;
 }
 
@@ -45,32 +45,47 @@ bool set_bits(const Powers<T, I>& powers, int64_t first, int64_t begin, int64_t 
   return set == indptr[end] - indptr[begin];
 }
 
-// sum += y in the lanes whose bit is set.
-template <class A>
-inline void add_where(Vector<A>& sum, uint64_t bits, Vector<A> y) {
+// The sums of four rows, whose bits lie `words` apart.
 #if defined(SPIN_FAST_AVX512)
-  if constexpr (sizeof(A) == 4)
-    sum = (Vector<A>)_mm512_mask_add_ps((__m512)sum, static_cast<__mmask16>(bits), (__m512)sum, (__m512)y);
-  else
-    sum = (Vector<A>)_mm512_mask_add_pd((__m512d)sum, static_cast<__mmask8>(bits), (__m512d)sum, (__m512d)y);
-#else
-  const Vector<Bits<A> > lane = Vector<Bits<A> >{} + 1 << counting<A>(std::make_integer_sequence<int, lanes<A> >{});
-  const Vector<Bits<A> > is_set = (lane & static_cast<Bits<A> >(bits)) != 0;
-  sum += __builtin_bit_cast(Vector<A>, is_set & __builtin_bit_cast(Vector<Bits<A> >, y));
-#endif
+inline void masked_sums(const uint64_t* bits, int64_t words, const double* y, int64_t columns, double* sums) {
+  __m512d sum[4] = {};
+  for (int64_t u = 0; u < columns; u += 8)
+    for (int i = 0; i < 4; ++i) {
+      const auto mask = static_cast<__mmask8>(bits[i * words + u / 64] >> u % 64);
+      sum[i] = _mm512_mask_add_pd(sum[i], mask, sum[i], _mm512_load_pd(y + u));
+    }
+  for (int i = 0; i < 4; ++i) sums[i] = _mm512_reduce_add_pd(sum[i]);
 }
 
-// The sums of four rows, whose bits lie `words` apart.
+inline void masked_sums(const uint64_t* bits, int64_t words, const float* y, int64_t columns, float* sums) {
+  __m512 sum[4] = {};
+  for (int64_t u = 0; u < columns; u += 16)
+    for (int i = 0; i < 4; ++i) {
+      uint16_t mask;
+      __builtin_memcpy(&mask, reinterpret_cast<const char*>(bits + i * words) + u / 8, sizeof(mask));
+      sum[i] = _mm512_mask_add_ps(sum[i], mask, sum[i], _mm512_load_ps(y + u));
+    }
+  __m256 half[4];
+  for (int i = 0; i < 4; ++i) half[i] = _mm512_castps512_ps256(sum[i]) + _mm512_extractf32x8_ps(sum[i], 1);
+  const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(half[0], half[1]), _mm256_hadd_ps(half[2], half[3]));
+  _mm_storeu_ps(sums, _mm256_castps256_ps128(all) + _mm256_extractf128_ps(all, 1));
+}
+#else
 template <class A>
 void masked_sums(const uint64_t* bits, int64_t words, const A* y, int64_t columns, A* sums) {
-  constexpr int L = lanes<A>;
+  using Words = Vector<Bits<A> >;
+  const Words lane = Words{} + 1 << counting<A>(std::make_integer_sequence<int, lanes<A> >{});
   Vector<A> sum[4] = {};
-  for (int64_t u = 0; u < columns; u += L) {
-    const Vector<A> some = load(y + u);
-    for (int i = 0; i < 4; ++i) add_where<A>(sum[i], bits[i * words + u / 64] >> u % 64, some);
+  for (int64_t u = 0; u < columns; u += lanes<A>) {
+    const auto some = __builtin_bit_cast(Words, load(y + u));
+    for (int i = 0; i < 4; ++i) {
+      const Words is_set = (lane & static_cast<Bits<A> >(bits[i * words + u / 64] >> u % 64)) != 0;
+      sum[i] += __builtin_bit_cast(Vector<A>, is_set & some);
+    }
   }
   for (int i = 0; i < 4; ++i) sums[i] = sum_of<A>(sum[i]);
 }
+#endif
 
 // False, and nothing done, where an arc is repeated.
 template <class T, class I, class A>

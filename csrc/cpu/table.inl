@@ -2,7 +2,7 @@
 // of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
 #include "lanes.inl"
-// What follows needs it.
+// What follows is written in those.
 #include "hop.inl"
 #include "power.inl"
 #include "readout.inl"
