@@ -1,7 +1,7 @@
 """The pure-PyTorch twin of every operation: any device, differentiable to any order.
 
 It is the oracle of the tests, a yardstick of the timings, and what runs where no kernel does. Arguments are not
-validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 and are rounded once, as in the kernels.
+validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 and are rounded once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def power_features(
     ptr: Tensor | None = None,
     edge_weight: Tensor | None = None,
 ) -> Tensor:
-    """Twin of :func:`spin_fast.power_features`; ``ptr`` changes nothing here."""
+    """Twin of :func:`spin_fast.power_features`; always canonical, and ``ptr`` changes nothing here."""
     left, right, plain = operator_scales(indptr, operator, edge_weight)
     row, column = run_of_entry(indptr, indices.numel()), indices.long()
     factor = left[row] * right[column] + plain
