@@ -6,7 +6,6 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from __future__ import annotations
 
-import contextlib
 from typing import Literal, overload
 
 import numpy as np
@@ -180,12 +179,17 @@ def sum_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
-    if _op_checks():
-        with contextlib.suppress(Exception):  # said below, and by name
-            branches = z.shape[0] if z.dim() == 3 else num_branches or 1
+    refusal = None
+    if _op_checks(z) and (num_branches is None or type(num_branches) is int):
+        try:
+            branches = (z.shape[0] if z.dim() == 3 else 1) if num_branches is None else num_branches
             return _sum(z, ptr, index, count, branches, checked)
+        except _REFUSALS as error:
+            refusal = error
     branches = _check_form(z, ptr, index, num_branches)
     ptr, index, count = _check_entries(z, ptr, index, count, branches, checked)
+    if refusal is not None:
+        raise refusal
     if not _has_kernel(z.device):
         return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
     return _sum(z, ptr, index, count, branches, checked)
@@ -249,9 +253,12 @@ def attention_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
-    if _op_checks():
-        with contextlib.suppress(Exception):  # said below, and by name
+    refusal = None
+    if _op_checks(z):
+        try:
             return _attention(z, w, ptr, index, count, return_weights, checked)
+        except _REFUSALS as error:
+            refusal = error
     _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
@@ -262,6 +269,8 @@ def attention_readout(
             f"got {w.shape[-1]}, {w.dtype}, {w.device}"
         )
     ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
+    if refusal is not None:
+        raise refusal
     if not _has_kernel(z.device):
         return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
     return _attention(z, w, ptr, index, count, return_weights, checked)
@@ -292,13 +301,15 @@ def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int 
     dense = isinstance(z, Tensor) and z.dim() == 3
     _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.STORED)
     _check.offsets_shape("ptr", ptr, z.device)
+    if num_branches is not None:
+        num_branches = _check.integer("num_branches", num_branches, 1)
     if dense:
         if index is not None:
             raise ValueError("index must come with the ragged form z [U, h], got z with three axes")
         if z.shape[0] == 0 or num_branches not in (None, z.shape[0]):
             raise ValueError(f"z must have {num_branches or 'at least 1'} branches, got {z.shape[0]}")
         return z.shape[0]
-    num_branches = 1 if num_branches is None else _check.integer("num_branches", num_branches, 1)
+    num_branches = num_branches or 1
     if (ptr.numel() - 1) % num_branches:
         raise ValueError(f"ptr must have a multiple of {num_branches} segments (branches), got {ptr.numel() - 1}")
     return num_branches
@@ -327,6 +338,11 @@ def _contiguous(value: Tensor | None) -> Tensor | None:
     return None if value is None else value.contiguous()
 
 
-def _op_checks() -> bool:
+# What an op raises on bad arguments. The checks then say by name what is wrong; if they find nothing, it is another
+# failure, such as a lack of memory, and stands.
+_REFUSALS = (RuntimeError, TypeError, AttributeError)
+
+
+def _op_checks(z: Tensor) -> bool:
     """Whether to call the op at once: it checks its arguments itself, faster, but says less about what is wrong."""
-    return _native.library is not None and not torch.compiler.is_compiling()
+    return _native.library is not None and not torch.compiler.is_compiling() and isinstance(z, Tensor) and z.is_cpu

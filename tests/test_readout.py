@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from helpers import TOLERANCE, looped_readout, ragged_readouts
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import _native
+from spin_fast import _native, _register
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -384,7 +385,59 @@ def test_no_branches_and_no_third_derivative(backend: str) -> None:
         torch.autograd.grad(first.sum(), w, create_graph=True)
 
 
+@pytest.mark.parametrize("branches", [1, 3])
+def test_number_of_branches_must_be_that_of_z(backend: str, branches: int) -> None:
+    z, ptr, w = torch.randn(branches, 6, 3), torch.tensor([0, 2, 6]), torch.randn(3)
+    expected = spin_fast.sum_readout(z, ptr)
+    for right in (branches, np.int64(branches)):
+        assert torch.equal(spin_fast.sum_readout(z, ptr, num_branches=right), expected)
+    for wrong, error, message in (
+        (7, ValueError, f"z must have 7 branches, got {branches}"),
+        (2**70, ValueError, "z must have [0-9]* branches"),
+        (0, ValueError, "num_branches must be at least 1, got 0"),
+        (-1, ValueError, "num_branches must be at least 1, got -1"),
+        (True, TypeError, "num_branches must be an int, got bool"),
+        (1.0, TypeError, "num_branches must be an int, got float"),
+    ):
+        for checked in (False, True):
+            with pytest.raises(error, match=message):
+                spin_fast.sum_readout(z, ptr, num_branches=wrong, checked=checked)
+    with pytest.raises(ValueError, match="num_branches must be at least 1, got 0"):
+        spin_fast.sum_readout(z[0], ptr, num_branches=0)
+    if branches == 1 and backend != "reference":
+        torch.testing.assert_close(spin_fast.attention_readout(z, w, ptr), spin_fast.attention_readout(z[0], w, ptr))
+    if branches == 1:
+        return
+    for checked in (False, True):
+        with pytest.raises(ValueError, match="z must have 1 branches, got 3"):
+            spin_fast.attention_readout(z, w, ptr, checked=checked)
+
+
+def test_other_failures_than_bad_arguments_stand(native, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def fail(*_):
+        calls.append(1)
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(_register, "call_readout", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        spin_fast.sum_readout(Z, PTR)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        spin_fast.attention_readout(Z, W, PTR)
+    assert len(calls) == 2
+
+
 def test_raw_op_checks_contents_itself(native) -> None:
+    ops, ptr, z = torch.ops.spin_fast, torch.tensor([0, 2]), torch.randn(3, 2, 4)
+    with pytest.raises(RuntimeError, match="num_branches"):
+        ops.sum_readout(z, ptr, None, None, 2, True, True)
+    with pytest.raises(RuntimeError, match="as many branches"):
+        ops.attention_readout(z, z[0, 0].clone(), ptr, None, None, True, True)
+    readout, alpha = ops.attention_readout(z, z[:, 0].clone(), ptr, None, None, True, True)
+    outputs = (readout[:, :4].contiguous(), alpha[:2].clone())
+    with pytest.raises(RuntimeError, match="as many branches"):
+        ops.attention_readout_backward(outputs[0], None, z, z[0, 0].clone(), ptr, None, None, *outputs, True, True)
     with pytest.raises(RuntimeError):
         torch.ops.spin_fast.sum_readout(Z, PTR, torch.arange(6) + 1, None, 2, False, False)
     with pytest.raises(RuntimeError):

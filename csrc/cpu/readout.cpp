@@ -1,8 +1,5 @@
 // sum_readout, attention_readout and their gradients: from tensors to the kernels in readout.inl.
 
-#include <torch/headeronly/util/BFloat16.h>
-#include <torch/headeronly/util/Half.h>
-
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -20,24 +17,6 @@ ScalarType compute_type(ScalarType storage) {
   return storage == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }
 
-// Calls f(Tag<S>, Tag<I>) for the types of z and of the index.
-template <class F>
-void dispatch_storage(ScalarType storage, ScalarType index, F f) {
-  const auto with = [&](auto tag) {
-    dispatch(ScalarType::Float, index, [&](auto, auto index_tag) { f(tag, index_tag); });
-  };
-  if (storage == ScalarType::Float) return with(Tag<float>{});
-  if (storage == ScalarType::Double) return with(Tag<double>{});
-  if (storage == ScalarType::BFloat16) return with(Tag<BFloat16>{});
-  STD_TORCH_CHECK(storage == ScalarType::Half, "z must be float32, float64, bfloat16 or float16");
-  with(Tag<Half>{});
-}
-
-float widened(BFloat16 v) { return torch::headeronly::BFloat16(v.bits, torch::headeronly::BFloat16::from_bits()); }
-float widened(Half v) { return torch::headeronly::Half(v.bits, torch::headeronly::Half::from_bits()); }
-void round_to(BFloat16& to, float v) { to.bits = torch::headeronly::BFloat16(v).x; }
-void round_to(Half& to, float v) { to.bits = torch::headeronly::Half(v).x; }
-
 template <class S>
 const S* stored(const Tensor& t) {
   return static_cast<const S*>(t.const_data_ptr());
@@ -51,7 +30,7 @@ struct Converted {
   explicit Converted(const Tensor& t, bool read = true) : tensor(t), size(t.numel()) {
     if constexpr (!std::is_same_v<S, T>) {
       copy.resize(size);
-      if (read) std::transform(stored<S>(t), stored<S>(t) + size, copy.data(), [](S v) { return widened(v); });
+      if (read) power_kernels<S, int64_t>().widen(stored<S>(t), copy.data(), size);
     }
   }
   T* data() {
@@ -60,7 +39,7 @@ struct Converted {
   }
   void round() {
     if constexpr (!std::is_same_v<S, T>)
-      for (int64_t i = 0; i < size; ++i) round_to(static_cast<S*>(tensor.mutable_data_ptr())[i], copy[i]);
+      power_kernels<S, int64_t>().narrow(copy.data(), static_cast<S*>(tensor.mutable_data_ptr()), size);
   }
 
   Tensor tensor;
@@ -87,11 +66,12 @@ int64_t rows_of(const Tensor& z) {
 int64_t branches_of(const Tensor& w, const Tensor& z) {
   if (w.dim() == 1) {
     expect("w", w, {z.size(-1)}, z.scalar_type());
-    return 1;
+  } else {
+    expect("w", w, {-1, z.size(-1)}, z.scalar_type());
   }
-  expect("w", w, {-1, z.size(-1)}, z.scalar_type());
-  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == w.size(0), "z and w must have as many branches");
-  return w.size(0);
+  const int64_t branches = w.dim() == 1 ? 1 : w.size(0);
+  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == branches, "z and w must have as many branches");
+  return branches;
 }
 
 Tensor fresh_like(const Tensor& t) {
@@ -266,7 +246,7 @@ std::pair<double, double> combine(const Plan& plan, const LongSegment& of, bool 
   return {top, total};
 }
 
-// The entries of each row of z: a counting sort of `index`.
+// The entries of each row of z: a counting sort of `index`, on one thread.
 struct RowEntries {
   std::vector<int64_t> offsets;
   std::vector<int32_t> entries, place;
@@ -291,13 +271,14 @@ RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
 }
 
 template <class S, class I>
-void rows_backward(const Form& form, const Segments<I>& seg, const Gradients<S>& gradients) {
+void rows_backward(const ReadoutKernels<S, I>& kernels, const Form& form, const Segments<I>& seg,
+                   const Gradients<S>& gradients) {
   const RowEntries of = entries_of_rows(form, seg);
   const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), form.branches, form.width};
   const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
   parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
-    readout_kernels<S, I>().rows_backward(view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta,
-                                          gradients.w, gradients.dz, begin, end);
+    kernels.rows_backward(view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta, gradients.w, gradients.dz,
+                          begin, end);
   });
 }
 
@@ -315,6 +296,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
                    bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, checked);
+  STD_TORCH_CHECK(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have num_branches branches");
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
     using S = typename decltype(value_tag)::type;
@@ -352,10 +334,11 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
     of.grad = ds.data();
     of.dz = static_cast<S*>(dz.mutable_data_ptr());
     of.bypass = bypasses_caches(dz, form.width);
-    if (seg.index) return rows_backward<S>(form, seg, of);
-    const auto kernel = readout_kernels<S, I>().sum_backward;
-    for_each_piece<T>(plan_of(seg), form.width,
-                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
+    const auto kernels = readout_kernels<S, I>();
+    if (seg.index) return rows_backward(kernels, form, seg, of);
+    for_each_piece<T>(plan_of(seg), form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+      kernels.sum_backward(seg, piece, scratch, of);
+    });
   });
   return dz;
 }
@@ -376,18 +359,17 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
-    const auto kernel = readout_kernels<S, I>().attention;
+    const auto kernels = readout_kernels<S, I>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
-      kernel(seg, piece, scratch, rows, vectors, out, weights);
+      kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
     });
     for (const LongSegment& of : plan.longs) {
       const auto [top, total] = combine(plan, of, true, form.width, out + place_of(seg, of.segment) * form.width);
       for (size_t i = of.first; i < of.last; ++i) plan.pieces[i].partial[0] = top, plan.pieces[i].partial[1] = total;
     }
     if (plan.longs.empty()) return;
-    const auto finish = readout_kernels<S, I>().weights;
     for_each_piece<T>(plan, 0, [&](const Piece& piece, const Scratch<T>&) {
-      if (piece.split) finish(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
+      if (piece.split) kernels.weights(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
     });
   });
   return {readout, alpha};
@@ -425,15 +407,16 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              bypasses_caches(dz, form.width)};
     Plan plan = plan_of(seg);
     add_partials(plan, padded(form.width));
-    const auto kernel = readout_kernels<S, I>().attention_backward;
-    for_each_piece<T>(plan, form.width,
-                      [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, of); });
+    const auto kernels = readout_kernels<S, I>();
+    for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+      kernels.attention_backward(seg, piece, scratch, of);
+    });
     std::vector<double> sum(form.branches * form.width);
     for (const Piece& piece : plan.pieces)
       for (int64_t j = 0; j < form.width; ++j) sum[piece.begin / form.graphs * form.width + j] += piece.partial[j];
     std::transform(sum.begin(), sum.end(), dvectors.data(), [](double value) { return static_cast<T>(value); });
     dvectors.round();
-    if (seg.index) rows_backward<S>(form, seg, of);
+    if (seg.index) rows_backward(kernels, form, seg, of);
   });
   return {dz, dw};
 }
