@@ -138,7 +138,7 @@ def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: T
     rows, segment = _entries(z, ptr, index)
     num_segments = _num_segments(z, ptr)
     if z.dim() == 3:
-        logits = torch.bmm(z, w.unsqueeze(2)).flatten()
+        logits = torch.bmm(z, w.view(z.shape[0], -1, 1)).flatten()
     elif num_branches == 1:
         logits = rows @ w.flatten()
     else:

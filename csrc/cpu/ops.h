@@ -74,7 +74,10 @@ inline void expect(const char* name, const Tensor& t, std::initializer_list<int6
   }
 }
 
-// Large fresh memory costs more in page faults than in writing it: ask for huge pages.
+// Large fresh memory costs more in page faults than in writing it: ask for huge pages. Smaller pieces the allocator
+// hands out again and again, with their pages; there the request itself would cost more.
+constexpr int64_t fresh_bytes = 32 << 20;
+
 inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t axis = shape.size(); axis-- > 1;)
@@ -85,6 +88,7 @@ inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
                                                          &handle));
   Tensor t(handle);
 #if defined(__linux__)
+  if (t.numel() * static_cast<int64_t>(t.element_size()) < fresh_bytes) return t;
   constexpr uintptr_t page = uintptr_t{1} << 21;
   const auto begin = reinterpret_cast<uintptr_t>(t.data_ptr());
   const uintptr_t first = (begin + page - 1) / page * page;
