@@ -61,7 +61,7 @@ def offsets(sizes: Tensor) -> Tensor:
 class GraphBatch:
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
 
-    Contents are checked once, here; the operations then trust them.
+    Contents are checked, and arrays made contiguous, once, here; the operations then trust them.
 
     Args:
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
@@ -95,6 +95,9 @@ class GraphBatch:
             got = list(self.y.shape) if isinstance(self.y, Tensor) else type(self.y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
         ops.check_csr(self.indptr, self.indices, self.ptr, num_nodes)
+        for name in ("ptr", "indptr", "indices", "x", "edge_weight"):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, value.contiguous())  # once, instead of at every operation
 
     @classmethod
     def from_edge_index(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -107,3 +109,10 @@ def test_non_contiguous_arrays() -> None:
     pairs = {name: torch.stack([getattr(graphs, name)] * 2, 1)[:, 0] for name in ("ptr", "indptr", "indices", "x")}
     assert equal(GraphBatch(**pairs), graphs)
     assert graphs != random_graphs([3, 4])  # compared by identity
+
+
+def test_arrays_are_contiguous() -> None:
+    graphs = random_graphs([3, 2], num_features=4)
+    columns = graphs.x.t().contiguous().t()
+    assert not columns.is_contiguous()
+    assert replace(graphs, x=columns).x.is_contiguous()
