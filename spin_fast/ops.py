@@ -92,7 +92,7 @@ def power_features(
         edge_weight: ``[E]``, dtype of ``x``, or float32 where that is of half precision; no gradient flows to it.
         out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients.
         canonical: sum everything in float64, so that nodes of equal neighbourhoods get equal bits in almost every order
-            of their neighbours, which is what deduplication compares. It takes up to 1.5 times as long.
+            of their neighbours, which is what deduplication compares. Slower, most of all for wide ``x``.
         checked: the caller vouches for the contents of ``indptr``, ``indices`` and ``ptr`` (a ``GraphBatch`` does).
 
     Returns:
