@@ -67,7 +67,7 @@ constexpr int64_t dense_nodes = 1024;
 constexpr int64_t scratch_bytes(int64_t nodes, int64_t arcs, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
   const int64_t dense = width == 1 ? (dense_nodes + 4) * (dense_nodes / 8) + 4 * (dense_nodes + 16) * 8 : 0;
-  return nodes * ((2 * stride + width) * 8 + 4) + (arcs + 256) * 12 + dense + 4096;
+  return nodes * ((2 * stride + width) * 8 + 20) + (arcs + 512) * 12 + dense + 4096;
 }
 
 // The segments of a readout in branch-major order, s = branch * graphs + graph. The entries of segment s are
@@ -100,13 +100,13 @@ struct Piece {
 // Memory of one thread, with rows padded to whole registers.
 template <class T>
 struct Scratch {
-  T* rows;      // [block, padded h]
+  T* rows;      // [block_entries, padded h]
   T* w;         // [padded h]
-  T* grad;      // [padded h]
+  T* grad;      // [block_entries, padded h]
   double* sum;  // [padded h]
 };
 
-constexpr int64_t block = 64;  // entries whose sum is in T; sums of blocks are in float64
+constexpr int64_t block_entries = 64;  // entries whose sum is in T; sums of blocks are in float64
 
 // For each row of z the entries that refer to it; `place` is where an entry's graph and branch stand in a readout seen
 // as [G * (R + 1), h], which is graph * branches + branch.

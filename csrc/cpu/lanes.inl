@@ -38,7 +38,7 @@ inline Lanes<L, To> convert(From from) {
     return __builtin_convertvector(from, Lanes<L, To>);
 }
 
-// ---- Half precision: to float exactly; back to the nearest, ties to even --------------------------------------------
+// ---- Half precision: to float exactly; back to the nearest, ties to even
 
 template <int L>
 inline Lanes<L, float> to_float(Lanes<L, uint32_t> half, BFloat16) {
@@ -76,7 +76,6 @@ inline Lanes<L, uint32_t> from_float(Lanes<L, float> value, Half) {
 }
 
 // ---- From and to memory; S is what is stored there
-// --------------------------------------------------------------------
 
 template <class S>
 constexpr bool is_half = std::is_same_v<S, Half> || std::is_same_v<S, BFloat16>;

@@ -12,104 +12,142 @@
 //   p_v = left_v sum_u y_u.
 // Edge weights, and sums of operators, need a factor per arc instead (then left = right = 1).
 
-constexpr int classes = 17;       // degrees 0 .. 15, and all above in one
-constexpr int class_padding = 8;  // between the neighbours of two classes: they are copied in chunks
+constexpr int long_class = 16;  // degrees 0 .. 15 are a class each, all above are one: of long rows
+constexpr int classes = long_class + 1;
+constexpr int class_padding = 16;  // between the neighbours of two classes: they are copied in chunks
 
 template <class A>
 struct Block {
   int64_t first;  // node
   int32_t nodes;
-  int32_t* order;       // [n] nodes by class of degree, counted from the first
-  int32_t* neighbours;  // [arcs + padding] where the rows of the neighbours begin in y, in that order
-  A* factors;           // beside `neighbours`, or null for ones
-  A *y, *next;          // [n, stride] sources of this hop and the next
-  int32_t stride;
+  int32_t stride;                     // of a row of sources
+  int32_t* place;                     // [n] a node's rank in its quarter and class, times 32, plus its class
+  int32_t* order;                     // [n] nodes by class, counted from the first
+  int32_t* neighbours;                // [arcs + padding] where the rows of the neighbours begin in y, in that order
+  A* factors;                         // beside `neighbours`, or null for ones
+  int32_t* long_degrees;              // of the nodes of the long class
+  A* long_scales;                     // their left and, where that is not 1, their right
+  A *y, *next;                        // [n, stride] sources of this hop and the next
+  A left[classes], right[classes];    // of all classes but the last, whose right is 1 where that of all nodes is
   int32_t class_begin[classes + 1];   // into order
   int32_t neighbours_begin[classes];  // into neighbours
 };
 
-inline int class_of(int64_t degree) { return degree < classes - 1 ? static_cast<int>(degree) : classes - 1; }
-
-template <class T, class I, class A>
-int32_t degree_of(const Powers<T, I>& powers, const Block<A>& block, int32_t i) {
-  const I* row = powers.hop.indptr + block.first + block.order[i];
-  return static_cast<int32_t>(row[1] - row[0]);
-}
-
-// left and right of a node, where degrees alone give them.
-template <class A, class T, class I>
-A left_of(const Powers<T, I>& powers, int32_t degree) {
-  if (powers.scaling == Scaling::none || powers.scaling == Scaling::factors) return 1;
+template <class A>
+A scale_of(Scaling scaling, int64_t degree) {
+  if (scaling == Scaling::none || scaling == Scaling::factors) return 1;
   if (degree == 0) return 0;
-  return static_cast<A>(powers.scaling == Scaling::row ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
+  return static_cast<A>(scaling == Scaling::row ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
 }
 
-template <class A, class T, class I>
-A right_of(const Powers<T, I>& powers, int32_t degree) {
-  return powers.scaling == Scaling::symmetric ? left_of<A>(powers, degree) : 1;
+template <class A>
+void set_scales(Scaling scaling, Block<A>& block) {
+  for (int c = 0; c < classes; ++c) {
+    block.left[c] = scale_of<A>(scaling, c);
+    block.right[c] = scaling == Scaling::symmetric ? block.left[c] : 1;
+  }
 }
 
-// Sorts the nodes by degree and copies their neighbours in that order.
-template <class T, class I, class A>
-void sort_by_degree(const Powers<T, I>& powers, Block<A>& block) {
-  constexpr int chunk = vector_bytes / sizeof(I) < class_padding ? vector_bytes / sizeof(I) : class_padding;
+// Copies the neighbours of a short row in whole vectors, whatever they hold beyond the row.
+template <class I>
+inline void copy_chunk(const I* from, int32_t degree, I base, int32_t stride, int32_t* to) {
+  constexpr int step = vector_bytes / sizeof(int32_t), part = vector_bytes / sizeof(I);
+  int32_t e = 0;
+  do {
+    for (int j = e; j < e + step; j += part)  // products of what is not read may overflow
+      store<part, uint32_t>(reinterpret_cast<uint32_t*>(to) + j,
+                            convert<part, uint32_t>(load<part, I>(from + j) - base) * static_cast<uint32_t>(stride));
+    e += step;
+  } while (step < class_padding && e < degree);
+}
+
+// Copies n neighbours as places in y: they begin base lower there, and rows are `stride` long.
+template <class I>
+void copy_neighbours(const I* from, int64_t n, I base, int32_t stride, int32_t* to) {
+  for (int64_t e = 0; e < n; ++e) to[e] = static_cast<int32_t>(from[e] - base) * stride;
+}
+
+// y_v = right_v x_v, where x and y are rows.
+template <int L, class T, class A>
+inline void scale_row(const T* x, A right, A* y, int64_t width) {
+  const int64_t last = (width - 1) / L * L;
+  for (int64_t j = 0; j < last; j += L) store<L, A>(y + j, right * load<L, A>(x + j));
+  store<L, A>(y + last, right * load_first<L, A>(x + last, width - last));
+}
+
+// Sorts the nodes by degree, copies their neighbours in that order and scales their sources.
+template <int L, class T, class I, class A>
+void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   const I *indptr = powers.hop.indptr + block.first, *indices = powers.hop.indices;
-  const int32_t nodes = block.nodes;
-  const auto stride = static_cast<uint32_t>(block.stride);  // products of what is not read may overflow
-  int32_t count[4][classes] = {};  // in turn: consecutive nodes of one class would wait for each other's counter
-  int32_t v = 0;
-  for (; v + 4 <= nodes; v += 4)
-    for (int i = 0; i < 4; ++i) ++count[i][class_of(indptr[v + i + 1] - indptr[v + i])];
-  for (; v < nodes; ++v) ++count[0][class_of(indptr[v + 1] - indptr[v])];
-  struct {
-    int32_t *order, *neighbours;
-  } next[classes];
+  const int32_t nodes = block.nodes, stride = block.stride;
+  const int64_t width = powers.hop.width;
+  const I base = static_cast<I>(block.first);
+  int32_t *const place = block.place, *const order = block.order, *const all_neighbours = block.neighbours;
+  A* const y = block.y;
+  // Quarters of the nodes are counted side by side: consecutive nodes of one class would wait for each other's counter.
+  const int32_t quarter = nodes / 4;
+  int32_t first[4][classes] = {}, neighbours[4][classes];
+  const auto count = [&](int q, int32_t v) {
+    const I degree = indptr[v + 1] - indptr[v];
+    const int32_t c = static_cast<int32_t>(degree < long_class ? degree : long_class);
+    place[v] = first[q][c]++ << 5 | c;
+  };
+  for (int32_t i = 0; i < quarter; ++i)
+    for (int q = 0; q < 4; ++q) count(q, q * quarter + i);
+  for (int32_t v = 4 * quarter; v < nodes; ++v) count(3, v);
   int32_t node = 0, neighbour = 0;
   for (int c = 0; c < classes; ++c) {
     block.class_begin[c] = node;
     block.neighbours_begin[c] = neighbour;
-    next[c] = {block.order + node, block.neighbours + neighbour};
-    const int32_t members = count[0][c] + count[1][c] + count[2][c] + count[3][c];
-    node += members;
-    neighbour += c * members + class_padding;
+    for (int q = 0; q < 4; ++q) {
+      const int32_t members = first[q][c];
+      first[q][c] = node;
+      neighbours[q][c] = neighbour;
+      node += members;
+      neighbour += c * members;
+    }
+    neighbour += class_padding;
   }
   block.class_begin[classes] = nodes;
-  const I base = static_cast<I>(block.first);
-  const int64_t chunks_end = powers.hop.arcs - class_padding;
-  for (v = 0; v < nodes; ++v) {
-    const int64_t begin = indptr[v], degree = indptr[v + 1] - begin;
-    auto& place = next[class_of(degree)];
-    *place.order++ = v;
-    int32_t* to = place.neighbours;
-    place.neighbours += degree;
-    const I* from = indices + begin;
-    int64_t e = 0;
-    if (begin + degree <= chunks_end)
-      for (; e < degree; e += class_padding)
-        for (int j = 0; j < class_padding; j += chunk)
-          store<chunk, uint32_t>(reinterpret_cast<uint32_t*>(to) + e + j,
-                                 convert<chunk, uint32_t>(load<chunk, I>(from + e + j) - base) * stride);
-    for (; e < degree; ++e) to[e] = static_cast<int32_t>(from[e] - base) * block.stride;
-    if (block.factors) {
-      A* factors = block.factors + (to - block.neighbours);
-      for (e = 0; e < degree; ++e) factors[e] = static_cast<A>(factor_of(powers.hop, block.first + v, begin + e));
+
+  // Neighbours in chunks, without a branch: of long rows they are a beginning that is written again below, and whoever
+  // stands too near the end of `indices` is left for later.
+  int32_t chunks_end = nodes;
+  while (chunks_end > 0 && indptr[chunks_end - 1] > powers.hop.arcs - class_padding) --chunks_end;
+  for (int q = 0; q < 4; ++q)
+    for (int32_t v = q * quarter, end = q < 3 ? v + quarter : nodes; v < end; ++v) {
+      const int32_t c = place[v] & 31, rank = place[v] >> 5;
+      order[first[q][c] + rank] = v;
+      int32_t* to = all_neighbours + neighbours[q][c] + rank * c;
+      if (v < chunks_end)
+        copy_chunk(indices + indptr[v], c, base, stride, to);
+      else
+        copy_neighbours(indices + indptr[v], c, base, stride, to);
+      scale_row<L>(x + v * width, block.right[c], y + static_cast<int64_t>(v) * stride, width);
     }
+  int32_t* to = block.neighbours + block.neighbours_begin[long_class];
+  for (int32_t i = block.class_begin[long_class]; i < nodes; ++i) {
+    const int32_t v = block.order[i], at = i - block.class_begin[long_class];
+    const auto degree = static_cast<int32_t>(indptr[v + 1] - indptr[v]);
+    const A scale = scale_of<A>(powers.scaling, degree);
+    block.long_degrees[at] = degree;
+    block.long_scales[at] = scale;
+    copy_neighbours(indices + indptr[v], degree, base, stride, to);
+    to += degree;
+    if (powers.scaling == Scaling::symmetric)
+      scale_row<L>(x + v * width, scale, y + static_cast<int64_t>(v) * stride, width);
   }
 }
 
-// y_v = right_v x_v.
-template <int L, class T, class I, class A>
-void scale_rows(const Powers<T, I>& powers, const Block<A>& block) {
-  const int64_t width = powers.hop.width, last = (width - 1) / L * L;
-  const T* x = powers.x + block.first * width;
+// The factors of all arcs, in the order of the neighbours.
+template <class T, class I, class A>
+void copy_factors(const Powers<T, I>& powers, const Block<A>& block) {
   for (int c = 0; c < classes; ++c) {
-    A right = right_of<A>(powers, c);
+    A* to = block.factors + block.neighbours_begin[c];
     for (int32_t i = block.class_begin[c]; i < block.class_begin[c + 1]; ++i) {
-      if (c == classes - 1) right = right_of<A>(powers, degree_of(powers, block, i));
-      const T* from = x + block.order[i] * width;
-      A* to = block.y + static_cast<int64_t>(block.order[i]) * block.stride;
-      for (int64_t j = 0; j < last; j += L) store<L, A>(to + j, right * load<L, A>(from + j));
-      store<L, A>(to + last, right * load_first<L, A>(from + last, width - last));
+      const int64_t v = block.first + block.order[i];
+      for (int64_t e = powers.hop.indptr[v]; e < powers.hop.indptr[v + 1]; ++e)
+        *to++ = static_cast<A>(factor_of(powers.hop, v, e));
     }
   }
 }
@@ -153,8 +191,8 @@ inline void write_row(const Pass<T, A>& pass, int64_t stride, int64_t v, const L
 // K vectors of the rows [begin, end) of the block's order, all of `degree` neighbours; D is that degree where the
 // compiler is to know it, else -1.
 template <int L, int K, int D, bool Factors, class T, class A>
-void hop_rows(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
-              const int32_t* neighbours, A left, A right) {
+void class_rows(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
+                const int32_t* neighbours, A left, A right) {
   const int32_t* order = block.order;
   const A *y = pass.y, *factors = Factors ? block.factors + (neighbours - block.neighbours) : nullptr;
   const Pass<T, A> local = pass;
@@ -175,11 +213,11 @@ void hop_class(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int
                const int32_t* neighbours, A left, A right) {
   if constexpr (K == 1 && D > 0) {
     if (degree == D)
-      hop_rows<L, K, D, Factors>(block, pass, begin, end, degree, neighbours, left, right);
+      class_rows<L, K, D, Factors>(block, pass, begin, end, degree, neighbours, left, right);
     else
       hop_class<L, K, Factors, D - 1>(block, pass, begin, end, degree, neighbours, left, right);
   } else {
-    hop_rows<L, K, -1, Factors>(block, pass, begin, end, degree, neighbours, left, right);
+    class_rows<L, K, -1, Factors>(block, pass, begin, end, degree, neighbours, left, right);
   }
 }
 
@@ -221,101 +259,86 @@ void hop_long_row(const Block<A>& block, const Pass<T, A>& pass, int64_t v, int3
   write_row<L, K>(pass, block.stride, v, sum, left, right);
 }
 
-template <int L, int K, bool Factors, class T, class I, class A>
-void hop_pass(const Powers<T, I>& powers, const Block<A>& block, const Pass<T, A>& pass) {
-  for (int c = 0; c < classes - 1; ++c) {
+template <int L, int K, bool Factors, class T, class A>
+void hop_pass(const Block<A>& block, const Pass<T, A>& pass) {
+  for (int c = 0; c < long_class; ++c) {
     const int32_t begin = block.class_begin[c], end = block.class_begin[c + 1];
     if (begin < end)
-      hop_class<L, K, Factors>(block, pass, begin, end, c, block.neighbours + block.neighbours_begin[c],
-                               left_of<A>(powers, c), right_of<A>(powers, c));
+      hop_class<L, K, Factors>(block, pass, begin, end, c, block.neighbours + block.neighbours_begin[c], block.left[c],
+                               block.right[c]);
   }
-  const int32_t* neighbours = block.neighbours + block.neighbours_begin[classes - 1];
-  for (int32_t i = block.class_begin[classes - 1]; i < block.nodes; ++i) {
-    const int32_t degree = degree_of(powers, block, i);
-    hop_long_row<L, K, Factors>(block, pass, block.order[i], degree, neighbours, left_of<A>(powers, degree),
-                                right_of<A>(powers, degree));
-    neighbours += degree;
+  const int32_t* neighbours = block.neighbours + block.neighbours_begin[long_class];
+  const int32_t* order = block.order + block.class_begin[long_class];
+  const int32_t long_rows = block.nodes - block.class_begin[long_class];
+  for (int32_t i = 0; i < long_rows; ++i) {
+    const A scale = block.long_scales[i];
+    hop_long_row<L, K, Factors>(block, pass, order[i], block.long_degrees[i], neighbours, scale,
+                                block.right[long_class] == 1 ? 1 : scale);
+    neighbours += block.long_degrees[i];
   }
 }
 
-template <int L, int K, class T, class I, class A>
-void hop_pass(const Powers<T, I>& powers, const Block<A>& block, const Pass<T, A>& pass) {
+// A pass of k vectors, at most K.
+template <int L, int K, class T, class A>
+void hop_pass(const Block<A>& block, const Pass<T, A>& pass, int64_t k) {
+  if constexpr (K > 1)
+    if (k < K) return hop_pass<L, K - 1>(block, pass, k);
   if (block.factors)
-    hop_pass<L, K, true>(powers, block, pass);
+    hop_pass<L, K, true>(block, pass);
   else
-    hop_pass<L, K, false>(powers, block, pass);
+    hop_pass<L, K, false>(block, pass);
 }
 
 // Rows of L lanes or less; L is less than a register only where d is.
-template <int L, class T, class I, class A>
-void hop_block(const Powers<T, I>& powers, const Block<A>& block, bool is_last, T* out) {
+template <int L, class T, class A>
+void hop_block(const Block<A>& block, int64_t width, bool is_last, T* out) {
   constexpr int most = L * sizeof(A) < vector_bytes ? 1 : 8;  // vectors of one pass, as registers allow
-  const int64_t width = powers.hop.width;
   int64_t vectors = block.stride / L, passes = (vectors + most - 1) / most, column = 0;
   for (; passes > 0; --passes) {
     const int64_t k = (vectors + passes - 1) / passes, rest = width - column;
     const Pass<T, A> pass = {block.y + column, is_last ? nullptr : block.next + column, out + column, width,
                              rest < k * L ? rest : k * L};
-    if constexpr (most == 1) {
-      hop_pass<L, 1>(powers, block, pass);
-    } else {
-      switch (k) {
-        case 1:
-          hop_pass<L, 1>(powers, block, pass);
-          break;
-        case 2:
-          hop_pass<L, 2>(powers, block, pass);
-          break;
-        case 3:
-          hop_pass<L, 3>(powers, block, pass);
-          break;
-        case 4:
-          hop_pass<L, 4>(powers, block, pass);
-          break;
-        case 5:
-          hop_pass<L, 5>(powers, block, pass);
-          break;
-        case 6:
-          hop_pass<L, 6>(powers, block, pass);
-          break;
-        case 7:
-          hop_pass<L, 7>(powers, block, pass);
-          break;
-        default:
-          hop_pass<L, 8>(powers, block, pass);
-      }
-    }
+    hop_pass<L, most>(block, pass, k);
     column += k * L;
     vectors -= k;
   }
 }
 
+// A hop is written where it stays, or, on its way around the caches or to half precision, to the scratch memory first.
 template <int L, class T, class I, class A>
-void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch) {
+void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch, Block<A>& block) {
+  using C = Compute<T>;
   const int64_t width = powers.hop.width, nodes = last - first, offset = first * width, size = nodes * width;
-  const int64_t arcs = powers.hop.indptr[last] - powers.hop.indptr[first] + (classes + 1) * class_padding;
-  Block<A> block;
+  const int64_t arcs = powers.hop.indptr[last] - powers.hop.indptr[first] + classes * class_padding;
+  const bool staged = powers.stream || is_half<T>;
   block.first = first;
   block.nodes = static_cast<int32_t>(nodes);
   block.stride = static_cast<int32_t>((width + L - 1) / L * L);
   block.y = reinterpret_cast<A*>(scratch);
   block.next = block.y + nodes * block.stride;
-  A* end = block.next + nodes * block.stride;
+  block.long_scales = block.next + nodes * block.stride;
+  A* end = block.long_scales + nodes;
   block.factors = powers.scaling == Scaling::factors ? end : nullptr;
   if (block.factors) end += arcs;
-  T* const staging = reinterpret_cast<T*>(end);
-  block.order = reinterpret_cast<int32_t*>(staging + (powers.stream ? (size + 1) / 2 * 2 : 0));
-  block.neighbours = block.order + nodes;
-  if (powers.stream)
-    stream_copy(powers.x + offset, powers.out + offset, size);
-  else
-    __builtin_memcpy(powers.out + offset, powers.x + offset, size * sizeof(T));
-  sort_by_degree(powers, block);
-  scale_rows<L>(powers, block);
+  C* const staging = reinterpret_cast<C*>(end);
+  block.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
+  block.place = block.order + nodes;
+  block.long_degrees = block.place + nodes;
+  block.neighbours = block.long_degrees + nodes;
+  const auto copy = [&](const T* from, T* to) {
+    if (powers.stream)
+      stream_copy(from, to, size);
+    else
+      __builtin_memcpy(to, from, size * sizeof(T));
+  };
+  copy(powers.x + offset, powers.out + offset);
+  sort_by_degree<L>(powers, powers.x + offset, block);
+  if (block.factors) copy_factors(powers, block);
   for (int64_t r = 1; r <= powers.hops; ++r) {
-    T* out = powers.out + r * powers.nodes * width + offset;
-    hop_block<L>(powers, block, r == powers.hops, powers.stream ? staging : out);
-    if (powers.stream) stream_copy(staging, out, size);
+    T* const out = powers.out + r * powers.nodes * width + offset;
+    hop_block<L>(block, width, r == powers.hops, staged ? staging : reinterpret_cast<C*>(out));
+    if (is_half<T>) convert_rows(staging, reinterpret_cast<T*>(staging), size);  // from its start on: may overlap
+    if (staged) copy(reinterpret_cast<const T*>(staging), out);
     A* const next = block.y;
     block.y = block.next;
     block.next = next;
@@ -330,13 +353,15 @@ void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   const int64_t stride = (powers.hop.width + L - 1) / L * L;
   const int64_t most_nodes = block_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
+  Block<A> block;
+  set_scales(powers.scaling, block);
   int64_t begin = 0;
   for (int64_t g = 0; g <= graphs; ++g) {
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
     const bool full =
         g == graphs ||
         (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes || indptr[ptr[g + 1]] - indptr[ptr[begin]] > block_arcs));
-    if ((full || dense) && ptr[g] > ptr[begin]) powers_of_block<L, T, I, A>(powers, ptr[begin], ptr[g], scratch);
+    if ((full || dense) && ptr[g] > ptr[begin]) powers_of_block<L>(powers, ptr[begin], ptr[g], scratch, block);
     if (full || dense) begin = g;
     if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;
   }

@@ -145,7 +145,8 @@ template <class I>
 Plan plan_of(const Segments<I>& seg) {
   Plan plan;
   const int64_t most =
-      std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block * block + block;
+      std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block_entries * block_entries +
+      block_entries;
   plan.tiny = seg.entries <= most;
   if (seg.graphs == 0) return plan;
   for (int64_t branch = 0; branch < seg.branches; ++branch) {
@@ -186,10 +187,11 @@ Scratch<T> scratch_of(int64_t width) {
   thread_local std::vector<T> rows;
   thread_local std::vector<double> sum;
   const size_t stride = padded(width), line = 64 / sizeof(T);
-  if (rows.size() < (block + 2) * stride + line) rows.resize((block + 2) * stride + line);
+  const size_t size = (2 * block_entries + 1) * stride + line;
+  if (rows.size() < size) rows.resize(size);
   if (sum.size() < stride) sum.resize(stride);
   T* aligned = rows.data() + (line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % line) % line;
-  return {aligned, aligned + block * stride, aligned + (block + 1) * stride, sum.data()};
+  return {aligned, aligned + 2 * block_entries * stride, aligned + block_entries * stride, sum.data()};
 }
 
 template <class I>

@@ -11,16 +11,17 @@
 
 struct Run {
   int64_t begin, end;  // entries
-  int64_t branch, place;
+  int64_t place;       // of its row among the readouts
 };
 
+// Segment s of a piece, all of which is of one branch.
 template <class I>
-Run run_of(const Segments<I>& seg, const Piece& piece, int64_t s) {
-  const int64_t branch = s / seg.graphs, graph = s % seg.graphs, place = graph * seg.branches + branch;
-  if (piece.split) return {piece.first, piece.last, branch, place};
+Run run_of(const Segments<I>& seg, const Piece& piece, int64_t branch, int64_t s) {
+  const int64_t graph = s - branch * seg.graphs, place = graph * seg.branches + branch;
+  if (piece.split) return {piece.first, piece.last, place};
   const int64_t* ptr = seg.ptr + branch * seg.ptr_stride + graph;
   const int64_t shift = branch * seg.entry_stride;
-  return {ptr[0] + shift, ptr[1] + shift, branch, place};
+  return {ptr[0] + shift, ptr[1] + shift, place};
 }
 
 template <class T>
@@ -62,51 +63,53 @@ inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size)
   for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += line) __builtin_prefetch(next + at);
 }
 
-// <rows_i, v> for Rows rows: the products of halves of the rows are added lane by lane until one lane is one row.
-template <int Rows, int V, class T>
-inline __attribute__((always_inline)) Vector<T> dots(const T* rows, const T* v, int64_t vectors) {
+// <rows_i, v(i)> for Rows rows: the products of halves of the rows are added lane by lane until one lane is one row.
+template <int Rows, int V, class T, class F>
+inline __attribute__((always_inline)) Vector<T> dots(const T* rows, F v, int64_t vectors, int first = 0) {
   const int64_t number = V ? V : vectors, stride = number * lanes<T>;
   if constexpr (Rows > 1) {
-    const Vector<T> low = dots<Rows / 2, V>(rows, v, vectors);
-    return merge<T, Rows>(low, dots<Rows / 2, V>(rows + Rows / 2 * stride, v, vectors));
+    const Vector<T> low = dots<Rows / 2, V>(rows, v, vectors, first);
+    return merge<T, Rows>(low, dots<Rows / 2, V>(rows + Rows / 2 * stride, v, vectors, first + Rows / 2));
   } else {
+    const T* with = v(first);
     Vector<T> sum = {};
-    for (int64_t k = 0; k < number; ++k) sum += load(rows + k * lanes<T>) * load(v + k * lanes<T>);
+    for (int64_t k = 0; k < number; ++k) sum += load(rows + k * lanes<T>) * load(with + k * lanes<T>);
     return sum;
   }
 }
 
-// sum[0 .. K registers) = factor * sum + sum_i weight_i rows_i.
-template <int K, class T>
-void add_columns(const T* rows, int64_t stride, const T* weight, int64_t n, double factor, double* sum) {
+// take(k, sum_i weight(i) register k of row i) for K registers of a row, of which `first` comes before them.
+template <int K, class T, class W, class F>
+inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int64_t first, F take) {
   constexpr int chains = K <= 2 ? 4 : K <= 4 ? 2 : 1;  // independent sums, to hide the latency of an addition
   Vector<T> part[chains][K] = {};
+  rows += first * lanes<T>;
   int64_t i = 0;
   for (; i + chains <= n; i += chains) {
     prefetch(rows + i * stride, chains * K * lanes<T>);
     for (int c = 0; c < chains; ++c)
-      for (int k = 0; k < K; ++k) part[c][k] += weight[i + c] * load(rows + (i + c) * stride + k * lanes<T>);
+      for (int k = 0; k < K; ++k) part[c][k] += weight(i + c) * load(rows + (i + c) * stride + k * lanes<T>);
   }
   for (; i < n; ++i)
-    for (int k = 0; k < K; ++k) part[0][k] += weight[i] * load(rows + i * stride + k * lanes<T>);
+    for (int k = 0; k < K; ++k) part[0][k] += weight(i) * load(rows + i * stride + k * lanes<T>);
   for (int k = 0; k < K; ++k) {
     for (int c = 1; c < chains; ++c) part[0][k] += part[c][k];
-    add_scaled<T>(sum + k * lanes<T>, factor, part[0][k]);
+    take(first + k, part[0][k]);
   }
 }
 
-template <int V, class T>
-void add_rows(const T* rows, int64_t vectors, const T* weight, int64_t n, double factor, double* sum) {
-  constexpr int L = lanes<T>;
+// The same for all registers of the rows.
+template <int V, class T, class W, class F>
+inline void add_rows(const T* rows, int64_t vectors, W weight, int64_t n, F take) {
   if constexpr (V > 0 && V <= 8) {
-    add_columns<V>(rows, V * L, weight, n, factor, sum);
+    add_columns<V>(rows, V * lanes<T>, weight, n, 0, take);
   } else {
-    const int64_t stride = vectors * L;
+    const int64_t stride = vectors * lanes<T>;
     int64_t k = 0;
-    for (; k + 8 <= vectors; k += 8) add_columns<8>(rows + k * L, stride, weight, n, factor, sum + k * L);
-    if (vectors & 4) add_columns<4>(rows + k * L, stride, weight, n, factor, sum + k * L), k += 4;
-    if (vectors & 2) add_columns<2>(rows + k * L, stride, weight, n, factor, sum + k * L), k += 2;
-    if (vectors & 1) add_columns<1>(rows + k * L, stride, weight, n, factor, sum + k * L);
+    for (; k + 8 <= vectors; k += 8) add_columns<8>(rows, stride, weight, n, k, take);
+    if (vectors & 4) add_columns<4>(rows, stride, weight, n, k, take), k += 4;
+    if (vectors & 2) add_columns<2>(rows, stride, weight, n, k, take), k += 2;
+    if (vectors & 1) add_columns<1>(rows, stride, weight, n, k, take);
   }
 }
 
@@ -117,20 +120,29 @@ void store_readout(const double* sum, double scale, int64_t width, T* readout) {
 
 template <int V, class S, class I, class T = Compute<S>>
 void sum_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
-  const int64_t vectors = V ? V : vectors_of<T>(seg.width);
+  constexpr int L = lanes<T>;
+  const int64_t vectors = V ? V : vectors_of<T>(seg.width), branch = piece.begin / seg.graphs;
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
-  T weight[block];
-  for (T& one : weight) one = 1;
+  const auto add_block = [&](int64_t first, int64_t n, auto take) {
+    const T* rows = block_rows(seg, z, first, n, scratch.rows);
+    if (!seg.count) return add_rows<V>(rows, vectors, [](int64_t) { return static_cast<T>(1); }, n, take);
+    T weight[block_entries];
+    for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
+    add_rows<V>(rows, vectors, [&](int64_t i) { return weight[i]; }, n, take);
+  };
   for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, s);
-    for (int64_t j = 0; j < vectors * lanes<T>; ++j) sum[j] = 0;
-    for (int64_t first = run.begin; first < run.end; first += block) {
-      const int64_t n = run.end - first < block ? run.end - first : block;
-      if (seg.count)
-        for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
-      add_rows<V>(block_rows(seg, z, first, n, scratch.rows), vectors, weight, n, 1.0, sum);
+    const Run run = run_of(seg, piece, branch, s);
+    T* to = readout + run.place * seg.width;
+    if (!piece.split && run.end - run.begin <= block_entries) {
+      add_block(run.begin, run.end - run.begin,
+                [&](int64_t k, Vector<T> v) { store_first(to + k * L, v, V ? L : seg.width - k * L); });
+      continue;
     }
-    if (!piece.split) store_readout(sum, 1.0, seg.width, readout + run.place * seg.width);
+    for (int64_t j = 0; j < vectors * L; ++j) sum[j] = 0;
+    for (int64_t first = run.begin; first < run.end; first += block_entries)
+      add_block(first, run.end - first < block_entries ? run.end - first : block_entries,
+                [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, 1.0, v); });
+    if (!piece.split) store_readout(sum, 1.0, seg.width, to);
   }
 }
 
@@ -150,66 +162,120 @@ void attention_weights(const Segments<I>& seg, const Piece& piece, T top, double
     for (int64_t e = piece.first; e < piece.last; ++e) alpha[e] *= static_cast<T>(seg.count[e]);
 }
 
+// beta of the entries [0, n) of a block: up to a register more is written.
+template <int V, class T>
+inline Vector<T> write_scores(const T* rows, const T* w, int64_t vectors, int64_t n, T* beta) {
+  constexpr int L = lanes<T>;
+  Vector<T> highest = {};
+  for (int64_t i = 0; i < n; i += L) {
+    prefetch(rows + i * vectors * L, L * vectors * L);
+    const Vector<T> logit = first_lanes<T>(dots<L, V>(rows + i * vectors * L, [&](int) { return w; }, vectors), n - i);
+    const Vector<T> score = logit < 0 ? Vector<T>{} : logit;
+    store(beta + i, score);
+    highest = score > highest ? score : highest;
+  }
+  return highest;
+}
+
+// weight = count exp(beta - top) of n entries, up to a register more; their sum.
+template <class T>
+inline Vector<T> write_weights(const T* beta, T top, const int32_t* count, int64_t n, T* weight) {
+  constexpr int L = lanes<T>;
+  Vector<T> mass = {};
+  for (int64_t i = 0; i < n; i += L) {
+    Vector<T> weights = first_lanes<T>(exp_of<T>(load(beta + i) - top), n - i);
+    store(weight + i, weights);
+    if (count) {
+      for (int64_t k = i; k < i + L && k < n; ++k) weight[k] *= static_cast<T>(count[k]);
+      weights = load(weight + i);
+    }
+    mass += weights;
+  }
+  return mass;
+}
+
+// Several whole segments whose entries make up one block at most. Step by step for all of them: what one step of a
+// segment has to wait for is filled with the same step of the next.
+template <int V, class S, class I, class T = Compute<S>>
+void attention_of_short(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
+                        int64_t branch, int64_t begin, int64_t end, int64_t last, T* readout, T* alpha) {
+  constexpr int L = lanes<T>;
+  const int64_t vectors = V ? V : vectors_of<T>(seg.width);
+  const int64_t first = run_of(seg, piece, branch, begin).begin, n = run_of(seg, piece, branch, end - 1).end - first;
+  const T* rows = block_rows(seg, z, first, n, scratch.rows);
+  T beta[block_entries + L], weight[block_entries + L], scale[block_entries];
+  write_scores<V>(rows, w, vectors, n, beta);
+  for (int64_t s = begin; s < end; ++s) {
+    const Run run = run_of(seg, piece, branch, s);
+    const int64_t at = run.begin - first, size = run.end - run.begin;
+    Vector<T> highest = {};
+    for (int64_t i = 0; i < size; i += L) {
+      const Vector<T> score = first_lanes<T>(load(beta + at + i), size - i);
+      highest = score > highest ? score : highest;
+    }
+    const int32_t* count = seg.count ? seg.count + run.begin : nullptr;
+    const Vector<T> mass = write_weights(beta + at, maximum_of<T>(highest), count, size, weight + at);
+    scale[s - begin] = size > 0 ? 1 / sum_of<T>(mass) : 0;
+  }
+  for (int64_t s = begin; s < end; ++s) {
+    const Run run = run_of(seg, piece, branch, s);
+    const T *weights = weight + (run.begin - first), factor = scale[s - begin];
+    T* to = readout + run.place * seg.width;
+    add_rows<V>(
+        rows + (run.begin - first) * vectors * L, vectors, [&](int64_t i) { return weights[i]; }, run.end - run.begin,
+        [&](int64_t k, Vector<T> v) { store_first(to + k * L, factor * v, V ? L : seg.width - k * L); });
+    for (int64_t e = run.begin; e < run.end; e += L)
+      store_first(alpha + e, factor * load(weights + (e - run.begin)), last - e);
+  }
+}
+
 template <int V, class S, class I, class T = Compute<S>>
 void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                      T* readout, T* alpha) {
   constexpr int L = lanes<T>;
-  const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
-  const T* vector = padded(w + piece.begin / seg.graphs * seg.width, seg.width, scratch.w);
+  const int64_t vectors = V ? V : vectors_of<T>(seg.width), branch = piece.begin / seg.graphs;
+  const T* vector = padded(w + branch * seg.width, seg.width, scratch.w);
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
   // A register of alpha may spill over into the entries after its segment, which this piece writes later.
-  const int64_t last = run_of(seg, piece, piece.end - 1).end;
-  T weight[block];
+  const int64_t last = run_of(seg, piece, branch, piece.end - 1).end;
+  T weight[block_entries + L];
   for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, s);
-    const bool one_block = !piece.split && run.end - run.begin <= block;
+    const Run run = run_of(seg, piece, branch, s);
+    if (!piece.split && run.end - run.begin <= block_entries) {
+      int64_t end = s + 1;
+      while (end < piece.end && end - s < block_entries &&
+             run_of(seg, piece, branch, end).end - run.begin <= block_entries)
+        ++end;
+      attention_of_short<V>(seg, piece, scratch, z, vector, branch, s, end, last, readout, alpha);
+      s = end - 1;
+      continue;
+    }
     T top = 0;  // beta = ReLU(...) is never below 0
     double total = 0;
-    for (int64_t j = 0; j < stride; ++j) sum[j] = 0;
-    for (int64_t first = run.begin; first < run.end; first += block) {
-      const int64_t n = run.end - first < block ? run.end - first : block;
+    for (int64_t j = 0; j < vectors * L; ++j) sum[j] = 0;
+    for (int64_t first = run.begin; first < run.end; first += block_entries) {
+      const int64_t n = run.end - first < block_entries ? run.end - first : block_entries;
       const T* rows = block_rows(seg, z, first, n, scratch.rows);
-      Vector<T> highest = {};
-      for (int64_t i = 0; i < n; i += L) {
-        prefetch(rows + i * stride, L * stride);
-        const Vector<T> logit = first_lanes<T>(dots<L, V>(rows + i * stride, vector, vectors), n - i);
-        const Vector<T> beta = logit < 0 ? Vector<T>{} : logit;
-        store(weight + i, beta);
-        highest = beta > highest ? beta : highest;
-        if (!one_block) store_first(alpha + first + i, beta, last - first - i);
-      }
-      const T block_top = maximum_of<T>(highest);
+      const T block_top = maximum_of<T>(write_scores<V>(rows, vector, vectors, n, weight));
+      for (int64_t i = 0; i < n; i += L) store_first(alpha + first + i, load(weight + i), last - first - i);
       double factor = 1;
       if (block_top > top) {
         if (first > run.begin) factor = __builtin_exp(static_cast<double>(top) - static_cast<double>(block_top));
         top = block_top;
       }
-      Vector<T> mass = {};
-      for (int64_t i = 0; i < n; i += L) {
-        Vector<T> weights = first_lanes<T>(exp_of<T>(load(weight + i) - top), n - i);
-        if (seg.count) {
-          store(weight + i, weights);
-          for (int64_t k = i; k < i + L && k < n; ++k) weight[k] *= static_cast<T>(seg.count[first + k]);
-          weights = load(weight + i);
-        }
-        store(weight + i, weights);
-        mass += weights;
-      }
+      const Vector<T> mass = write_weights(weight, top, seg.count ? seg.count + first : nullptr, n, weight);
       total = total * factor + static_cast<double>(sum_of<T>(mass));
-      add_rows<V>(rows, vectors, weight, n, factor, sum);
+      add_rows<V>(
+          rows, vectors, [&](int64_t i) { return weight[i]; }, n,
+          [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, factor, v); });
     }
     if (piece.split) {
       piece.partial[0] = static_cast<double>(top);
       piece.partial[1] = total;
       continue;
     }
-    const double scale = run.end > run.begin ? 1 / total : 0;
-    store_readout(sum, scale, seg.width, readout + run.place * seg.width);
-    if (one_block)
-      for (int64_t i = 0; i < run.end - run.begin; i += L)
-        store_first(alpha + run.begin + i, load(weight + i) * static_cast<T>(scale), last - run.begin - i);
-    else
-      attention_weights(seg, {s, s + 1, run.begin, run.end, true, nullptr}, top, total, alpha);
+    store_readout(sum, 1 / total, seg.width, readout + run.place * seg.width);
+    attention_weights(seg, {s, s + 1, run.begin, run.end, true, nullptr}, top, total, alpha);
   }
 }
 
@@ -222,14 +288,15 @@ Vector<T> some(const T* a, int64_t at, int64_t n, int64_t size) {
   return v;
 }
 
-// dz rows of n entries: scale_i grad + dbeta_i w.
-template <int V, bool Bypass, class S, class T = Compute<S>>
-void write_rows(int64_t width, const T* grad, const T* w, const T* scale, const T* dbeta, int64_t n, S* dz) {
+// dz rows of n entries: scale_i grad(i) + dbeta_i w.
+template <int V, bool Bypass, class S, class F, class T = Compute<S>>
+void write_rows(int64_t width, F grad, const T* w, const T* scale, const T* dbeta, int64_t n, S* dz) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(width);
-  for (int64_t i = 0; i < n; ++i)
+  for (int64_t i = 0; i < n; ++i) {
+    const T* from = grad(i);
     for (int64_t k = 0; k < vectors; ++k) {
-      Vector<T> row = scale[i] * load(grad + k * L);
+      Vector<T> row = scale[i] * load(from + k * L);
       if (w) row += dbeta[i] * load(w + k * L);
       S* to = dz + i * width + k * L;
       if (Bypass)
@@ -239,26 +306,29 @@ void write_rows(int64_t width, const T* grad, const T* w, const T* scale, const 
       else
         store_first(to, row, width - k * L);
     }
+  }
 }
 
 template <int V, class S, class I, class T = Compute<S>>
 void sum_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
                         const Gradients<S>& gradients) {
   const T* no_rows = nullptr;
-  T weight[block];
+  const int64_t branch = piece.begin / seg.graphs;
+  T weight[block_entries];
   for (T& one : weight) one = 1;
   for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, s);
+    const Run run = run_of(seg, piece, branch, s);
     const T* grad = padded(gradients.grad + run.place * seg.width, seg.width, scratch.grad);
-    for (int64_t first = run.begin; first < run.end; first += block) {
-      const int64_t n = run.end - first < block ? run.end - first : block;
+    for (int64_t first = run.begin; first < run.end; first += block_entries) {
+      const int64_t n = run.end - first < block_entries ? run.end - first : block_entries;
       if (seg.count)
         for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
       S* dz = gradients.dz + first * seg.width;
+      const auto same = [&](int64_t) { return grad; };
       if (V && gradients.bypass)
-        write_rows<V, V != 0>(seg.width, grad, no_rows, weight, no_rows, n, dz);
+        write_rows<V, V != 0>(seg.width, same, no_rows, weight, no_rows, n, dz);
       else
-        write_rows<V, false>(seg.width, grad, no_rows, weight, no_rows, n, dz);
+        write_rows<V, false>(seg.width, same, no_rows, weight, no_rows, n, dz);
     }
   }
   if (gradients.bypass) settle();
@@ -278,38 +348,68 @@ double wide_dot(const T* a, const T* b, int64_t width) {
 // With t = sum_e alpha_e (<ds, z_e> + dalpha_e) = <ds, s> + sum_e alpha_e dalpha_e:
 //   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is shut;  dw = sum_e dbeta_e z_e;
 //   dz_e = alpha_e ds + dbeta_e w.
+// For one block of entries, `grad(i)` and t being those of the segment of entry i.
+template <int V, class S, class I, class F, class T = Compute<S>>
+void attention_backward_of_block(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
+                                 const Gradients<S>& gradients, const T* w, int64_t first, int64_t n, F grad,
+                                 const T* t) {
+  constexpr int L = lanes<T>;
+  const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
+  const T* rows = block_rows(seg, gradients.z, first, n, scratch.rows);
+  const T* alpha = gradients.alpha + first;
+  S* dz = gradients.dz + first * seg.width;
+  T dbeta[block_entries + L];
+  for (int64_t i = 0; i < n; i += L) {
+    prefetch(rows + i * stride, L * stride);
+    const Vector<T> logit = dots<L, V>(rows + i * stride, [&](int) { return w; }, vectors);
+    Vector<T> dalpha = dots<L, V>(rows + i * stride, [&](int row) { return grad(i + row); }, vectors);
+    if (gradients.grad_alpha) dalpha += some(gradients.grad_alpha, first + i, n - i, seg.entries);
+    const Vector<T> opened = some(gradients.alpha, first + i, n - i, seg.entries) * (dalpha - load(t + i));
+    store(dbeta + i, logit <= 0 ? Vector<T>{} : opened);
+  }
+  add_rows<V>(
+      rows, vectors, [&](int64_t i) { return dbeta[i]; }, n,
+      [&](int64_t k, Vector<T> v) { add_scaled<T>(piece.partial + k * L, 1.0, v); });
+  if (seg.index)
+    for (int64_t i = 0; i < n; ++i) gradients.dbeta[first + i] = dbeta[i];
+  else if (V && gradients.bypass)
+    write_rows<V, V != 0>(seg.width, grad, w, alpha, dbeta, n, dz);
+  else
+    write_rows<V, false>(seg.width, grad, w, alpha, dbeta, n, dz);
+}
+
+// Blocks of several short segments, or of a part of a long one.
 template <int V, class S, class I, class T = Compute<S>>
 void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
                               const Gradients<S>& gradients) {
   constexpr int L = lanes<T>;
-  const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
-  const T* w = padded(gradients.w + piece.begin / seg.graphs * seg.width, seg.width, scratch.w);
-  T dbeta[block];
-  for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, s);
-    const T *grad = gradients.grad + run.place * seg.width, *readout = gradients.readout + run.place * seg.width;
-    const T t =
-        static_cast<T>(wide_dot(grad, readout, seg.width) + (gradients.from_alpha ? gradients.from_alpha[s] : 0));
-    grad = padded(grad, seg.width, scratch.grad);
-    for (int64_t first = run.begin; first < run.end; first += block) {
-      const int64_t n = run.end - first < block ? run.end - first : block;
-      const T* rows = block_rows(seg, gradients.z, first, n, scratch.rows);
-      for (int64_t i = 0; i < n; i += L) {
-        prefetch(rows + i * stride, L * stride);
-        const Vector<T> logit = dots<L, V>(rows + i * stride, w, vectors);
-        Vector<T> dalpha = dots<L, V>(rows + i * stride, grad, vectors);
-        if (gradients.grad_alpha) dalpha += some(gradients.grad_alpha, first + i, n - i, seg.entries);
-        const Vector<T> opened = some(gradients.alpha, first + i, n - i, seg.entries) * (dalpha - t);
-        store(dbeta + i, logit <= 0 ? Vector<T>{} : opened);
-      }
-      add_rows<V>(rows, vectors, dbeta, n, 1.0, piece.partial);
-      if (seg.index)
-        for (int64_t i = 0; i < n; ++i) gradients.dbeta[first + i] = dbeta[i];
-      else if (V && gradients.bypass)
-        write_rows<V, V != 0>(seg.width, grad, w, gradients.alpha + first, dbeta, n, gradients.dz + first * seg.width);
-      else
-        write_rows<V, false>(seg.width, grad, w, gradients.alpha + first, dbeta, n, gradients.dz + first * seg.width);
+  const int64_t stride = (V ? V : vectors_of<T>(seg.width)) * L;
+  const int64_t branch = piece.begin / seg.graphs, last = run_of(seg, piece, branch, piece.end - 1).end;
+  const T* w = padded(gradients.w + branch * seg.width, seg.width, scratch.w);
+  const T* grad[block_entries + L];
+  T t[block_entries + L];
+  int64_t s = piece.begin;
+  for (int64_t first = run_of(seg, piece, branch, s).begin; first < last; first += block_entries) {
+    const int64_t n = last - first < block_entries ? last - first : block_entries;
+    int64_t copies = 0;
+    for (int64_t i = 0; i < n; ++s) {
+      const Run run = run_of(seg, piece, branch, s);
+      if (run.end <= first + i) continue;
+      const int64_t end = run.end - first < n ? run.end - first : n;
+      const T* row = gradients.grad + run.place * seg.width;
+      const double product = wide_dot(row, gradients.readout + run.place * seg.width, seg.width);
+      const T of_segment = static_cast<T>(product + (gradients.from_alpha ? gradients.from_alpha[s] : 0));
+      row = padded(row, seg.width, scratch.grad + copies++ * stride);
+      for (; i < end; ++i) grad[i] = row, t[i] = of_segment;
+      if (run.end > first + n) break;  // the rest of it is the next block's
     }
+    for (int64_t i = n; i < n + L; ++i) grad[i] = grad[0], t[i] = 0;
+    const auto of_all = [row = grad[0]](int64_t) { return row; };
+    const auto of_entry = [&](int64_t i) { return grad[i]; };
+    if (copies == 1)
+      attention_backward_of_block<V>(seg, piece, scratch, gradients, w, first, n, of_all, t);
+    else
+      attention_backward_of_block<V>(seg, piece, scratch, gradients, w, first, n, of_entry, t);
   }
   if (gradients.bypass) settle();
 }
