@@ -73,10 +73,10 @@ constexpr int64_t scratch_bytes(int64_t nodes, int64_t arcs, int64_t width) {
 // The segments of a readout in branch-major order, s = branch * graphs + graph. The entries of segment s are
 //   ptr[branch * ptr_stride + graph] + branch * entry_stride  up to  ptr[... + 1] + branch * entry_stride.
 // Ragged form: ptr_stride = graphs, entry_stride = 0. Dense form: ptr_stride = 0, entry_stride = N.
-template <class I>
 struct Segments {
   const int64_t* ptr;
-  const I* index;        // entry -> row of z, or null for the identity
+  const int32_t* narrow_index;  // entry -> row of z, in one of two types, or both null for the identity
+  const int64_t* wide_index;
   const int32_t* count;  // entry -> how often, or null for ones
   int64_t graphs;
   int64_t branches;
@@ -146,19 +146,19 @@ struct PowerKernels {
   void (*narrow)(const A* from, T* to, int64_t n);
 };
 
-template <class S, class I>
+template <class S>
 struct ReadoutKernels {
   using T = Compute<S>;
   // s = sum_v c_v z_v.
-  void (*sum)(const Segments<I>&, const Piece&, const Scratch<T>&, const S* z, T* readout);
+  void (*sum)(const Segments&, const Piece&, const Scratch<T>&, const S* z, T* readout);
   // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a chunk only beta = ReLU(<w, z_v>).
-  void (*attention)(const Segments<I>&, const Piece&, const Scratch<T>&, const S* z, const T* w, T* readout, T* alpha);
+  void (*attention)(const Segments&, const Piece&, const Scratch<T>&, const S* z, const T* w, T* readout, T* alpha);
   // A chunk's alpha from its beta, the largest logit and the denominator of its whole segment.
-  void (*weights)(const Segments<I>&, const Piece&, T top, double total, T* alpha);
+  void (*weights)(const Segments&, const Piece&, T top, double total, T* alpha);
   // dz of the sum readout without an index.
-  void (*sum_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<S>&);
+  void (*sum_backward)(const Segments&, const Piece&, const Scratch<T>&, const Gradients<S>&);
   // dz or dbeta, and dw.
-  void (*attention_backward)(const Segments<I>&, const Piece&, const Scratch<T>&, const Gradients<S>&);
+  void (*attention_backward)(const Segments&, const Piece&, const Scratch<T>&, const Gradients<S>&);
   // Rows [begin, end) of dz_u = sum_e (scale_e grad[place_e] + dbeta_e w[branch of e]); `count` or `alpha` is the scale
   // (both null: 1); dbeta and w may be null.
   void (*rows_backward)(const EntriesOfRow&, const T* grad, const int32_t* count, const T* alpha, const T* dbeta,
@@ -168,20 +168,20 @@ struct ReadoutKernels {
 namespace baseline {
 template <class S, class I>
 PowerKernels<S, I> power_table();
-template <class S, class I>
-ReadoutKernels<S, I> readout_table();
+template <class S>
+ReadoutKernels<S> readout_table();
 }  // namespace baseline
 namespace avx2 {
 template <class S, class I>
 PowerKernels<S, I> power_table();
-template <class S, class I>
-ReadoutKernels<S, I> readout_table();
+template <class S>
+ReadoutKernels<S> readout_table();
 }  // namespace avx2
 namespace avx512 {
 template <class S, class I>
 PowerKernels<S, I> power_table();
-template <class S, class I>
-ReadoutKernels<S, I> readout_table();
+template <class S>
+ReadoutKernels<S> readout_table();
 }  // namespace avx512
 
 }  // namespace spin_fast

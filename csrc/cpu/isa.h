@@ -31,19 +31,19 @@ PowerKernels<T, I> power_kernels() {
   return baseline::power_table<T, I>();
 }
 
-template <class S, class I>
-ReadoutKernels<S, I> readout_kernels() {
+template <class S>
+ReadoutKernels<S> readout_kernels() {
 #if defined(__x86_64__)
   switch (current_isa()) {
     case Isa::avx512:
-      return avx512::readout_table<S, I>();
+      return avx512::readout_table<S>();
     case Isa::avx2:
-      return avx2::readout_table<S, I>();
+      return avx2::readout_table<S>();
     case Isa::baseline:
       break;
   }
 #endif
-  return baseline::readout_table<S, I>();
+  return baseline::readout_table<S>();
 }
 
 }  // namespace spin_fast

@@ -37,30 +37,22 @@ struct Tag {
   using type = T;
 };
 
-// Calls f(Tag<T>, Tag<I>) for the types of the values and of the indices.
+// Calls f(Tag<I>) for the type of indices.
 template <class F>
-void dispatch(ScalarType value, ScalarType index, F f) {
-  STD_TORCH_CHECK(value == ScalarType::Float || value == ScalarType::Double, "values must be float32 or float64");
-  STD_TORCH_CHECK(index == ScalarType::Int || index == ScalarType::Long, "indices must be int32 or int64");
-  const auto with_index = [&](auto tag) {
-    if (index == ScalarType::Int) return f(tag, Tag<int32_t>{});
-    return f(tag, Tag<int64_t>{});
-  };
-  if (value == ScalarType::Float) return with_index(Tag<float>{});
-  return with_index(Tag<double>{});
+void dispatch_index(ScalarType index, F f) {
+  if (index == ScalarType::Int) return f(Tag<int32_t>{});
+  STD_TORCH_CHECK(index == ScalarType::Long, "indices must be int32 or int64");
+  f(Tag<int64_t>{});
 }
 
-// The same, half precision included.
+// Calls f(Tag<S>) for the type of stored values.
 template <class F>
-void dispatch_storage(ScalarType value, ScalarType index, F f) {
-  const auto with_index = [&](auto tag) {
-    if (index == ScalarType::Int) return f(tag, Tag<int32_t>{});
-    STD_TORCH_CHECK(index == ScalarType::Long, "indices must be int32 or int64");
-    return f(tag, Tag<int64_t>{});
-  };
-  if (value == ScalarType::Half) return with_index(Tag<Half>{});
-  if (value == ScalarType::BFloat16) return with_index(Tag<BFloat16>{});
-  dispatch(value, index, f);
+void dispatch_storage(ScalarType value, F f) {
+  if (value == ScalarType::Float) return f(Tag<float>{});
+  if (value == ScalarType::Double) return f(Tag<double>{});
+  if (value == ScalarType::BFloat16) return f(Tag<BFloat16>{});
+  STD_TORCH_CHECK(value == ScalarType::Half, "values must be float32, float64, bfloat16 or float16");
+  f(Tag<Half>{});
 }
 
 inline void expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, ScalarType dtype) {

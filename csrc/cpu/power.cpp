@@ -211,7 +211,7 @@ template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
                     const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op, bool checked,
                     F f) {
-  dispatch_storage(value, indptr.scalar_type(), [&](auto value_tag, auto index_tag) {
+  const auto run = [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using A = Compute<T>;
     using I = typename decltype(index_tag)::type;
@@ -231,6 +231,9 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
       STD_TORCH_CHECK(problem.empty(), problem);
     }
     f(a, offsets, graphs, value_tag);
+  };
+  dispatch_storage(value, [&](auto value_tag) {
+    dispatch_index(indptr.scalar_type(), [&](auto index_tag) { run(value_tag, index_tag); });
   });
 }
 

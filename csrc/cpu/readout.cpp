@@ -95,7 +95,7 @@ Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTenso
   STD_TORCH_CHECK(shared || runs % branches == 0, "ptr must have a multiple of the number of branches as segments");
   if (!checked) {
     const int64_t end = shared ? rows / branches : entries;
-    dispatch(ScalarType::Float, index ? index->scalar_type() : ScalarType::Long, [&](auto, auto index_tag) {
+    dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
       const std::string problem =
           check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows);
@@ -105,11 +105,13 @@ Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTenso
   return {rows, width, entries, branches, shared ? runs : runs / branches};
 }
 
-template <class I>
-Segments<I> segments_of(const Form& form, const Tensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
-                        bool shared) {
+Segments segments_of(const Form& form, const Tensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
+                     bool shared) {
+  const bool narrow = index && index->scalar_type() == ScalarType::Int;
+  STD_TORCH_CHECK(!index || narrow || index->scalar_type() == ScalarType::Long, "index must be int32 or int64");
   return {ptr.const_data_ptr<int64_t>(),
-          data<I>(index),
+          narrow ? data<int32_t>(index) : nullptr,
+          narrow ? nullptr : data<int64_t>(index),
           data<int32_t>(count),
           form.graphs,
           form.branches,
@@ -120,8 +122,7 @@ Segments<I> segments_of(const Form& form, const Tensor& ptr, const OptionalTenso
           form.entries};
 }
 
-template <class I>
-int64_t first_entry(const Segments<I>& seg, int64_t branch, int64_t graph) {
+int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
@@ -141,8 +142,7 @@ struct Plan {
   bool tiny;  // not worth a second thread
 };
 
-template <class I>
-Plan plan_of(const Segments<I>& seg) {
+Plan plan_of(const Segments& seg) {
   Plan plan;
   const int64_t most =
       std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block_entries * block_entries +
@@ -194,10 +194,7 @@ Scratch<T> scratch_of(int64_t width) {
   return {aligned, aligned + 2 * block_entries * stride, aligned + block_entries * stride, sum.data()};
 }
 
-template <class I>
-int64_t place_of(const Segments<I>& seg, int64_t s) {
-  return s % seg.graphs * seg.branches + s / seg.graphs;
-}
+int64_t place_of(const Segments& seg, int64_t s) { return s % seg.graphs * seg.branches + s / seg.graphs; }
 
 // Whether dz is so large that the caches are better left alone, and its rows are whole cache lines.
 bool bypasses_caches(const Tensor& dz, int64_t width) {
@@ -209,8 +206,8 @@ bool bypasses_caches(const Tensor& dz, int64_t width) {
 }
 
 // Per segment sum_e a_e b_e.
-template <class T, class I>
-std::vector<double> sums_of_products(const Segments<I>& seg, const T* a, const T* b) {
+template <class T>
+std::vector<double> sums_of_products(const Segments& seg, const T* a, const T* b) {
   std::vector<double> sums(seg.branches * seg.graphs);
   for (int64_t branch = 0; branch < seg.branches; ++branch)
     for (int64_t graph = 0; graph < seg.graphs; ++graph)
@@ -254,8 +251,7 @@ struct RowEntries {
   std::vector<int32_t> entries, place;
 };
 
-template <class I>
-RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
+RowEntries entries_of_rows(const Form& form, const Segments& seg) {
   constexpr int64_t most = INT32_MAX;
   STD_TORCH_CHECK(form.entries <= most && form.graphs * form.branches <= most, "index must have at most 2^31 entries");
   RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
@@ -265,15 +261,16 @@ RowEntries entries_of_rows(const Form& form, const Segments<I>& seg) {
       std::fill(of.place.begin() + first_entry(seg, branch, graph),
                 of.place.begin() + first_entry(seg, branch, graph + 1),
                 static_cast<int32_t>(graph * form.branches + branch));
+  const auto row = [&](int64_t e) { return seg.narrow_index ? seg.narrow_index[e] : seg.wide_index[e]; };
   // Counted one further on, each offset moves to where its row begins while the entries are put in place.
-  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[seg.index[e] + 2];
+  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[row(e) + 2];
   for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 2] += of.offsets[u + 1];
-  for (int64_t e = 0; e < form.entries; ++e) of.entries[of.offsets[seg.index[e] + 1]++] = static_cast<int32_t>(e);
+  for (int64_t e = 0; e < form.entries; ++e) of.entries[of.offsets[row(e) + 1]++] = static_cast<int32_t>(e);
   return of;
 }
 
-template <class S, class I>
-void rows_backward(const ReadoutKernels<S, I>& kernels, const Form& form, const Segments<I>& seg,
+template <class S>
+void rows_backward(const ReadoutKernels<S>& kernels, const Form& form, const Segments& seg,
                    const Gradients<S>& gradients) {
   const RowEntries of = entries_of_rows(form, seg);
   const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), form.branches, form.width};
@@ -284,32 +281,22 @@ void rows_backward(const ReadoutKernels<S, I>& kernels, const Form& form, const 
   });
 }
 
-// Calls f(segments, Tag<T>) with the types of the values and of the index.
-template <class F>
-void with_segments(const Form& form, ScalarType value, const Tensor& ptr, const OptionalTensor& index,
-                   const OptionalTensor& count, bool shared, F f) {
-  dispatch_storage(value, index ? index->scalar_type() : ScalarType::Long, [&](auto value_tag, auto index_tag) {
-    using I = typename decltype(index_tag)::type;
-    f(segments_of<I>(form, ptr, index, count, shared), value_tag, index_tag);
-  });
-}
-
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
                    bool shared, bool checked) {
   const ScalarType value = z.scalar_type();
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, checked);
   STD_TORCH_CHECK(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have num_branches branches");
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
-  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
+  const Segments seg = segments_of(form, ptr, index, count, shared);
+  dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
-    using I = typename decltype(index_tag)::type;
     const S* rows = stored<S>(z);
     Converted<S> result(readout, false);
     T* out = result.data();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
-    const auto kernel = readout_kernels<S, I>().sum;
+    const auto kernel = readout_kernels<S>().sum;
     for_each_piece<T>(plan, form.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
     for (const LongSegment& of : plan.longs)
@@ -327,17 +314,17 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
   STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
   Tensor dz = empty({num_rows, form.width}, value);
-  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
+  const Segments seg = segments_of(form, ptr, index, count, shared);
+  dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
-    using I = typename decltype(index_tag)::type;
     Converted<S> ds(grad);
     Gradients<S> of = {};
     of.grad = ds.data();
     of.dz = static_cast<S*>(dz.mutable_data_ptr());
     of.bypass = bypasses_caches(dz, form.width);
-    const auto kernels = readout_kernels<S, I>();
-    if (seg.index) return rows_backward(kernels, form, seg, of);
+    const auto kernels = readout_kernels<S>();
+    if (index) return rows_backward(kernels, form, seg, of);
     for_each_piece<T>(plan_of(seg), form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.sum_backward(seg, piece, scratch, of);
     });
@@ -351,17 +338,17 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, compute_type(value));
   Tensor alpha = empty({form.entries}, compute_type(value));
-  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
+  const Segments seg = segments_of(form, ptr, index, count, shared);
+  dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
-    using I = typename decltype(index_tag)::type;
     Converted<S> w_wide(w);
     const S* rows = stored<S>(z);
     const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
-    const auto kernels = readout_kernels<S, I>();
+    const auto kernels = readout_kernels<S>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
     });
@@ -388,14 +375,14 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
   expect("alpha", alpha, {form.entries}, compute_type(value));
   if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, compute_type(value));
   Tensor dz = fresh_like(z), dw = fresh_like(w);
-  with_segments(form, value, ptr, index, count, shared, [&](const auto& seg, auto value_tag, auto index_tag) {
+  const Segments seg = segments_of(form, ptr, index, count, shared);
+  dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
-    using I = typename decltype(index_tag)::type;
     const T *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
     std::vector<double> from_alpha;
     if (dalpha) from_alpha = sums_of_products(seg, weights, dalpha);
-    std::vector<T> dbeta(seg.index ? form.entries : 0);
+    std::vector<T> dbeta(index ? form.entries : 0);
     Converted<S> w_wide(w), dvectors(dw, false);
     const Gradients<S> of = {grad.const_data_ptr<T>(),
                              dalpha,
@@ -409,7 +396,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              bypasses_caches(dz, form.width)};
     Plan plan = plan_of(seg);
     add_partials(plan, padded(form.width));
-    const auto kernels = readout_kernels<S, I>();
+    const auto kernels = readout_kernels<S>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention_backward(seg, piece, scratch, of);
     });
@@ -418,7 +405,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
       for (int64_t j = 0; j < form.width; ++j) sum[piece.begin / form.graphs * form.width + j] += piece.partial[j];
     std::transform(sum.begin(), sum.end(), dvectors.data(), [](double value) { return static_cast<T>(value); });
     dvectors.round();
-    if (seg.index) rows_backward(kernels, form, seg, of);
+    if (index) rows_backward(kernels, form, seg, of);
   });
   return {dz, dw};
 }

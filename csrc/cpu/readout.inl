@@ -15,8 +15,7 @@ struct Run {
 };
 
 // Segment s of a piece, all of which is of one branch.
-template <class I>
-Run run_of(const Segments<I>& seg, const Piece& piece, int64_t branch, int64_t s) {
+inline Run run_of(const Segments& seg, const Piece& piece, int64_t branch, int64_t s) {
   const int64_t graph = s - branch * seg.graphs, place = graph * seg.branches + branch;
   if (piece.split) return {piece.first, piece.last, place};
   const int64_t* ptr = seg.ptr + branch * seg.ptr_stride + graph;
@@ -39,16 +38,22 @@ const T* padded(const T* row, int64_t width, T* copy) {
   return copy;
 }
 
+inline bool has_index(const Segments& seg) { return seg.narrow_index || seg.wide_index; }
+
+inline int64_t row_of(const Segments& seg, int64_t entry) {
+  return seg.narrow_index ? seg.narrow_index[entry] : seg.wide_index ? seg.wide_index[entry] : entry;
+}
+
 // The rows of n entries; there may be anything in the rows after them up to a multiple of the number of lanes.
-template <class S, class I, class T = Compute<S>>
-const T* block_rows(const Segments<I>& seg, const S* z, int64_t first, int64_t n, T* copy) {
+template <class S, class T = Compute<S>>
+const T* block_rows(const Segments& seg, const S* z, int64_t first, int64_t n, T* copy) {
   const int64_t stride = vectors_of<T>(seg.width) * lanes<T>;
   if constexpr (std::is_same_v<S, T>) {
     const int64_t groups = (n + lanes<T> - 1) / lanes<T>;
-    if (!seg.index && seg.width == stride && first + groups * lanes<T> <= seg.rows) return z + first * stride;
+    if (!has_index(seg) && seg.width == stride && first + groups * lanes<T> <= seg.rows) return z + first * stride;
   }
   for (int64_t i = 0; i < n; ++i) {
-    const S* row = z + (seg.index ? static_cast<int64_t>(seg.index[first + i]) : first + i) * seg.width;
+    const S* row = z + row_of(seg, first + i) * seg.width;
     for (int64_t j = 0; j < stride; j += lanes<T>) store(copy + i * stride + j, load_first(row + j, seg.width - j));
   }
   return copy;
@@ -118,8 +123,8 @@ void store_readout(const double* sum, double scale, int64_t width, T* readout) {
   for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(sum[j] * scale);
 }
 
-template <int V, class S, class I, class T = Compute<S>>
-void sum_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
+template <int V, class S, class T = Compute<S>>
+void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), branch = piece.begin / seg.graphs;
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
@@ -146,8 +151,8 @@ void sum_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scr
   }
 }
 
-template <class T, class I>
-void attention_weights(const Segments<I>& seg, const Piece& piece, T top, double total, T* alpha) {
+template <class T>
+void attention_weights(const Segments& seg, const Piece& piece, T top, double total, T* alpha) {
   const T scale = static_cast<T>(1 / total);
   for (int64_t e = piece.first; e < piece.last; e += lanes<T>) {
     const int64_t n = piece.last - e;
@@ -196,8 +201,8 @@ inline Vector<T> write_weights(const T* beta, T top, const int32_t* count, int64
 
 // Several whole segments whose entries make up one block at most. Step by step for all of them: what one step of a
 // segment has to wait for is filled with the same step of the next.
-template <int V, class S, class I, class T = Compute<S>>
-void attention_of_short(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
+template <int V, class S, class T = Compute<S>>
+void attention_of_short(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                         int64_t branch, int64_t begin, int64_t end, int64_t last, T* readout, T* alpha) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width);
@@ -229,8 +234,8 @@ void attention_of_short(const Segments<I>& seg, const Piece& piece, const Scratc
   }
 }
 
-template <int V, class S, class I, class T = Compute<S>>
-void attention_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
+template <int V, class S, class T = Compute<S>>
+void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                      T* readout, T* alpha) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), branch = piece.begin / seg.graphs;
@@ -309,8 +314,8 @@ void write_rows(int64_t width, F grad, const T* w, const T* scale, const T* dbet
   }
 }
 
-template <int V, class S, class I, class T = Compute<S>>
-void sum_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
+template <int V, class S, class T = Compute<S>>
+void sum_backward_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratch,
                         const Gradients<S>& gradients) {
   const T* no_rows = nullptr;
   const int64_t branch = piece.begin / seg.graphs;
@@ -349,8 +354,8 @@ double wide_dot(const T* a, const T* b, int64_t width) {
 //   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is shut;  dw = sum_e dbeta_e z_e;
 //   dz_e = alpha_e ds + dbeta_e w.
 // For one block of entries, `grad(i)` and t being those of the segment of entry i.
-template <int V, class S, class I, class F, class T = Compute<S>>
-void attention_backward_of_block(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
+template <int V, class S, class F, class T = Compute<S>>
+void attention_backward_of_block(const Segments& seg, const Piece& piece, const Scratch<T>& scratch,
                                  const Gradients<S>& gradients, const T* w, int64_t first, int64_t n, F grad,
                                  const T* t) {
   constexpr int L = lanes<T>;
@@ -370,7 +375,7 @@ void attention_backward_of_block(const Segments<I>& seg, const Piece& piece, con
   add_rows<V>(
       rows, vectors, [&](int64_t i) { return dbeta[i]; }, n,
       [&](int64_t k, Vector<T> v) { add_scaled<T>(piece.partial + k * L, 1.0, v); });
-  if (seg.index)
+  if (has_index(seg))
     for (int64_t i = 0; i < n; ++i) gradients.dbeta[first + i] = dbeta[i];
   else if (V && gradients.bypass)
     write_rows<V, V != 0>(seg.width, grad, w, alpha, dbeta, n, dz);
@@ -379,8 +384,8 @@ void attention_backward_of_block(const Segments<I>& seg, const Piece& piece, con
 }
 
 // Blocks of several short segments, or of a part of a long one.
-template <int V, class S, class I, class T = Compute<S>>
-void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch,
+template <int V, class S, class T = Compute<S>>
+void attention_backward_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratch,
                               const Gradients<S>& gradients) {
   constexpr int L = lanes<T>;
   const int64_t stride = (V ? V : vectors_of<T>(seg.width)) * L;
@@ -414,41 +419,43 @@ void attention_backward_piece(const Segments<I>& seg, const Piece& piece, const 
   if (gradients.bypass) settle();
 }
 
-// Calls kernel<V>: the rows of widths 16, 32 and 64 are whole registers in every instruction set.
-#define SPIN_FAST_BY_WIDTH(kernel, T, width, ...)                      \
-  switch (width % lanes<T> == 0 && width > 0 ? width / lanes<T> : 0) { \
-    case 1:                                                            \
-      return kernel<1>(__VA_ARGS__);                                   \
-    case 2:                                                            \
-      return kernel<2>(__VA_ARGS__);                                   \
-    case 4:                                                            \
-      return kernel<4>(__VA_ARGS__);                                   \
-    case 8:                                                            \
-      return kernel<8>(__VA_ARGS__);                                   \
-    case 16:                                                           \
-      return kernel<16>(__VA_ARGS__);                                  \
-    default:                                                           \
-      return kernel<0>(__VA_ARGS__);                                   \
+// Registers of a row, where they are whole and not too many.
+template <class T>
+constexpr int known(int width) {
+  return width / lanes<T> <= 16 ? width / lanes<T> : 0;
+}
+
+// Calls kernel<V>.
+#define SPIN_FAST_BY_WIDTH(kernel, T, width, ...) \
+  switch (width) {                                \
+    case 16:                                      \
+      return kernel<known<T>(16)>(__VA_ARGS__);   \
+    case 32:                                      \
+      return kernel<known<T>(32)>(__VA_ARGS__);   \
+    case 64:                                      \
+      return kernel<known<T>(64)>(__VA_ARGS__);   \
+    default:                                      \
+      return kernel<0>(__VA_ARGS__);              \
   }
 
-template <class S, class I, class T = Compute<S>>
-void sum_readout(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
+template <class S, class T = Compute<S>>
+void sum_readout(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
   SPIN_FAST_BY_WIDTH(sum_piece, T, seg.width, seg, piece, scratch, z, readout)
 }
 
-template <class S, class I, class T = Compute<S>>
-void attention_readout(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
+template <class S, class T = Compute<S>>
+void attention_readout(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                        T* readout, T* alpha) {
   SPIN_FAST_BY_WIDTH(attention_piece, T, seg.width, seg, piece, scratch, z, w, readout, alpha)
 }
 
-template <class S, class I, class T = Compute<S>>
-void sum_backward(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<S>& of) {
+template <class S, class T = Compute<S>>
+void sum_backward(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<S>& of) {
   SPIN_FAST_BY_WIDTH(sum_backward_piece, T, seg.width, seg, piece, scratch, of)
 }
 
-template <class S, class I, class T = Compute<S>>
-void attention_backward(const Segments<I>& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<S>& of) {
+template <class S, class T = Compute<S>>
+void attention_backward(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const Gradients<S>& of) {
   SPIN_FAST_BY_WIDTH(attention_backward_piece, T, seg.width, seg, piece, scratch, of)
 }
 

@@ -22,17 +22,13 @@ template PowerKernels<Half, int64_t> power_table();
 template PowerKernels<BFloat16, int32_t> power_table();
 template PowerKernels<BFloat16, int64_t> power_table();
 
-template <class S, class I>
-ReadoutKernels<S, I> readout_table() {
-  return {sum_readout<S, I>,  attention_readout<S, I>,  attention_weights<Compute<S>, I>,
-          sum_backward<S, I>, attention_backward<S, I>, rows_backward<S>};
+template <class S>
+ReadoutKernels<S> readout_table() {
+  return {sum_readout<S>,  attention_readout<S>,  attention_weights<Compute<S>>,
+          sum_backward<S>, attention_backward<S>, rows_backward<S>};
 }
 
-template ReadoutKernels<float, int32_t> readout_table();
-template ReadoutKernels<float, int64_t> readout_table();
-template ReadoutKernels<double, int32_t> readout_table();
-template ReadoutKernels<double, int64_t> readout_table();
-template ReadoutKernels<BFloat16, int32_t> readout_table();
-template ReadoutKernels<BFloat16, int64_t> readout_table();
-template ReadoutKernels<Half, int32_t> readout_table();
-template ReadoutKernels<Half, int64_t> readout_table();
+template ReadoutKernels<float> readout_table();
+template ReadoutKernels<double> readout_table();
+template ReadoutKernels<BFloat16> readout_table();
+template ReadoutKernels<Half> readout_table();
