@@ -149,15 +149,25 @@ ALWAYS_INLINE void add_rows(Part sum[unroll], const INDEX number[unroll], const 
   }
 }
 
+ALWAYS_INLINE void prefetch_rows(const INDEX* number, const float* y) {
+  for (int k = 0; k < unroll; ++k) {
+    const char* row = (const char*)(y + (size_t)number[k] * WIDTH);
+    for (size_t byte = 0; byte < WIDTH * sizeof(float); byte += line_bytes) __builtin_prefetch(row + byte);
+    __builtin_prefetch(row + WIDTH * sizeof(float) - 1);
+  }
+}
+
 // Fetches the row of each arc, `hops` times over the arcs bounds[k] .. bounds[k + 1] before the next k: the graphs of a
-// batch stay in the cache from hop to hop.
-float gather(const INDEX* indices, const int64_t* bounds, size_t blocks, int hops, const float* y) {
+// batch stay in the cache from hop to hop. Rows are asked for `ahead` arcs before they are read, or not at all (0).
+ALWAYS_INLINE float gather_by(const INDEX* indices, const int64_t* bounds, size_t blocks, int hops, const float* y,
+                              int64_t ahead) {
   Part sum[unroll] = {0};
   INDEX number[unroll] = {0};
   for (size_t block = 0; block < blocks; ++block)
     for (int hop = 0; hop < hops; ++hop) {
       int64_t e = bounds[block];
       for (; e + unroll <= bounds[block + 1]; e += unroll) {
+        if (ahead && e + ahead + unroll <= bounds[block + 1]) prefetch_rows(indices + e + ahead, y);
         memcpy(number, indices + e, sizeof number);
         add_rows(sum, number, y);
       }
@@ -168,4 +178,8 @@ float gather(const INDEX* indices, const int64_t* bounds, size_t blocks, int hop
   float first;
   memcpy(&first, sum, sizeof first);
   return first;
+}
+
+float gather(const INDEX* indices, const int64_t* bounds, size_t blocks, int hops, const float* y, int ahead) {
+  return ahead ? gather_by(indices, bounds, blocks, hops, y, ahead) : gather_by(indices, bounds, blocks, hops, y, 0);
 }

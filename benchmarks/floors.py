@@ -35,6 +35,7 @@ COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-shared", "-fPIC")
 ALONE = 8 << 20  # bytes; to hand over half of less, to another thread, takes longer than to do it
 BLOCK = 1 << 12  # arcs of whole graphs that a hop is repeated on; they and their rows stay in the cache
+AHEAD = 128  # arcs
 LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
 
 
@@ -67,7 +68,7 @@ def _library(index: str = "int32_t", width: int = 1) -> Any:
     library.sweep.argtypes = [size, address, address, address, size, flag]
     library.triad.argtypes = [flag, address, address, address, size]
     library.copy.argtypes = [address, address, size]
-    library.gather.argtypes = [address, address, size, flag, address]
+    library.gather.argtypes = [address, address, size, flag, address, flag]
     library.sweep.restype, library.gather.restype = ctypes.c_uint64, ctypes.c_float
     return library
 
@@ -161,16 +162,16 @@ def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
     bounds = torch.cat([blocks, shares]).unique()
     cuts = torch.searchsorted(bounds, shares).tolist()
 
-    def run() -> None:
+    def run(ahead: int) -> None:
         arcs, x = graphs.indices.data_ptr(), graphs.x.data_ptr()
         _run(
             [
-                partial(library.gather, arcs, bounds[first:].data_ptr(), last - first, hops, x)
+                partial(library.gather, arcs, bounds[first:].data_ptr(), last - first, hops, x, ahead)
                 for first, last in pairwise(cuts)
             ]
         )
 
-    return {"gather": {"": run}}
+    return {"gather": {"rows as they come": partial(run, 0), "rows asked for ahead": partial(run, AHEAD)}}
 
 
 class Bandwidth(NamedTuple):

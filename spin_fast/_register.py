@@ -28,7 +28,7 @@ def _power_features_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> 
 def _power_features_grad(ctx: Any, grad: Tensor) -> Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
     wide = grad.float() if grad.dtype.itemsize == 2 else grad
-    dx = torch.ops.spin_fast.power_features_backward(
+    dx = torch.ops.spin_fast.power_features_backward.default(
         indptr, indices, wide.contiguous(), ctx.operator, ptr, edge_weight, True
     )
     return None, None, dx.to(grad.dtype), None, None, None, None, None, None
@@ -46,7 +46,7 @@ def _power_features_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Te
 
 def _power_features_backward_grad(ctx: Any, grad_dx: Tensor) -> Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
-    grad = torch.ops.spin_fast.power_features(
+    grad = torch.ops.spin_fast.power_features.default(
         indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, True, False
     )
     return None, None, grad, None, None, None, None
@@ -95,7 +95,9 @@ def _sum_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tenso
 
 def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
-    grad = torch.ops.spin_fast.sum_readout(grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, True)
+    grad = torch.ops.spin_fast.sum_readout.default(
+        grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, True
+    )
     return grad, None, None, None, None, None, None, None
 
 
@@ -176,7 +178,7 @@ class AttentionReadout(torch.autograd.Function):
 def call_readout(function: type[torch.autograd.Function], name: str, *inputs: Any) -> Any:
     """Call a readout op by the shortest way: below autograd, by ``function``, or as torch's transforms need it."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return getattr(torch.ops.spin_fast, name)(*inputs)
+        return getattr(torch.ops.spin_fast, name).default(*inputs)
     if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad):
         return function.apply(*inputs)
     return _call(name, *inputs)

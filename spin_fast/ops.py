@@ -119,13 +119,13 @@ def power_features(
     if out is not None:
         _check_out(out, x, num_hops)
         if _has_kernel(x.device):
-            torch.ops.spin_fast.power_features_out(
+            torch.ops.spin_fast.power_features_out.default(
                 indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted, canonical, out
             )
             return out
         return out.copy_(reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight))
     if _has_kernel(x.device):
-        return torch.ops.spin_fast.power_features(
+        return torch.ops.spin_fast.power_features.default(
             indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted, canonical
         )
     return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)

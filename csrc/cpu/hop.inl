@@ -15,14 +15,15 @@ constexpr int64_t prefetch_distance = 128;
 // K vectors of L lanes of row v from `column` on; the last one may overlap the one before, it then computes the same.
 template <int L, int K, class T, class I>
 void hop_tile(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t v, int64_t column, int64_t last) {
+  constexpr int64_t bytes = K * L * static_cast<int64_t>(sizeof(T));
   Lanes<L, double> sum[K] = {};
   const int64_t end = hop.indptr[v + 1];
   for (int64_t e = hop.indptr[v]; e < end; ++e) {
     const int64_t ahead = e + prefetch_distance < hop.arcs ? e + prefetch_distance : e;
-    const T* soon = in + hop.indices[ahead] * hop.width + column;
+    const auto* soon = reinterpret_cast<const char*>(in + hop.indices[ahead] * hop.width + column);
     if (hop.right) __builtin_prefetch(hop.right + hop.indices[ahead]);
-    for (int64_t byte = 0; byte < K * L * static_cast<int64_t>(sizeof(T)); byte += 64)
-      __builtin_prefetch(reinterpret_cast<const char*>(soon) + byte);
+    for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(soon + byte);
+    __builtin_prefetch(soon + bytes - 1);  // rows need not begin with a line of the cache
     const double factor = factor_of(hop, v, e);
     const T* row = in + hop.indices[e] * hop.width + column;
     for (int k = 0; k < K; ++k) sum[k] += factor * load<L, double>(row + (k < K - 1 ? k * L : last));
