@@ -16,6 +16,8 @@
 #pragma GCC target("avx2,fma")
 #endif
 
+#define SPIN_FAST_AVX2
+
 namespace spin_fast::avx2 {
 constexpr int vector_bytes = 32;
 inline void bypass(void* to, const void* v) {

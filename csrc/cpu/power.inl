@@ -21,7 +21,7 @@ struct Block {
   int64_t first;  // node
   int32_t nodes;
   int32_t stride;                     // of a row of sources
-  int32_t* place;                     // [n] a node's rank in its quarter and class, times 32, plus its class
+  uint32_t* place;                    // [n] a node's rank in its quarter and class, times 32, plus its class
   int32_t* order;                     // [n] nodes by class, counted from the first
   int32_t* neighbours;                // [arcs + padding] where the rows of the neighbours begin in y, in that order
   A* factors;                         // beside `neighbours`, or null for ones
@@ -50,11 +50,11 @@ void set_scales(Scaling scaling, Block<A>& block) {
 
 // Copies the neighbours of a short row in whole vectors, whatever they hold beyond the row.
 template <class I>
-inline void copy_chunk(const I* from, int32_t degree, I base, int32_t stride, int32_t* to) {
+inline void copy_chunk(const I* from, uint32_t degree, I base, int32_t stride, int32_t* to) {
   constexpr int step = vector_bytes / sizeof(int32_t), part = vector_bytes / sizeof(I);
-  int32_t e = 0;
+  uint32_t e = 0;
   do {
-    for (int j = e; j < e + step; j += part)  // products of what is not read may overflow
+    for (uint32_t j = e; j < e + step; j += part)  // products of what is not read may overflow
       store<part, uint32_t>(reinterpret_cast<uint32_t*>(to) + j,
                             convert<part, uint32_t>(load<part, I>(from + j) - base) * static_cast<uint32_t>(stride));
     e += step;
@@ -70,7 +70,7 @@ void copy_neighbours(const I* from, int64_t n, I base, int32_t stride, int32_t* 
 // y_v = right_v x_v, where x and y are rows.
 template <int L, class T, class A>
 inline void scale_row(const T* x, A right, A* y, int64_t width) {
-  const int64_t last = (width - 1) / L * L;
+  const int64_t last = L * sizeof(A) < vector_bytes ? 0 : (width - 1) / L * L;  // a part of a register is a whole row
   for (int64_t j = 0; j < last; j += L) store<L, A>(y + j, right * load<L, A>(x + j));
   store<L, A>(y + last, right * load_first<L, A>(x + last, width - last));
 }
@@ -82,29 +82,29 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   const int32_t nodes = block.nodes, stride = block.stride;
   const int64_t width = powers.hop.width;
   const I base = static_cast<I>(block.first);
-  int32_t *const place = block.place, *const order = block.order, *const all_neighbours = block.neighbours;
-  A* const y = block.y;
+  uint32_t* const place = block.place;
   // Quarters of the nodes are counted side by side: consecutive nodes of one class would wait for each other's counter.
+  struct Begin {
+    uint32_t order, neighbours;
+  } begin[4][classes] = {};
   const int32_t quarter = nodes / 4;
-  int32_t first[4][classes] = {}, neighbours[4][classes];
   const auto count = [&](int q, int32_t v) {
-    const I degree = indptr[v + 1] - indptr[v];
-    const int32_t c = static_cast<int32_t>(degree < long_class ? degree : long_class);
-    place[v] = first[q][c]++ << 5 | c;
+    const auto degree = static_cast<uint32_t>(indptr[v + 1] - indptr[v]);
+    const uint32_t c = degree < long_class ? degree : long_class;
+    place[v] = begin[q][c].order++ << 5 | c;
   };
   for (int32_t i = 0; i < quarter; ++i)
     for (int q = 0; q < 4; ++q) count(q, q * quarter + i);
   for (int32_t v = 4 * quarter; v < nodes; ++v) count(3, v);
-  int32_t node = 0, neighbour = 0;
+  uint32_t node = 0, neighbour = 0;
   for (int c = 0; c < classes; ++c) {
-    block.class_begin[c] = node;
-    block.neighbours_begin[c] = neighbour;
+    block.class_begin[c] = static_cast<int32_t>(node);
+    block.neighbours_begin[c] = static_cast<int32_t>(neighbour);
     for (int q = 0; q < 4; ++q) {
-      const int32_t members = first[q][c];
-      first[q][c] = node;
-      neighbours[q][c] = neighbour;
+      const uint32_t members = begin[q][c].order;
+      begin[q][c] = {node, neighbour};
       node += members;
-      neighbour += c * members;
+      neighbour += static_cast<uint32_t>(c) * members;
     }
     neighbour += class_padding;
   }
@@ -114,17 +114,25 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   // stands too near the end of `indices` is left for later.
   int32_t chunks_end = nodes;
   while (chunks_end > 0 && indptr[chunks_end - 1] > powers.hop.arcs - class_padding) --chunks_end;
-  for (int q = 0; q < 4; ++q)
-    for (int32_t v = q * quarter, end = q < 3 ? v + quarter : nodes; v < end; ++v) {
-      const int32_t c = place[v] & 31, rank = place[v] >> 5;
-      order[first[q][c] + rank] = v;
-      int32_t* to = all_neighbours + neighbours[q][c] + rank * c;
-      if (v < chunks_end)
-        copy_chunk(indices + indptr[v], c, base, stride, to);
-      else
-        copy_neighbours(indices + indptr[v], c, base, stride, to);
-      scale_row<L>(x + v * width, block.right[c], y + static_cast<int64_t>(v) * stride, width);
+  int32_t *const order = block.order, *const neighbours = block.neighbours;
+  for (int q = 0; q < 4; ++q) {
+    const Begin* const of_class = begin[q];
+    const int32_t end = q < 3 ? (q + 1) * quarter : nodes;
+    int32_t v = q * quarter;
+    for (; v < end && v < chunks_end; ++v) {
+      const uint32_t c = place[v] & 31, rank = place[v] >> 5;
+      order[of_class[c].order + rank] = v;
+      copy_chunk(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
     }
+    for (; v < end; ++v) {
+      const uint32_t c = place[v] & 31, rank = place[v] >> 5;
+      order[of_class[c].order + rank] = v;
+      copy_neighbours(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
+    }
+  }
+  A* const y = block.y;
+  for (int32_t v = 0; v < nodes; ++v)
+    scale_row<L>(x + v * width, block.right[place[v] & 31], y + static_cast<int64_t>(v) * stride, width);
   int32_t* to = block.neighbours + block.neighbours_begin[long_class];
   for (int32_t i = block.class_begin[long_class]; i < nodes; ++i) {
     const int32_t v = block.order[i], at = i - block.class_begin[long_class];
@@ -322,9 +330,9 @@ void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, ch
   if (block.factors) end += arcs;
   C* const staging = reinterpret_cast<C*>(end);
   block.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
-  block.place = block.order + nodes;
-  block.long_degrees = block.place + nodes;
-  block.neighbours = block.long_degrees + nodes;
+  block.long_degrees = block.order + nodes;
+  block.place = reinterpret_cast<uint32_t*>(block.long_degrees + nodes);
+  block.neighbours = block.long_degrees + 2 * nodes;
   const auto copy = [&](const T* from, T* to) {
     if (powers.stream)
       stream_copy(from, to, size);

@@ -120,6 +120,12 @@ bool set_bits(const Powers<T, I>& powers, int64_t first, int64_t begin, int64_t 
 #if defined(SPIN_FAST_AVX512)
     const __m512i marked = _mm512_load_si512(marks + 64 * w);
     word = _mm512_test_epi8_mask(marked, marked);
+#elif defined(SPIN_FAST_AVX2)
+    for (int half = 0; half < 2; ++half) {
+      const __m256i marked = _mm256_load_si256(reinterpret_cast<const __m256i*>(marks + 64 * w + 32 * half));
+      const __m256i is_set = _mm256_cmpgt_epi8(marked, _mm256_setzero_si256());
+      word |= static_cast<uint64_t>(static_cast<uint32_t>(_mm256_movemask_epi8(is_set))) << 32 * half;
+    }
 #else
     for (int k = 0; k < 8; ++k) {  // the product gathers the lowest bits of eight bytes in its highest byte
       uint64_t eight;
