@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import TOLERANCE, dense_powers, graph_batches, random_graphs
@@ -90,6 +91,35 @@ def test_graphs_of_all_sizes(backend: str, num_features: int, repeated: bool) ->
         for canonical in (True, False):
             result = powers(graphs, 2, operator, canonical=canonical)
             torch.testing.assert_close(result.double() / size, expected / size, rtol=2e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("repeated", [True, False])
+def test_one_feature_and_any_number_of_nodes(backend: str, index_dtype: torch.dtype, repeated: bool) -> None:
+    """Graphs below, at and above what one word of bits holds, sparse and complete; the last ends with the indices."""
+    rng = np.random.default_rng(0)
+    indptr, indices, ptr = [0], [], [0]
+    for num_nodes in [*range(1, 70), 31, 32, 33]:
+        for _ in range(num_nodes):
+            row = np.flatnonzero(rng.random(num_nodes) < [0.05, 0.5, 1.0][num_nodes % 3])
+            row = np.concatenate([row, row[:1]]) if repeated and num_nodes % 2 else row
+            indices.extend(ptr[-1] + rng.permutation(row))
+            indptr.append(len(indices))
+        ptr.append(ptr[-1] + num_nodes)
+    for dtype, tolerance in ((torch.float32, 2e-5), (torch.float64, 1e-13)):
+        graphs = GraphBatch(
+            ptr=torch.tensor(ptr),
+            indptr=torch.tensor(indptr, dtype=index_dtype),
+            indices=torch.tensor(np.array(indices)).to(index_dtype),
+            x=torch.from_numpy(rng.standard_normal((ptr[-1], 1))).to(dtype),
+        )
+        for operator in OPERATORS:
+            expected = dense_powers(graphs, 3, operator)
+            for canonical in (True, False):
+                result = powers(graphs, 3, operator, canonical=canonical).double()
+                for hop in range(4):
+                    scale = float(expected[hop].abs().max())
+                    torch.testing.assert_close(result[hop], expected[hop], rtol=tolerance, atol=tolerance * scale)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -146,7 +146,7 @@ def test_long_segment_among_small_ones(
     backend: str, threads: None, monkeypatch: pytest.MonkeyPatch, width: int, form: str
 ) -> None:
     """A segment that is cut into pieces: right, and the same bits for one thread and two."""
-    case = dense_case([5, 0, 70000 // width + 1000, *range(40)], 2, width, torch.float32)
+    case = dense_case([5, 0, 70000 // width + 1000, *range(40), 64, 65, 63, 1, 128], 2, width, torch.float32)
     case["z"] = case["z"] / width**0.5
     if form != "dense":
         num_nodes = case["z"].shape[1]
