@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import pairwise
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ from .race import Contender, Floors, clock
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-shared", "-fPIC")
-ALONE = 8 << 20  # bytes; to hand over half of less, to another thread, takes longer than to do it
+SHARED = 64 << 20  # bytes; of less, handing them to several threads is most of the time, and no floor
 BLOCK = 1 << 12  # arcs of whole graphs that a hop is repeated on; they and their rows stay in the cache
 AHEAD = 128  # arcs
 LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
@@ -105,10 +106,15 @@ class Pass(NamedTuple):
     reads: tuple[Tensor, ...]
     writes: Tensor | tuple[int, ...] = ()
 
+    @property
+    def nbytes(self) -> int:
+        written = self.writes.nbytes if isinstance(self.writes, Tensor) else 4 * prod(self.writes or (0,))
+        return sum(tensor.nbytes for tensor in self.reads) + written
+
 
 def memory(*passes: Pass, threads: int) -> Floors:
-    """The floor of the traffic of some passes, one after the other."""
-    if missing():
+    """The floor of the traffic of some passes, one after the other; for several threads, only of a large one."""
+    if missing() or (threads > 1 and sum(one.nbytes for one in passes) < SHARED):
         return {}
     stores = {"ordinary stores": False, "streaming stores": True}
     return {
@@ -128,8 +134,6 @@ def _sweep_all(passes: tuple[Pass, ...], streaming: bool, threads: int) -> None:
 
 def _sweep(reads: tuple[Tensor, ...], target: Tensor | None, streaming: bool, threads: int) -> None:
     """Addresses are taken anew in each call, which costs a few microseconds less than the least race takes."""
-    if sum(tensor.nbytes for tensor in reads) + (0 if target is None else target.nbytes) < ALONE:
-        threads = 1
     count, slices = len(reads), []
     for thread in range(threads):
         parts = [_part(tensor, thread, threads) for tensor in reads]
@@ -150,12 +154,11 @@ def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
     """The floor of fetching the rows of ``x`` that the arcs name, in every hop, with nothing done to them.
 
     It knows no nodes: the arcs are one flat list. Hops are repeated on a few whole graphs at a time, or on a large one.
+    For several threads, only of a large batch.
     """
-    if missing():
+    if missing() or (threads > 1 and 4 * graphs.num_arcs * graphs.num_features * hops < SHARED):
         return {}
     library = _library({torch.int32: "int32_t", torch.int64: "int64_t"}[graphs.indices.dtype], graphs.num_features)
-    if 4 * graphs.num_arcs * graphs.num_features * hops < ALONE:
-        threads = 1
     of_graph = graphs.indptr[graphs.ptr].long()
     blocks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_arcs, BLOCK))]
     shares = torch.arange(threads + 1) * graphs.num_arcs // threads

@@ -263,7 +263,8 @@ def compiled_attention(segments: Segments) -> dict[str, Callable[[Tensor, Tensor
     """``torch.compile`` of the plain form that it makes the fastest: ``index_add``, divided by the masses at the end.
 
     It is compiled for the very shapes, the fastest case: batches that differ in size would be compiled one by one, or
-    for any size. Compiled anew, since what earlier races compiled counts towards a limit.
+    for any size. Compiled anew, since what earlier races compiled counts towards a limit; and for one thread, since
+    with several its sums are made of atomic additions, which take eight times as long.
     """
     of_row, number = segments.of_row, segments.number
 
@@ -276,4 +277,4 @@ def compiled_attention(segments: Segments) -> dict[str, Callable[[Tensor, Tensor
         return sums / total.clamp_min(torch.finfo(z.dtype).tiny)[:, None]
 
     torch.compiler.reset()
-    return {"torch.compile": torch.compile(plain, dynamic=False)}
+    return {"torch.compile": torch.compile(plain, dynamic=False, options={"cpp.threads": 1})}

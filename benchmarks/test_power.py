@@ -64,13 +64,17 @@ def test_power_features(race: RunRace, on: Input, memory: str, threads: int) -> 
 
 @pytest.mark.large
 @pytest.mark.parametrize("num_features", [16, 100])
-def test_one_large_graph(race: RunRace, num_features: int, threads: int) -> None:
+@pytest.mark.parametrize("memory", ["new output", "output reused"])
+def test_one_large_graph(race: RunRace, num_features: int, memory: str, threads: int) -> None:
     """A graph that no cache holds and that cannot be shared out by graphs."""
-    on = inputs.large(num_features)
-    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(on.graphs), **op_rivals.powers(on.graphs, NUM_HOPS)}
+    name, graphs = inputs.large(num_features)
+    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs), **op_rivals.powers(graphs, NUM_HOPS)}
+    out = pages.touched((NUM_BRANCHES, *graphs.x.shape)) if memory == "output reused" else None
+    if out is not None:
+        contenders = {name: partial(call, out=out) for name, call in contenders.items()}
     with torch.inference_mode():
-        check(on.graphs, contenders)
-        race("power_features, new output, one graph", on.name, contenders, power_floors(on.graphs, None, threads))
+        check(graphs, contenders)
+        race(f"power_features, {memory}, one graph", name, contenders, power_floors(graphs, out, threads))
 
 
 @pytest.mark.large

@@ -127,7 +127,7 @@ int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
 }
 
 // A row filled up to whole registers of every instruction set.
-int64_t padded(int64_t width) { return (width + 15) / 16 * 16; }
+int64_t padded_width(int64_t width) { return (width + 15) / 16 * 16; }
 
 struct LongSegment {
   int64_t segment;
@@ -186,7 +186,7 @@ template <class T>
 Scratch<T> scratch_of(int64_t width) {
   thread_local std::vector<T> rows;
   thread_local std::vector<double> sum;
-  const size_t stride = padded(width), line = 64 / sizeof(T);
+  const size_t stride = padded_width(width), line = 64 / sizeof(T);
   const size_t size = (2 * block_entries + 1) * stride + line;
   if (rows.size() < size) rows.resize(size);
   if (sum.size() < stride) sum.resize(stride);
@@ -295,7 +295,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
     Converted<S> result(readout, false);
     T* out = result.data();
     Plan plan = plan_of(seg);
-    if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
+    if (!plan.longs.empty()) add_partials(plan, padded_width(form.width) + 2);
     const auto kernel = readout_kernels<S>().sum;
     for_each_piece<T>(plan, form.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
@@ -347,7 +347,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Plan plan = plan_of(seg);
-    if (!plan.longs.empty()) add_partials(plan, padded(form.width) + 2);
+    if (!plan.longs.empty()) add_partials(plan, padded_width(form.width) + 2);
     const auto kernels = readout_kernels<S>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
@@ -395,7 +395,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              static_cast<S*>(dz.mutable_data_ptr()),
                              bypasses_caches(dz, form.width)};
     Plan plan = plan_of(seg);
-    add_partials(plan, padded(form.width));
+    add_partials(plan, padded_width(form.width));
     const auto kernels = readout_kernels<S>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention_backward(seg, piece, scratch, of);

@@ -2,12 +2,13 @@
 //
 // Layout: z row-major [rows, h]; readouts [G, (R + 1) * h], the branches of a graph side by side. Parallel axis: pieces
 // of some thousand entries (see Piece), each one thread's; nothing is added atomically, so results do not depend on the
-// number of threads. Accumulator: blocks of 64 entries in T, added up in float64, so the error of a segment does not
-// grow with its length; the softmax denominator and dw in float64.
+// number of threads. Accumulator: blocks of 64 entries in T, added up in float64 where a segment has more, so its error
+// does not grow with its length; the softmax denominator of those and dw in float64.
 //
-// A block is read from memory once and again from the L1 cache: scores, then weights, then the weighted sum, which a
-// higher maximum in a later block scales down. Its rows are z's own where they fill whole registers and follow each
-// other, else a padded copy of them. V is the number of registers in a row, or 0 where it is not known to the compiler.
+// A block is part of one segment, or several short segments. It is read from memory once and again from the L1 cache:
+// scores, then weights, then the weighted sum, which a higher maximum in a later block of the segment scales down. Its
+// rows are z's own where they fill whole registers and follow each other, else a padded copy of them. V is the number
+// of registers in a row, or 0 where it is not known to the compiler.
 
 struct Run {
   int64_t begin, end;  // entries
