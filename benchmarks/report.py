@@ -236,10 +236,19 @@ def write(session: Session, info: dict[str, Any], folder: Path) -> None:
             for race in session.races
         ],
     }
-    (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
+    (folder / "results.json").write_text(json.dumps(_rounded(results)) + "\n")
     (folder / "results.md").write_text(markdown(session, info))
     for title, group in by_table(session.races):
         plot(title, group, folder / plot_name(title))
+
+
+def _rounded(value: Any) -> Any:
+    """The same with six digits of every number that is not whole: more than a clock gives."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def plot_name(title: str) -> str:
