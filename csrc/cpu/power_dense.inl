@@ -56,7 +56,7 @@ bool small_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes) {
   constexpr int64_t step = lanes<A>, chains = 4;
   const I* indptr = powers.hop.indptr + first;
   alignas(64) Bits<A> words[small_nodes] = {};
-  alignas(64) A left[small_nodes] = {}, right[small_nodes], y[small_nodes];
+  alignas(64) A left[small_nodes] = {}, right[small_nodes], y[small_nodes] = {};
   for (int64_t v = 0; v < nodes; ++v) {
     const int64_t begin = indptr[v], degree = indptr[v + 1] - begin;
     const bool readable = begin + small_nodes <= powers.hop.arcs;

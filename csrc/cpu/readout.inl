@@ -397,7 +397,7 @@ void attention_backward_piece(const Segments& seg, const Piece& piece, const Scr
   int64_t s = piece.begin;
   for (int64_t first = run_of(seg, piece, branch, s).begin; first < last; first += block_entries) {
     const int64_t n = last - first < block_entries ? last - first : block_entries;
-    int64_t copies = 0;
+    int64_t segments = 0;
     for (int64_t i = 0; i < n; ++s) {
       const Run run = run_of(seg, piece, branch, s);
       if (run.end <= first + i) continue;
@@ -405,14 +405,14 @@ void attention_backward_piece(const Segments& seg, const Piece& piece, const Scr
       const T* row = gradients.grad + run.place * seg.width;
       const double product = wide_dot(row, gradients.readout + run.place * seg.width, seg.width);
       const T of_segment = static_cast<T>(product + (gradients.from_alpha ? gradients.from_alpha[s] : 0));
-      row = padded(row, seg.width, scratch.grad + copies++ * stride);
+      row = padded(row, seg.width, scratch.grad + segments++ * stride);
       for (; i < end; ++i) grad[i] = row, t[i] = of_segment;
       if (run.end > first + n) break;  // the rest of it is the next block's
     }
     for (int64_t i = n; i < n + L; ++i) grad[i] = grad[0], t[i] = 0;
     const auto of_all = [row = grad[0]](int64_t) { return row; };
     const auto of_entry = [&](int64_t i) { return grad[i]; };
-    if (copies == 1)
+    if (segments == 1)
       attention_backward_of_block<V>(seg, piece, scratch, gradients, w, first, n, of_all, t);
     else
       attention_backward_of_block<V>(seg, piece, scratch, gradients, w, first, n, of_entry, t);
