@@ -60,13 +60,14 @@ def native_extension() -> dict:
             "csrc/library.cpp",
             "csrc/cpu/power.cpp",
             "csrc/cpu/readout.cpp",
+            "csrc/cpu/branch.cpp",
             "csrc/cpu/isa.cpp",
             "csrc/cpu/baseline.cpp",
             "csrc/cpu/avx2.cpp",
             "csrc/cpu/avx512.cpp",
         ],
-        depends=["csrc/kernels.h", "csrc/check.h", "csrc/cpu/isa.h", "csrc/cpu/ops.h"]
-        + [f"csrc/cpu/{name}.inl" for name in ("hop", "lanes", "power", "power_dense", "readout", "table")],
+        depends=["csrc/kernels.h", "csrc/check.h", "csrc/cpu/isa.h", "csrc/cpu/ops.h", "csrc/cpu/segments.h"]
+        + [f"csrc/cpu/{name}.inl" for name in ("hop", "lanes", "power", "power_dense", "readout", "branch", "table")],
         # pip's pybind11 before the copy that torch carries
         include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),

@@ -133,6 +133,72 @@ struct Gradients {
   bool bypass;  // dz is larger than the caches: write around them
 };
 
+// A linear layer and the LeakyReLU after it; with a slope of 1 there is none. Columns are padded with zeros to a
+// multiple of `column_multiple`, so that they fill whole registers of every instruction set.
+template <class T>
+struct Layer {
+  int64_t in, out;
+  int64_t below, stride;  // these, padded
+  const T* weight;        // [in, stride]
+  const T* transposed;    // [out, below], or null where no gradient goes further down
+  const T* bias;          // [stride]
+  T slope;
+};
+
+template <class T>
+struct Mlp {
+  int64_t depth;
+  const Layer<T>* layers;
+};
+
+constexpr int64_t column_multiple = 16;
+constexpr int64_t row_multiple = 4;     // rows of a matrix product are padded to a multiple of this
+constexpr int64_t mlp_block_rows = 96;  // rows that go through an MLP together
+constexpr int64_t most_layers = 8;
+
+constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
+
+// One branch of some graphs whose distinct rows are evaluated together, and the memory for it. Its entries are those of
+// the graphs' segments, one after the other; those of one row are linked, the last one first.
+template <class T>
+struct Branch {
+  Mlp<T> mlp;
+  const T* w;  // [stride], or null for the sum readout
+  const T* x;  // [U, d], the rows of all graphs
+  int64_t rows, graphs;
+  const int64_t* source;   // [rows], where they stand in x
+  const int32_t* last;     // [rows], the last entry of each
+  const int32_t* row;      // [entries] -> rows
+  const int32_t* before;   // [entries], the entry before it of the same row, or -1
+  const int32_t* graph;    // [entries]
+  const int32_t* count;    // [entries], how often, or null for ones
+  const int64_t* ptr;      // [graphs + 1] -> entries
+  T* const* activations;   // per layer [rows, stride]; the last is z, the others are null where none is kept
+  T* inputs;               // [rows, padded d], kept too: of each block the columns that are not all 0, without gaps
+  int32_t* columns;        // [blocks, d + 1], how many and which these are
+  T* beta;                 // [rows], ReLU(<w, z>)
+  T* mass;                 // [rows], exp(beta), which may be infinite
+  T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
+  T* readout;              // [graphs, readout_stride], already at the columns of this branch
+  int64_t readout_stride;  // of the gradient too
+  T* ds;                   // [graphs, stride], the gradient
+  T* t;                    // [graphs], <ds, s>
+  T* dx;                   // [U, d], added to, or null
+};
+
+// What a block of rows needs besides.
+template <class T>
+struct BlockScratch {
+  T* inputs;  // as in Branch, of one block, where it keeps none
+  int32_t* columns;
+  T* weight;    // [padded d, stride] of the first layer, the rows of those columns
+  T* gradient;  // the same of its gradient, and a row for the bias
+  T* first;     // [mlp_block_rows, widest stride]
+  T* second;
+  T* third;
+  T* dx;  // [mlp_block_rows, padded d]
+};
+
 template <class T, class I>
 struct PowerKernels {
   using A = Compute<T>;
@@ -165,23 +231,36 @@ struct ReadoutKernels {
                         const T* w, S* dz, int64_t begin, int64_t end);
 };
 
+template <class T>
+struct BranchKernels {
+  // Activations of n rows, padded to a multiple of row_multiple.
+  void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations);
+  // From dz, the gradient before the last LeakyReLU, which is overwritten: adds to the gradient of each layer, [padded
+  // in, stride] and a row of biases; writes dx if not null.
+  void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations, T* dz,
+                       T* first, T* second, T* const* gradient, T* dx);
+  // Rows [begin, begin + n) through the MLP, with their beta and mass.
+  void (*forward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n);
+  // The readouts of graphs [begin, end).
+  void (*readout)(const Branch<T>&, double* sum, int64_t begin, int64_t end);
+  // Their ds and t.
+  void (*readout_backward)(const Branch<T>&, const T* grad, int64_t begin, int64_t end);
+  // The gradients that rows [begin, begin + n) add, of w after those of the layers.
+  void (*backward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
+};
+
+// The kernels compiled for each instruction set; `Kernels` is one of the tables above.
 namespace baseline {
-template <class S, class I>
-PowerKernels<S, I> power_table();
-template <class S>
-ReadoutKernels<S> readout_table();
+template <class Kernels>
+Kernels table();
 }  // namespace baseline
 namespace avx2 {
-template <class S, class I>
-PowerKernels<S, I> power_table();
-template <class S>
-ReadoutKernels<S> readout_table();
+template <class Kernels>
+Kernels table();
 }  // namespace avx2
 namespace avx512 {
-template <class S, class I>
-PowerKernels<S, I> power_table();
-template <class S>
-ReadoutKernels<S> readout_table();
+template <class Kernels>
+Kernels table();
 }  // namespace avx512
 
 }  // namespace spin_fast

@@ -13,7 +13,7 @@
 #include <optional>
 
 #include "check.h"
-#include "cpu/isa.h"
+#include "cpu/ops.h"
 
 STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
@@ -37,6 +37,17 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool checked) -> (Tensor dz, Tensor dw)");
+  m.def(
+      "branch_readout(Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
+      "int num_branches, int[] widths, bool attention, float negative_slope, bool shared, bool checked) -> Tensor");
+  m.def(
+      "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, "
+      "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool shared, bool checked, "
+      "bool with_rows) -> (Tensor dparameters, Tensor drows)");
+  m.def(
+      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
+      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool checked) "
+      "-> (Tensor loss, Tensor gradient)");
 }
 
 namespace py = pybind11;
@@ -78,6 +89,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");
+  m.def("poison_scratch", [](bool on) { spin_fast::poison_scratch = on; });
   m.def("build_info", [] {
     py::dict info;
     info["compiler"] = __VERSION__;

@@ -8,7 +8,7 @@ from ._native import build_info
 from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import SPIN
-from .ops import attention_readout, power_features, sum_readout
+from .ops import attention_readout, branch_readout, power_features, sum_readout
 
 __version__ = version("spin_fast")
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "GraphBatch",
     "PowerFeatures",
     "attention_readout",
+    "branch_readout",
     "build_info",
     "datasets",
     "native_available",

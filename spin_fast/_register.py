@@ -151,6 +151,61 @@ def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor)
     return dgrad, rest[0] if rest else None, dz, dw, None, None, None, None, None, None, None
 
 
+# What branch_readout and its backward pass share, in the order of the schema: rows, parameters, ptr, index, count, ids,
+# num_branches, widths, attention, negative_slope, shared, checked.
+
+
+def _branch_readout_fake(rows, parameters, ptr, index, count, ids, num_branches, widths, *rest):  # type: ignore[no-untyped-def]
+    *_, shared, _ = rest
+    num_graphs = _num_graphs(ptr, num_branches, shared) if ids is None else ids.shape[0]
+    return rows.new_empty(num_graphs, num_branches * widths[-1])
+
+
+def _branch_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs[:6])
+    ctx.options = inputs[6:11]
+
+
+def _branch_readout_grad(ctx: Any, grad: Tensor) -> Grads:
+    with_rows = ctx.needs_input_grad[0]
+    dparameters, drows = torch.ops.spin_fast.branch_readout_backward.default(
+        grad.contiguous(), *ctx.saved_tensors, *ctx.options, True, with_rows
+    )
+    return (drows if with_rows else None, dparameters, *[None] * 10)
+
+
+def _branch_readout_backward_fake(grad, rows, parameters, *rest):  # type: ignore[no-untyped-def]
+    with_rows = rest[-1]
+    return torch.empty_like(parameters), torch.empty_like(rows) if with_rows else rows.new_empty(0, rows.shape[1])
+
+
+def _branch_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.options, ctx.with_rows = inputs[7:12], inputs[13]
+
+
+def _branch_readout_backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> Grads:
+    if torch.is_grad_enabled():
+        raise NotImplementedError("branch_readout has no third derivative; use spin_fast.reference.branch_readout")
+    grad, rows, parameters, ptr, index, count, ids = ctx.saved_tensors
+    num_branches, widths, attention, slope, shared = ctx.options
+    with torch.enable_grad():
+        grad, rows, parameters = (value.detach().requires_grad_() for value in (grad, rows, parameters))
+        w, weights, biases, _ = reference.split_parameters(parameters, num_branches, rows.shape[1], widths, attention)
+        shaped = rows.view(num_branches, -1, rows.shape[1]) if shared else rows
+        readout = reference.branch_readout(
+            shaped, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=slope
+        )
+        asked, cotangents = (parameters, rows)[: 1 + ctx.with_rows], (grad_dparameters, grad_drows)[: 1 + ctx.with_rows]
+        first = torch.autograd.grad(readout, asked, grad, create_graph=True)
+        dgrad, drows, dparameters = torch.autograd.grad(first, (grad, rows, parameters), cotangents, allow_unused=True)
+    return (dgrad, drows, dparameters, *[None] * 11)
+
+
+def _training_step_fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]
+    return rows.new_empty(()), torch.empty_like(parameters)
+
+
 class SumReadout(torch.autograd.Function):
     """The op with its gradient for eager execution, at half the overhead of what ``register_autograd`` makes of it."""
 
@@ -192,12 +247,15 @@ def _register() -> None:
         "sum_readout_backward",
         "attention_readout",
         "attention_readout_backward",
+        "branch_readout",
+        "branch_readout_backward",
     ):
         torch.library.register_fake(f"spin_fast::{name}", globals()[f"_{name}_fake"])
         torch.library.register_autograd(
             f"spin_fast::{name}", globals()[f"_{name}_grad"], setup_context=globals()[f"_{name}_setup"]
         )
     torch.library.register_fake("spin_fast::power_features_out", lambda *_: None)
+    torch.library.register_fake("spin_fast::training_step", _training_step_fake)
 
 
 if _native.available():

@@ -91,6 +91,12 @@ class BranchNorm(nn.BatchNorm1d):
         scale = self.weight.view(shape) * torch.rsqrt(var + self.eps)
         return z * spread(scale) + spread(self.bias.view(shape) - mean * scale)
 
+    def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """The layer before it, ``[R + 1, d_in, h]`` and ``[R + 1, h]``, with the evaluation's normalisation in it."""
+        mean, var = (self.get_buffer(name).view(bias.shape) for name in ("running_mean", "running_var"))
+        scale = self.weight.view(bias.shape) * torch.rsqrt(var + self.eps)
+        return weight * scale[:, None, :], (bias - mean) * scale + self.bias.view(bias.shape)
+
     @torch.no_grad()
     def _update(self, mean: Tensor, var: Tensor, nodes: Tensor) -> None:
         """Move the running statistics; a single node has no variance and moves nothing."""
@@ -116,10 +122,10 @@ class SPIN(nn.Module):
         attention: SPIN-att; False for SPIN-non-att. The attention is a softmax, so it sees proportions only: where all
             nodes of a graph look alike it is their mean, which cannot tell graphs of unlike size apart; the sum can.
         size_aware: multiply the attention readout by the number of nodes of the graph, so that it sees sizes too.
-        num_layers: linear layers per branch, at least 1.
+        num_layers: linear layers per branch, 1 to 8.
         batch_norm: BatchNorm after each linear layer of the branches.
         dropout: probability of zeroing an activation of a node in the branches, in ``[0, 1)``.
-        negative_slope: of the LeakyReLU.
+        negative_slope: of the LeakyReLU, at least 0.
         classifier_features: widths of the classifier's hidden layers.
 
     Raises:
@@ -146,9 +152,12 @@ class SPIN(nn.Module):
         _check.integer("hidden_features", hidden_features, 1)
         _check.integer("out_features", out_features, 1)
         _check.integer("num_hops", num_hops, 0)
-        _check.integer("num_layers", num_layers, 1)
+        if _check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
+            raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
         for width in classifier_features:
             _check.integer("classifier_features", width, 1)
+        if not negative_slope >= 0:
+            raise ValueError(f"negative_slope must be at least 0, got {negative_slope}")
         if size_aware and not attention:
             raise ValueError("size_aware must come with attention: the sum sees sizes already")
         if not 0 <= dropout < 1:
@@ -177,9 +186,23 @@ class SPIN(nn.Module):
         if self.attention is not None:
             bound = 1 / math.sqrt(hidden_features)
             nn.init.uniform_(self.attention, -bound, bound)
+        self._flat: Tensor | None = None
 
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, out_features]`` of the selected graphs."""
+        self.check(features)
+        if self.training and self.config["dropout"] > 0:  # every node has its own mask
+            return self.forward_tensors(features.dense_rows(), features.selected_ptr)
+        if self.training and self.norms:  # the statistics of a layer need all rows before the next layer
+            return self.forward_tensors(*features.branch_rows())
+        return self._forward_fused(features)
+
+    def check(self, features: PowerFeatures) -> None:
+        """Check that ``features`` are of the kind that the model was made for.
+
+        Raises:
+            TypeError, ValueError: what is wrong.
+        """
         if not isinstance(features, PowerFeatures):
             raise TypeError(f"features must be PowerFeatures, got {type(features).__name__}")
         config = self.config
@@ -193,9 +216,44 @@ class SPIN(nn.Module):
                 f"features must be {self.classifier[0].weight.dtype} as the model is, got {features.rows.dtype}; "
                 "convert the model, or load the graphs in its dtype"
             )
-        if self.training and config["dropout"] > 0:  # every node has its own mask
-            return self.forward_tensors(features.dense_rows(), features.selected_ptr)
-        return self.forward_tensors(*features.branch_rows())
+
+    def _forward_fused(self, features: PowerFeatures) -> Tensor:
+        """Class scores by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it."""
+        weights: list[Tensor] = [layer.get_parameter("weight") for layer in self.layers]
+        biases: list[Tensor] = [layer.get_parameter("bias") for layer in self.layers]
+        for depth, norm in enumerate(self.norms):
+            assert isinstance(norm, BranchNorm)
+            weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
+        readout = ops.branch_readout(
+            features.rows,
+            weights,
+            biases,
+            self.attention,
+            features.ptr,
+            index=features.index,
+            count=features.count,
+            ids=features.ids,
+            negative_slope=self.config["negative_slope"],
+            checked=True,
+        )
+        if self.config["size_aware"]:
+            readout = readout * features.selected_ptr.diff().to(readout.dtype)[:, None]
+        return self.classifier(readout)
+
+    def flatten_parameters(self) -> Tensor:
+        """Make all parameters views of one flat tensor, in the order of ``parameters()``, and return that.
+
+        One tensor takes an optimiser one step, and is what ``training.Trainer`` works on. Calling it again gives the
+        same tensor, unless something (``.to()``, ``load_state_dict(assign=True)``) has given the parameters other
+        memory in the meantime.
+        """
+        parameters = list(self.parameters())
+        if self._flat is None or not _are_views(parameters, self._flat):
+            self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+            parts = self._flat.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.data = part.view_as(parameter)
+        return self._flat
 
     def forward_tensors(
         self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
@@ -239,6 +297,16 @@ class SPIN(nn.Module):
             z = F.dropout(z, self.config["dropout"], self.training)
             rows = z if sizes is None else z.split(sizes)
         return z
+
+
+def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:
+    """Whether the parameters stand in ``flat``, one after the other."""
+    at = flat.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != at or parameter.dtype != flat.dtype or parameter.device != flat.device:
+            return False
+        at += parameter.nbytes
+    return True
 
 
 def nodes_per_row(num_rows: int, index: Tensor | None, count: Tensor | None) -> Tensor | None:

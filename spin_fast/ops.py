@@ -6,6 +6,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, overload
 
 import numpy as np
@@ -296,18 +297,109 @@ def _attention(
     return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
 
 
-def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None) -> int:
+def branch_readout(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    w: Tensor | None,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    ids: Tensor | None = None,
+    negative_slope: float = 0.01,
+    checked: bool = False,
+) -> Tensor:
+    """Send the rows of every branch through its MLP and read out the graphs, in one operation.
+
+    Per branch: ``Linear -> LeakyReLU`` layer by layer (paper, "Branch transform"), then :func:`attention_readout`, or
+    :func:`sum_readout` where ``w`` is None. A row that several chosen graphs, or several nodes, refer to goes through
+    the MLP once; nothing of the size ``N x h`` is stored: the backward pass evaluates the MLP again. Twice
+    differentiable, in ``rows``, ``weights``, ``biases`` and ``w``.
+
+    Args:
+        rows: ragged ``[U, d]``, or dense ``[R + 1, N, d]``; float32 or float64.
+        weights: of each layer ``[R + 1, d_in, d_out]``; 1 to 8 layers.
+        biases: of each layer ``[R + 1, d_out]``.
+        w: ``[R + 1, h]``, with ``h`` the width of the last layer, or None.
+        ptr: int64 offsets of the segments into ``index``, ``[(R + 1) * G + 1]``; in the dense form of the graphs into
+            the nodes, ``[G + 1]``.
+        index: ``[nnz]`` int32 or int64, the row that an entry refers to; None for the identity.
+        count: ``[nnz]`` int32, how often; None for ones.
+        ids: ``[G']`` int64, the graphs to read out, in any order and as often as they stand there; None for all.
+        negative_slope: of the LeakyReLU, at least 0; 0 makes it a ReLU.
+        checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``.
+
+    Returns:
+        ``[G', (R + 1) * h]``: the branches side by side.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+    dense = isinstance(rows, Tensor) and rows.dim() == 3
+    _check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), _check.FLOATS)
+    num_branches = _check_layers(rows, weights, biases, w)
+    _check_form(rows, ptr, index, num_branches, "rows")
+    ptr, index, count = _check_entries(rows, ptr, index, count, num_branches, checked)
+    if not negative_slope >= 0:
+        raise ValueError(f"negative_slope must be at least 0, got {negative_slope}")
+    if ids is not None:
+        _check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
+        num_graphs = (ptr.numel() - 1) // (1 if dense else num_branches)
+        if _contents_are_readable(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_graphs:
+            raise ValueError(f"ids must be in [0, {num_graphs}), got {int(ids.min())} to {int(ids.max())}")
+        ids = ids.contiguous()
+    if not _has_kernel(rows.device):
+        return reference.branch_readout(
+            rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
+        )
+    layers = [part.flatten() for layer in zip(weights, biases, strict=True) for part in layer]
+    parameters = torch.cat(layers if w is None else [w.flatten(), *layers])
+    widths = [weight.shape[2] for weight in weights]
+    flat = rows.contiguous().flatten(0, 1) if dense else rows.contiguous()
+    trusted = checked or not torch.compiler.is_compiling()
+    return torch.ops.spin_fast.branch_readout.default(
+        flat, parameters, ptr, index, count, ids, num_branches, widths, w is not None, negative_slope, dense, trusted
+    )
+
+
+MOST_LAYERS = 8
+
+
+def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None) -> int:
+    """Check the MLP of the branches and return the number of branches."""
+    if not 1 <= len(weights) <= MOST_LAYERS or len(biases) != len(weights):
+        raise ValueError(
+            f"weights and biases must have 1 to {MOST_LAYERS} layers, as many as each other, "
+            f"got {len(weights)} and {len(biases)}"
+        )
+    _check.tensor("weights[0]", weights[0], ("branches", rows.shape[-1], "d_out"), (rows.dtype,), rows.device)
+    num_branches, width = weights[0].shape[0], rows.shape[-1]
+    if num_branches == 0:
+        raise ValueError("weights[0] must have at least 1 branch, got 0")
+    for depth, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
+        _check.tensor(f"weights[{depth}]", weight, (num_branches, width, "d_out"), (rows.dtype,), rows.device)
+        width = weight.shape[2]
+        if width == 0:
+            raise ValueError(f"weights[{depth}] must have a d_out of at least 1, got 0")
+        _check.tensor(f"biases[{depth}]", bias, (num_branches, width), (rows.dtype,), rows.device)
+    if w is not None:
+        _check.tensor("w", w, (num_branches, width), (rows.dtype,), rows.device)
+    return num_branches
+
+
+def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None, name: str = "z") -> int:
     """Check ``z`` and ``ptr`` together and return the number of branches."""
     dense = isinstance(z, Tensor) and z.dim() == 3
-    _check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), _check.STORED)
+    _check.tensor(name, z, ("branches", "N", "h") if dense else ("rows", "h"), _check.STORED)
     _check.offsets_shape("ptr", ptr, z.device)
     if num_branches is not None:
         num_branches = _check.integer("num_branches", num_branches, 1)
     if dense:
         if index is not None:
-            raise ValueError("index must come with the ragged form z [U, h], got z with three axes")
+            raise ValueError(f"index must come with the ragged form of {name}, got {name} with three axes")
         if z.shape[0] == 0 or num_branches not in (None, z.shape[0]):
-            raise ValueError(f"z must have {num_branches or 'at least 1'} branches, got {z.shape[0]}")
+            raise ValueError(f"{name} must have {num_branches or 'at least 1'} branches, got {z.shape[0]}")
         return z.shape[0]
     num_branches = num_branches or 1
     if (ptr.numel() - 1) % num_branches:
@@ -324,7 +416,7 @@ def _check_entries(
         index = index.contiguous()
     if count is not None:
         if z.dim() == 3:
-            raise ValueError("count must come with the ragged form z [U, h], got z with three axes")
+            raise ValueError("count must come with the ragged form, got three axes")
         num_entries = z.shape[0] if index is None else index.numel()
         _check.tensor("count", count, (num_entries,), (torch.int32,), z.device)
         count = count.contiguous()

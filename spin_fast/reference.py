@@ -6,8 +6,13 @@ validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 
 def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
@@ -151,6 +156,94 @@ def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: T
     weights = (mass / _sum_by(segment, mass, num_segments)[segment]).to(z.dtype)
     sums = _sum_by(segment, weights[:, None] * rows, num_segments).to(storage)
     return _side_by_side(sums, num_branches), weights
+
+
+def split_parameters(
+    parameters: Tensor, num_branches: int, in_features: int, widths: Sequence[int], attention: bool
+) -> tuple[Tensor | None, list[Tensor], list[Tensor], Tensor]:
+    """Views of the flat parameters: ``w``, the weights and the biases of the branches, and what is left after them."""
+    shapes: list[tuple[int, ...]] = [(num_branches, widths[-1])] if attention else []
+    for width_in, width_out in pairwise([in_features, *widths]):
+        shapes += [(num_branches, width_in, width_out), (num_branches, width_out)]
+    sizes = [math.prod(shape) for shape in shapes]
+    *parts, rest = parameters.split([*sizes, parameters.numel() - sum(sizes)])
+    views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+    w = views.pop(0) if attention else None
+    return w, views[::2], views[1::2], rest
+
+
+def select_segments(ptr: Tensor, ids: Tensor | None, num_branches: int) -> tuple[Tensor, Tensor]:
+    """The entries of the segments of the graphs ``ids`` in every branch, and the offsets of those segments in them."""
+    num_graphs = (ptr.numel() - 1) // num_branches
+    ids = torch.arange(num_graphs, device=ptr.device) if ids is None else ids
+    segments = (torch.arange(num_branches, device=ptr.device)[:, None] * num_graphs + ids).flatten()
+    sizes = ptr[segments + 1] - ptr[segments]
+    bounds = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
+    entries = torch.arange(int(bounds[-1]), device=ptr.device) + (ptr[segments] - bounds[:-1]).repeat_interleave(sizes)
+    return entries, bounds
+
+
+def branch_readout(
+    rows: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    w: Tensor | None,
+    ptr: Tensor,
+    *,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    ids: Tensor | None = None,
+    negative_slope: float = 0.01,
+) -> Tensor:
+    """Twin of :func:`spin_fast.branch_readout`; one evaluation of the MLP per entry."""
+    num_branches = weights[0].shape[0]
+    if rows.dim() == 3:
+        shifts = torch.arange(num_branches, device=ptr.device)[:, None] * rows.shape[1]
+        ptr = torch.cat([(shifts + ptr[:-1]).flatten(), ptr.new_tensor([rows.shape[0] * rows.shape[1]])])
+        rows = rows.flatten(0, 1)
+    entries, bounds = select_segments(ptr, ids, num_branches)
+    row = entries if index is None else index[entries].long()
+    of_branch = bounds[:: max((bounds.numel() - 1) // num_branches, 1)][: num_branches + 1].diff().tolist()
+    z = list(rows[row].split(of_branch or [0] * num_branches))
+    for weight, bias in zip(weights, biases, strict=True):
+        z = [F.leaky_relu(torch.addmm(b, x, a), negative_slope) for x, a, b in zip(z, weight, bias, strict=True)]
+    count = None if count is None else count[entries]
+    if w is None:
+        return sum_readout(torch.cat(z), bounds, count=count, num_branches=num_branches)
+    return _attention(torch.cat(z), w, bounds, None, count)[0]
+
+
+def training_step(
+    rows: Tensor,
+    parameters: Tensor,
+    y: Tensor,
+    ptr: Tensor,
+    index: Tensor | None,
+    count: Tensor | None,
+    ids: Tensor | None,
+    num_branches: int,
+    widths: Sequence[int],
+    classifier_widths: Sequence[int],
+    attention: bool,
+    negative_slope: float,
+) -> tuple[Tensor, Tensor]:
+    """Twin of ``torch.ops.spin_fast.training_step``: mean cross-entropy and its gradient in the flat parameters."""
+    with torch.enable_grad():
+        flat = parameters.detach().requires_grad_()
+        w, weights, biases, rest = split_parameters(flat, num_branches, rows.shape[1], widths, attention)
+        scores = branch_readout(
+            rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
+        )
+        for depth, (width_in, width_out) in enumerate(pairwise([scores.shape[1], *classifier_widths])):
+            weight, bias, rest = rest.split(
+                [width_in * width_out, width_out, rest.numel() - (width_in + 1) * width_out]
+            )
+            scores = F.linear(scores, weight.view(width_out, width_in), bias)
+            if depth + 1 < len(classifier_widths):
+                scores = F.leaky_relu(scores, negative_slope)
+        loss = F.cross_entropy(scores, y if ids is None else y[ids])
+        (gradient,) = torch.autograd.grad(loss, flat)
+    return loss.detach(), gradient
 
 
 def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> str:

@@ -1,4 +1,4 @@
-"""Train and evaluate one model: fused Adam, early stopping on validation, checkpoints."""
+"""Train and evaluate one model: fused steps, early stopping on validation, checkpoints."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ._native import available as native_available
 from .features import PowerFeatures
 from .graphs import GraphIds, graph_ids
 from .nn import SPIN
@@ -80,27 +81,102 @@ class Fit:
         return self.epochs[self.best_epoch].validation
 
 
-def train_epoch(
-    model: SPIN,
-    optimizer: torch.optim.Optimizer,
-    features: PowerFeatures,
-    ids: GraphIds,
-    batch_size: int,
-    generator: torch.Generator | None = None,
-) -> float:
-    """One pass over the graphs ``ids`` in random order; returns the mean loss per graph."""
-    model.train()
-    ids = graph_ids(ids, len(features))
-    losses = []
-    for batch in ids[torch.randperm(len(ids), generator=generator)].split(batch_size):
-        selected = features[batch]
-        assert selected.y is not None
-        loss = loss_of(model(selected), selected.y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach() * len(batch))
-    return torch.stack(losses).sum().item() / len(ids) if losses else 0.0
+class Trainer:
+    """A model in training: its parameters as one flat tensor, and Adam on that.
+
+    A step of the standard model (no dropout, no BatchNorm, classes as labels) is one operation that returns the loss
+    and the gradient of every parameter, ``torch.ops.spin_fast.training_step``, and one of the optimiser. Other models
+    take autograd's way; both agree to rounding. Batches are ids of graphs in the features: nothing is collated.
+
+    Args:
+        model: trained in place.
+        learning_rate: of Adam.
+        weight_decay: L2 penalty of Adam.
+
+    Attributes:
+        optimizer: ``torch.optim.Adam`` with a single parameter; learning-rate schedulers take it.
+    """
+
+    def __init__(self, model: SPIN, *, learning_rate: float = 5e-3, weight_decay: float = 0.0) -> None:
+        self.model = model
+        self._flat = nn.Parameter(model.flatten_parameters())
+        self.optimizer = torch.optim.Adam([self._flat], lr=learning_rate, weight_decay=weight_decay, fused=True)
+
+    def epoch(
+        self, features: PowerFeatures, ids: GraphIds, batch_size: int, generator: torch.Generator | None = None
+    ) -> float:
+        """One pass over the graphs ``ids`` in random order; returns the mean loss per graph."""
+        ids = graph_ids(ids, len(features))
+        if len(ids) == 0:
+            return 0.0
+        order = ids[torch.randperm(len(ids), generator=generator)]
+        step = self._prepared(features)
+        losses = [step(batch) * len(batch) for batch in order.split(batch_size)]
+        return torch.stack(losses).sum().item() / len(ids)
+
+    def step(self, features: PowerFeatures) -> Tensor:
+        """One step on all selected graphs; returns their mean loss."""
+        return self._prepared(features)(torch.arange(len(features)))
+
+    def _prepared(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
+        """A function that makes one step on the graphs that are given to it and returns the loss."""
+        model = self.model
+        model.check(features)
+        _check_labels(features, model.config["out_features"])
+        model.train()
+        flat = model.flatten_parameters()
+        if self._flat.data_ptr() != flat.data_ptr():  # the model was moved: follow it
+            self._flat.data = flat
+        return self._fused(features) if self._is_standard(features) else self._by_autograd(features)
+
+    def _is_standard(self, features: PowerFeatures) -> bool:
+        config, labels = self.model.config, features.labels
+        return (
+            native_available()
+            and features.rows.is_cpu
+            and features.rows.dtype == self._flat.dtype
+            and labels is not None
+            and labels.dtype == torch.int64
+            and not (config["batch_norm"] or config["dropout"] > 0 or config["size_aware"])
+        )
+
+    def _fused(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
+        config = self.model.config
+        data = (features.labels, features.ptr, features.index, features.count)
+        sizes = (
+            features.num_branches,
+            [config["hidden_features"]] * config["num_layers"],
+            [*config["classifier_features"], config["out_features"]],
+        )
+        options = (*sizes, config["attention"], config["negative_slope"], True)
+        call, flat = torch.ops.spin_fast.training_step.default, self._flat.detach()
+
+        def step(ids: Tensor) -> Tensor:
+            ids = ids if features.ids is None else features.ids[ids]
+            loss, self._flat.grad = call(features.rows, flat, *data, ids, *options)
+            self.optimizer.step()
+            return loss
+
+        return step
+
+    def _by_autograd(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
+        grad = torch.zeros_like(self._flat)
+        parameters = list(self.model.parameters())
+        parts = grad.split([parameter.numel() for parameter in parameters])
+        for parameter, part in zip(parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+        def step(ids: Tensor) -> Tensor:
+            selected = features[ids]
+            assert selected.y is not None
+            grad.zero_()
+            loss = loss_of(self.model(selected), selected.y)
+            loss.backward()
+            self._flat.grad = grad
+            self.optimizer.step()
+            return loss.detach()
+
+        return step
 
 
 @torch.inference_mode()
@@ -153,13 +229,14 @@ def fit(
         ValueError: no labels, an empty part, or a number out of range.
     """
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
-    _check_fit(features, train, validation, epochs, batch_size, patience)
+    _check_labels(features, model.config["out_features"])
+    _check_fit(train, validation, epochs, batch_size, patience)
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, weight_decay=weight_decay, fused=True)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: SCHEDULES[schedule](epoch / epochs))
+    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda epoch: SCHEDULES[schedule](epoch / epochs))
     target = features[validation].y
     assert target is not None
     risen = 0
@@ -168,7 +245,7 @@ def fit(
         try:
             for number in range(epochs):
                 start = time.perf_counter()
-                loss = train_epoch(model, optimizer, features, train, batch_size, generator)
+                loss = trainer.epoch(features, train, batch_size, generator)
                 scheduler.step()
                 seconds = time.perf_counter() - start
                 if not math.isfinite(loss):
@@ -193,14 +270,22 @@ def fit(
     return result
 
 
-def _check_fit(
-    features: PowerFeatures, train: Tensor, validation: Tensor, epochs: int, batch_size: int, patience: int
-) -> None:
-    if features.labels is None:
+def _check_labels(features: PowerFeatures, num_outputs: int) -> None:
+    y = features.y
+    if y is None:
         raise ValueError("features must have labels (y) to train on")
-    if not features.labels.is_floating_point() and (features.labels.dim() != 1 or features.labels.dtype != torch.int64):
-        got = f"{features.labels.dtype} of shape {list(features.labels.shape)}"
-        raise ValueError(f"y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, got {got}")
+    if not y.is_floating_point() and (y.dim() != 1 or y.dtype != torch.int64):
+        raise ValueError(
+            "y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, "
+            f"got {y.dtype} of shape {list(y.shape)}"
+        )
+    if not y.is_floating_point() and len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
+        raise ValueError(
+            f"y must be classes in [0, {num_outputs}), the model's outputs, got {int(y.min())} to {int(y.max())}"
+        )
+
+
+def _check_fit(train: Tensor, validation: Tensor, epochs: int, batch_size: int, patience: int) -> None:
     for name, ids in (("train", train), ("validation", validation)):
         if len(ids) == 0:
             raise ValueError(f"{name} must have at least one graph")

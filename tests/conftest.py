@@ -56,8 +56,12 @@ def native():
 def poison() -> Iterator[None]:
     """Fill what kernels get as uninitialised memory, outputs and scratch, with NaN, so that reading it shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
+    if _native.library is not None:
+        _native.library.poison_scratch(True)
     yield
     torch.use_deterministic_algorithms(False)
+    if _native.library is not None:
+        _native.library.poison_scratch(False)
 
 
 @pytest.fixture

@@ -61,7 +61,7 @@ def test_parts_may_be_masks_and_lists(digits: PowerFeatures) -> None:
     seen = []
     mask = torch.zeros(300, dtype=torch.bool)
     mask[:40] = True
-    model = new_model()
+    model = new_model(dropout=0.1)  # takes each step by calling the model
     model.register_forward_pre_hook(lambda _, inputs: seen.append((model.training, inputs[0].ids)))
     training.fit(model, digits, mask, list(range(40, 60)), epochs=1, batch_size=400)
     assert [(mode, sorted(ids.tolist())) for mode, ids in seen] == [
@@ -125,7 +125,7 @@ def test_losses_and_metrics() -> None:
 
 def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
     model = new_model(batch_norm=True, attention=False)
-    training.train_epoch(model, torch.optim.Adam(model.parameters()), digits, torch.arange(64), 32)
+    training.Trainer(model).epoch(digits, torch.arange(64), 32)
     path = tmp_path / "deep" / "model.safetensors"
     training.save_checkpoint(path, model, operator="sym", seed=3)
     loaded, metadata = training.load_checkpoint(path)

@@ -16,34 +16,20 @@ std::vector<std::string> available_isas();
 // Throws std::invalid_argument for an unknown name and for one that this CPU does not have.
 void set_isa(const std::string& name);
 
-template <class T, class I>
-PowerKernels<T, I> power_kernels() {
+// A table of kernels for it.
+template <class Kernels>
+Kernels isa_kernels() {
 #if defined(__x86_64__)
   switch (current_isa()) {
     case Isa::avx512:
-      return avx512::power_table<T, I>();
+      return avx512::table<Kernels>();
     case Isa::avx2:
-      return avx2::power_table<T, I>();
+      return avx2::table<Kernels>();
     case Isa::baseline:
       break;
   }
 #endif
-  return baseline::power_table<T, I>();
-}
-
-template <class S>
-ReadoutKernels<S> readout_kernels() {
-#if defined(__x86_64__)
-  switch (current_isa()) {
-    case Isa::avx512:
-      return avx512::readout_table<S>();
-    case Isa::avx2:
-      return avx2::readout_table<S>();
-    case Isa::baseline:
-      break;
-  }
-#endif
-  return baseline::readout_table<S>();
+  return baseline::table<Kernels>();
 }
 
 }  // namespace spin_fast

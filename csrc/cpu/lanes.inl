@@ -116,6 +116,12 @@ inline Lanes<4, double> load_masked(unsigned mask, const double* from, Lanes<4, 
 inline Lanes<8, double> load_masked(unsigned mask, const double* from, Lanes<8, double>) {
   return (Lanes<8, double>)_mm512_maskz_loadu_pd(mask, from);
 }
+inline Lanes<8, int32_t> load_masked(unsigned mask, const int32_t* from, Lanes<8, int32_t>) {
+  return (Lanes<8, int32_t>)_mm256_maskz_loadu_epi32(mask, from);
+}
+inline Lanes<16, int32_t> load_masked(unsigned mask, const int32_t* from, Lanes<16, int32_t>) {
+  return (Lanes<16, int32_t>)_mm512_maskz_loadu_epi32(mask, from);
+}
 inline void store_masked(unsigned mask, float* to, Lanes<4, float> row) { _mm_mask_storeu_ps(to, mask, (__m128)row); }
 inline void store_masked(unsigned mask, float* to, Lanes<8, float> row) {
   _mm256_mask_storeu_ps(to, mask, (__m256)row);
@@ -156,7 +162,8 @@ template <int L, class A, class S>
 inline Lanes<L, A> load_first(const S* from, int64_t n) {
   if (n >= L) return load<L, A>(from);
 #if defined(SPIN_FAST_AVX512)
-  if constexpr (L >= 4 && !is_half<S> && L * sizeof(S) <= vector_bytes)
+  if constexpr ((std::is_floating_point_v<S> ? L >= 4 : L >= 8 && std::is_same_v<S, int32_t>) &&
+                L * sizeof(S) <= vector_bytes)
     return convert<L, A>(load_masked((1u << n) - 1, from, Lanes<L, S>{}));
 #endif
   if constexpr (L == 1) {
@@ -176,7 +183,7 @@ template <int L, class A, class S>
 inline void store_first(S* to, Lanes<L, A> value, int64_t n) {
   if (n >= L) return store<L, A>(to, value);
 #if defined(SPIN_FAST_AVX512)
-  if constexpr (L >= 4 && !is_half<S> && L * sizeof(S) <= vector_bytes)
+  if constexpr (L >= 4 && std::is_floating_point_v<S> && L * sizeof(S) <= vector_bytes)
     return store_masked((1u << n) - 1, to, convert<L, S>(value));
 #endif
   if constexpr (L > 1) {

@@ -15,8 +15,10 @@
 #endif
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <new>
@@ -90,6 +92,14 @@ inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
   return t;
 }
 
+// For tests: fill what kernels get as uninitialised memory with NaN, so that reading it shows.
+inline std::atomic<bool> poison_scratch{false};
+
+inline char* poisoned(char* memory, int64_t bytes) {
+  if (poison_scratch.load(std::memory_order_relaxed)) std::memset(memory, 0xff, bytes);
+  return memory;
+}
+
 // Memory that the calling thread keeps for its next call; grows as needed.
 inline char* thread_scratch(int64_t bytes) {
   struct Free {
@@ -103,7 +113,7 @@ inline char* thread_scratch(int64_t bytes) {
     if (!memory) throw std::bad_alloc();
     size = bytes;
   }
-  return memory.get();
+  return poisoned(memory.get(), bytes);
 }
 
 template <class T>

@@ -74,7 +74,7 @@ template <class T, class I, class A>
 void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t first, int64_t last, const T* x,
                      int64_t hops, T* out) {
   const int64_t width = hop.width, plane = a.nodes * width;
-  const auto table = power_kernels<T, I>();
+  const auto table = isa_kernels<PowerKernels<T, I>>();
   for_each_row(a, first, last, width,
                [&](int64_t begin, int64_t end) { std::copy(x + begin * width, x + end * width, out + begin * width); });
   if constexpr (std::is_same_v<T, A>) {
@@ -125,7 +125,7 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   const bool stream = (hops + 1) * a.nodes * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
   const Powers<T, I> task = {hop_of(a, scales, width), scaling, a.nodes, hops, x, out, stream};
   if (!ptr) return powers_of_large(a, task.hop, 0, a.nodes, x, hops, out);
-  const auto table = power_kernels<T, I>();
+  const auto table = isa_kernels<PowerKernels<T, I>>();
   const auto kernel = canonical ? table.canonical_powers : table.powers;
   for (int64_t g = 0, end = 0; g < graphs; g = end) {
     if (is_large(g)) {
@@ -183,7 +183,7 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
                                 a.arcs};
   const Hop<T, I> hop = hop_of(back, scales, width);
-  const auto kernel = power_kernels<T, I>().hop;
+  const auto kernel = isa_kernels<PowerKernels<T, I>>().hop;
   // Two buffers in turn, the last hop ending in dx.
   Tensor scratch = empty({hops > 1 ? plane : 0}, value);
   T* spare = scratch.mutable_data_ptr<T>();

@@ -7,8 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "../check.h"
-#include "ops.h"
+#include "segments.h"
 
 namespace spin_fast {
 namespace {
@@ -30,7 +29,7 @@ struct Converted {
   explicit Converted(const Tensor& t, bool read = true) : tensor(t), size(t.numel()) {
     if constexpr (!std::is_same_v<S, T>) {
       copy.resize(size);
-      if (read) power_kernels<S, int64_t>().widen(stored<S>(t), copy.data(), size);
+      if (read) isa_kernels<PowerKernels<S, int64_t>>().widen(stored<S>(t), copy.data(), size);
     }
   }
   T* data() {
@@ -39,16 +38,12 @@ struct Converted {
   }
   void round() {
     if constexpr (!std::is_same_v<S, T>)
-      power_kernels<S, int64_t>().narrow(copy.data(), static_cast<S*>(tensor.mutable_data_ptr()), size);
+      isa_kernels<PowerKernels<S, int64_t>>().narrow(copy.data(), static_cast<S*>(tensor.mutable_data_ptr()), size);
   }
 
   Tensor tensor;
   int64_t size;
   std::vector<T> copy;
-};
-
-struct Form {
-  int64_t rows, width, entries, branches, graphs;
 };
 
 // The number of rows of z, [rows, h] or [R + 1, N, h].
@@ -78,52 +73,6 @@ Tensor fresh_like(const Tensor& t) {
   if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());
   if (t.dim() == 2) return empty({t.size(0), t.size(1)}, t.scalar_type());
   return empty({t.size(0), t.size(1), t.size(2)}, t.scalar_type());
-}
-
-// Checks ptr, index and count against a z of [rows, width]. `shared`: z is the dense form, every branch reads the same
-// ptr.
-Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
-             int64_t branches, bool shared, bool checked) {
-  expect("ptr", ptr, {-1}, ScalarType::Long);
-  STD_TORCH_CHECK(ptr.numel() >= 1 && branches >= 1, "ptr must have at least one entry, and there must be a branch");
-  if (index) expect("index", *index, {-1}, index->scalar_type());
-  const int64_t entries = index ? index->numel() : rows;
-  if (count) expect("count", *count, {entries}, ScalarType::Int);
-  const int64_t runs = ptr.numel() - 1;
-  STD_TORCH_CHECK(!shared || (!index && !count && rows % branches == 0),
-                  "the dense form takes neither index nor count, and as many rows in each branch");
-  STD_TORCH_CHECK(shared || runs % branches == 0, "ptr must have a multiple of the number of branches as segments");
-  if (!checked) {
-    const int64_t end = shared ? rows / branches : entries;
-    dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
-      using I = typename decltype(index_tag)::type;
-      const std::string problem =
-          check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows);
-      STD_TORCH_CHECK(problem.empty(), problem);
-    });
-  }
-  return {rows, width, entries, branches, shared ? runs : runs / branches};
-}
-
-Segments segments_of(const Form& form, const Tensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
-                     bool shared) {
-  const bool narrow = index && index->scalar_type() == ScalarType::Int;
-  STD_TORCH_CHECK(!index || narrow || index->scalar_type() == ScalarType::Long, "index must be int32 or int64");
-  return {ptr.const_data_ptr<int64_t>(),
-          narrow ? data<int32_t>(index) : nullptr,
-          narrow ? nullptr : data<int64_t>(index),
-          data<int32_t>(count),
-          form.graphs,
-          form.branches,
-          shared ? 0 : form.graphs,
-          shared ? form.rows / form.branches : 0,
-          form.width,
-          form.rows,
-          form.entries};
-}
-
-int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
-  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
 // A row filled up to whole registers of every instruction set.
@@ -296,7 +245,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
     T* out = result.data();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded_width(form.width) + 2);
-    const auto kernel = readout_kernels<S>().sum;
+    const auto kernel = isa_kernels<ReadoutKernels<S>>().sum;
     for_each_piece<T>(plan, form.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
     for (const LongSegment& of : plan.longs)
@@ -323,7 +272,7 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
     of.grad = ds.data();
     of.dz = static_cast<S*>(dz.mutable_data_ptr());
     of.bypass = bypasses_caches(dz, form.width);
-    const auto kernels = readout_kernels<S>();
+    const auto kernels = isa_kernels<ReadoutKernels<S>>();
     if (index) return rows_backward(kernels, form, seg, of);
     for_each_piece<T>(plan_of(seg), form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.sum_backward(seg, piece, scratch, of);
@@ -348,7 +297,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Plan plan = plan_of(seg);
     if (!plan.longs.empty()) add_partials(plan, padded_width(form.width) + 2);
-    const auto kernels = readout_kernels<S>();
+    const auto kernels = isa_kernels<ReadoutKernels<S>>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
     });
@@ -396,7 +345,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              bypasses_caches(dz, form.width)};
     Plan plan = plan_of(seg);
     add_partials(plan, padded_width(form.width));
-    const auto kernels = readout_kernels<S>();
+    const auto kernels = isa_kernels<ReadoutKernels<S>>();
     for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention_backward(seg, piece, scratch, of);
     });

@@ -6,6 +6,8 @@
 #include "hop.inl"
 #include "power.inl"
 #include "readout.inl"
+// Shares with it.
+#include "branch.inl"
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {
@@ -13,22 +15,35 @@ PowerKernels<T, I> power_table() {
   return {hop<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, convert_rows<T, A>, convert_rows<A, T>};
 }
 
-template PowerKernels<float, int32_t> power_table();
-template PowerKernels<float, int64_t> power_table();
-template PowerKernels<double, int32_t> power_table();
-template PowerKernels<double, int64_t> power_table();
-template PowerKernels<Half, int32_t> power_table();
-template PowerKernels<Half, int64_t> power_table();
-template PowerKernels<BFloat16, int32_t> power_table();
-template PowerKernels<BFloat16, int64_t> power_table();
-
 template <class S>
 ReadoutKernels<S> readout_table() {
   return {sum_readout<S>,  attention_readout<S>,  attention_weights<Compute<S>>,
           sum_backward<S>, attention_backward<S>, rows_backward<S>};
 }
 
-template ReadoutKernels<float> readout_table();
-template ReadoutKernels<double> readout_table();
-template ReadoutKernels<BFloat16> readout_table();
-template ReadoutKernels<Half> readout_table();
+template <class T>
+BranchKernels<T> branch_table() {
+  return {mlp_forward<T>,    mlp_backward<T>, branch_forward<T>, branch_readout<T>, branch_readout_backward<T>,
+          branch_backward<T>};
+}
+
+#define SPIN_FAST_TABLE(make, ...) \
+  template <>                      \
+  __VA_ARGS__ table() {            \
+    return make();                 \
+  }
+SPIN_FAST_TABLE((power_table<float, int32_t>), PowerKernels<float, int32_t>)
+SPIN_FAST_TABLE((power_table<float, int64_t>), PowerKernels<float, int64_t>)
+SPIN_FAST_TABLE((power_table<double, int32_t>), PowerKernels<double, int32_t>)
+SPIN_FAST_TABLE((power_table<double, int64_t>), PowerKernels<double, int64_t>)
+SPIN_FAST_TABLE((power_table<Half, int32_t>), PowerKernels<Half, int32_t>)
+SPIN_FAST_TABLE((power_table<Half, int64_t>), PowerKernels<Half, int64_t>)
+SPIN_FAST_TABLE((power_table<BFloat16, int32_t>), PowerKernels<BFloat16, int32_t>)
+SPIN_FAST_TABLE((power_table<BFloat16, int64_t>), PowerKernels<BFloat16, int64_t>)
+SPIN_FAST_TABLE(readout_table<float>, ReadoutKernels<float>)
+SPIN_FAST_TABLE(readout_table<double>, ReadoutKernels<double>)
+SPIN_FAST_TABLE(readout_table<BFloat16>, ReadoutKernels<BFloat16>)
+SPIN_FAST_TABLE(readout_table<Half>, ReadoutKernels<Half>)
+SPIN_FAST_TABLE(branch_table<float>, BranchKernels<float>)
+SPIN_FAST_TABLE(branch_table<double>, BranchKernels<double>)
+#undef SPIN_FAST_TABLE

@@ -1,0 +1,322 @@
+"""The fused branch and the training step against loops, the reference, and autograd through the unfused model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spin_fast
+from spin_fast import SPIN, PowerFeatures, datasets, reference, training
+
+
+def drawn_layers(rng: np.random.Generator, branches: int, widths: list[int], dtype: torch.dtype, scale: float = 1.0):
+    """Weights, biases, and w for the layers between these widths."""
+
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(scale * rng.standard_normal(shape) / np.sqrt(max(shape[-2], 1))).to(dtype)
+
+    weights = [draw(branches, a, b) for a, b in pairwise(widths)]
+    biases = [draw(branches, b) for b in widths[1:]]
+    return weights, biases, draw(branches, widths[-1])
+
+
+@st.composite
+def fused_branches(draw: st.DrawFn) -> dict:
+    """Arguments of branch_readout: rows unused and shared, columns of zeros, empty graphs, graphs taken twice."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    dtype, branches = draw(float_dtypes), draw(st.integers(1, 3))
+    widths = [draw(st.sampled_from([0, 1, 2, 5, 20, 70]))]
+    widths += draw(st.lists(st.sampled_from([1, 3, 16, 24, 32, 40, 64, 100]), min_size=1, max_size=4))
+    graphs = draw(st.integers(0, 5))
+    sizes = rng.integers(0, draw(st.sampled_from([1, 8, 150])), graphs * branches)
+    per_branch = sizes.reshape(branches, graphs).sum(1)
+    indexed = draw(st.booleans())
+    owned = rng.integers(1, 1 + max(per_branch.max(initial=0), 1), branches) if indexed else per_branch
+    rows = rng.standard_normal((owned.sum(), widths[0])) * (rng.random((1, widths[0])) < 0.5)
+    starts = np.concatenate([[0], owned.cumsum()])
+    index = [rng.integers(starts[b], starts[b + 1], per_branch[b]) for b in range(branches)]
+    weights, biases, w = drawn_layers(rng, branches, widths, dtype)
+    ids = draw(st.none() | st.lists(st.integers(0, graphs - 1), max_size=6)) if graphs else None
+    counted = draw(st.booleans())
+    return {
+        "rows": torch.from_numpy(rows).to(dtype),
+        "weights": weights,
+        "biases": biases,
+        "w": w if draw(st.booleans()) else None,
+        "ptr": torch.tensor([0, *sizes.cumsum().tolist()]),
+        "index": torch.from_numpy(np.concatenate(index)).to(draw(index_dtypes)) if indexed else None,
+        "count": torch.from_numpy(rng.integers(1, 5, sizes.sum())).to(torch.int32) if counted else None,
+        "ids": None if ids is None else torch.tensor(ids, dtype=torch.int64),
+        "negative_slope": draw(st.sampled_from([0.0, 0.01, 1.0])),
+    }
+
+
+def looped_branches(arguments: dict) -> torch.Tensor:
+    """In float64, one MLP evaluation per row of each branch, then the readouts in loops."""
+    rows, ptr, index, ids = (arguments[name] for name in ("rows", "ptr", "index", "ids"))
+    branches = arguments["weights"][0].shape[0]
+    num_graphs = (len(ptr) - 1) // branches
+    entries = torch.arange(int(ptr[-1])) if index is None else index.long()
+    z = torch.zeros(int(ptr[-1]), arguments["weights"][-1].shape[2], dtype=torch.float64)
+    for b in range(branches):
+        own = slice(int(ptr[b * num_graphs]), int(ptr[(b + 1) * num_graphs]))
+        x = rows[entries[own]].double()
+        for weight, bias in zip(arguments["weights"], arguments["biases"], strict=True):
+            x = x @ weight[b].double() + bias[b].double()
+            x = torch.where(x > 0, x, arguments["negative_slope"] * x)
+        z[own] = x
+    readout, _ = looped_readout(z, ptr, branches, arguments["w"], None, arguments["count"])
+    return readout if ids is None else readout[ids]
+
+
+@given(arguments=fused_branches())
+def test_is_the_mlp_and_the_readout(backend: str, poison: None, arguments: dict) -> None:
+    expected = looped_branches(arguments)
+    result = spin_fast.branch_readout(**arguments)
+    scale = max(float(expected.abs().max()), 1.0) if expected.numel() else 1.0
+    tolerance = {name: 5 * value for name, value in TOLERANCE[result.dtype].items()}
+    torch.testing.assert_close(
+        result.double(), expected, rtol=tolerance["rtol"] * scale, atol=tolerance["atol"] * scale
+    )
+
+
+@given(arguments=fused_branches(), data=st.data())
+def test_gradients_are_those_of_the_reference(backend: str, poison: None, arguments: dict, data: st.DataObject) -> None:
+    arguments = {
+        name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for name, value in arguments.items()
+    }
+    arguments |= {name: [part.double() for part in arguments[name]] for name in ("weights", "biases")}
+    with_rows = data.draw(st.booleans())
+    results = []
+    for function in (spin_fast.branch_readout, reference.branch_readout):
+        copies = dict(arguments)
+        copies |= {name: [part.clone().requires_grad_() for part in arguments[name]] for name in ("weights", "biases")}
+        copies["rows"] = arguments["rows"].clone().requires_grad_(with_rows)
+        inputs = [*copies["weights"], *copies["biases"], *([copies["rows"]] if with_rows else [])]
+        if arguments["w"] is not None:
+            copies["w"] = arguments["w"].clone().requires_grad_()
+            inputs.append(copies["w"])
+        out = function(**copies)
+        generator = torch.Generator().manual_seed(0)
+        cotangent = torch.randn(out.shape, dtype=out.dtype, generator=generator)
+        results.append(torch.autograd.grad(out, inputs, cotangent, allow_unused=True))
+    for one, other in zip(*results, strict=True):
+        other = torch.zeros_like(one) if other is None else other
+        scale = max(float(other.abs().max()), 1.0) if other.numel() else 1.0
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * scale)
+
+
+def made_features(sizes: list[int], num_features: int = 3, dtype: torch.dtype = torch.float64) -> PowerFeatures:
+    graphs = random_graphs(sizes, num_features=num_features, dtype=dtype)
+    labels = torch.arange(len(sizes)) % 2
+    return PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign(), y=labels), 2)
+
+
+def small_arguments(attention: bool = True) -> tuple[tuple, dict]:
+    features = made_features([3, 0, 4, 1])
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 3, [3, 4, 2], torch.float64)
+    tensors = (features.rows, *weights, *biases, *([w] if attention else []))
+    fixed = {"index": features.index, "count": features.count, "ids": torch.tensor([2, 0, 2, 1]), "ptr": features.ptr}
+    return tensors, fixed
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_first_and_second_derivatives(native, attention: bool) -> None:
+    tensors, fixed = small_arguments(attention)
+
+    def call(rows, w1, w2, b1, b2, w=None):
+        return spin_fast.branch_readout(rows, [w1, w2], [b1, b2], w, **fixed)
+
+    inputs = [value.clone().requires_grad_() for value in tensors]
+    assert torch.autograd.gradcheck(call, inputs)
+    assert torch.autograd.gradgradcheck(call, inputs)
+
+
+def test_third_derivative_is_refused(native) -> None:
+    tensors, fixed = small_arguments(attention=False)
+    rows, w1, w2, b1, b2 = (value.clone().requires_grad_() for value in tensors)
+    out = spin_fast.branch_readout(rows, [w1, w2], [b1, b2], None, **fixed).square().sum()
+    (first,) = torch.autograd.grad(out, w1, create_graph=True)
+    with pytest.raises(NotImplementedError, match="branch_readout has no third derivative"):
+        torch.autograd.grad(first.square().sum(), w1, create_graph=True)
+
+
+def test_opcheck(native) -> None:
+    features = made_features([3, 0, 4, 1])
+    parameters = torch.randn(3 * (2 + (3 + 1) * 4 + (4 + 1) * 2), dtype=torch.float64)
+    model = (3, [4, 2], True, 0.01)
+    data = (features.ptr, features.index, features.count, torch.tensor([2, 0, 2]))
+    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), *data, *model, False, True)
+    torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, inputs)
+    grad = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
+    once = ("test_schema", "test_autograd_registration", "test_faketensor")  # sizes of its gradient depend on the ids
+    for with_rows in (True, False):
+        backward = torch.ops.spin_fast.branch_readout_backward.default
+        torch.library.opcheck(backward, (grad, *inputs, with_rows), test_utils=once)
+    flat = torch.cat([parameters.detach(), torch.randn(7 * 2, dtype=torch.float64)])
+    step = (features.rows.detach(), flat, features.labels, *data, 3, [4, 2], [2], True, 0.01, True)
+    torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
+
+
+def test_large_logits_do_not_overflow(backend: str) -> None:
+    """exp(beta) is infinite for some nodes, one of them far above the others."""
+    arguments = {
+        "rows": torch.tensor([[1.0], [200.0], [201.0], [1e4], [3.0]]),
+        "weights": [torch.ones(1, 1, 1)],
+        "biases": [torch.zeros(1, 1)],
+        "w": torch.ones(1, 1),
+        "ptr": torch.tensor([0, 3, 5]),
+        "index": None,
+        "count": None,
+        "ids": None,
+        "negative_slope": 0.01,
+    }
+    torch.testing.assert_close(
+        spin_fast.branch_readout(**arguments).double(), looped_branches(arguments), rtol=1e-5, atol=0
+    )
+    weight = arguments["weights"][0].clone().requires_grad_()
+    spin_fast.branch_readout(**arguments | {"weights": [weight]}).sum().backward()
+    twin = arguments["weights"][0].double().requires_grad_()
+    double = {name: value.double() for name, value in arguments.items() if name in ("rows", "w")}
+    reference.branch_readout(
+        **arguments | double | {"weights": [twin], "biases": [arguments["biases"][0].double()]}
+    ).sum().backward()
+    torch.testing.assert_close(weight.grad.double(), twin.grad, rtol=1e-4, atol=0)
+
+
+def test_nan_stays_in_its_graph(backend: str) -> None:
+    rows = torch.randn(6, 3)
+    rows[1] = float("nan")
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 1, [3, 20], torch.float32)
+    for attention in (w, None):
+        readout = spin_fast.branch_readout(rows, weights, biases, attention, torch.tensor([0, 3, 6]))
+        assert readout[0].isnan().all()
+        assert readout[1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype) -> None:
+    features = made_features([40, 7, 0, 900, 1, 30] * 8, 20, dtype)
+    model = SPIN(20, 32, 2, 2).to(dtype)
+    results = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        model.zero_grad()
+        logits = model(features)
+        logits.square().sum().backward()
+        trainer = training.Trainer(model, learning_rate=0.0)
+        loss = trainer.step(features)
+        results.append([logits.detach(), loss, trainer.optimizer.param_groups[0]["params"][0].grad.clone()])
+        results[-1] += [parameter.grad.clone() for parameter in model.parameters()]
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": False}, {"negative_slope": 0.0}, {"classifier_features": ()}])
+@pytest.mark.parametrize("num_features", [1, 20])
+def test_training_step_is_autograds(backend: str, poison: None, options: dict, num_features: int) -> None:
+    """Loss and gradient of a step, over many chunks of graphs, against the unfused model."""
+    features = made_features([30, 1, 0, 400, 7] * 20, num_features)
+    torch.manual_seed(0)
+    model = SPIN(num_features, 24, 2, 2, **options).double()
+    ids = torch.randperm(100)[:70]
+    selected = features[ids]
+    loss = training.loss_of(model.forward_tensors(*selected.branch_rows()), selected.y)
+    expected = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
+    trainer = training.Trainer(model, learning_rate=0.0)
+    torch.testing.assert_close(trainer.step(selected), loss.detach())
+    gradient = trainer.optimizer.param_groups[0]["params"][0].grad
+    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
+
+
+def test_training_step_is_its_reference(native) -> None:
+    features = made_features([30, 1, 0, 7], 5)
+    model = SPIN(5, 8, 2, 2).double()
+    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01)
+    data = (features.labels, features.ptr, features.index, features.count, torch.tensor([3, 1, 0, 0]))
+    flat = model.flatten_parameters()
+    result = torch.ops.spin_fast.training_step(features.rows, flat, *data, *sizes, True)
+    for one, other in zip(result, reference.training_step(features.rows, flat, *data, *sizes), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_folded_batch_norm_is_evaluation(backend: str) -> None:
+    features = made_features([5, 3, 8, 1])
+    model = SPIN(3, 20, 2, 2, batch_norm=True).double()
+    for _ in range(3):
+        model(features)
+    model.eval()
+    torch.testing.assert_close(model(features), model.forward_tensors(*features.branch_rows()))
+
+
+@pytest.mark.parametrize("name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "DD", "IMDB-BINARY", "IMDB-MULTI", "COLLAB"])
+def test_sharing_rows_changes_no_step(native, name: str, request: pytest.FixtureRequest) -> None:
+    """Loss and gradient with and without deduplication, in float64 on features made in float32."""
+    graphs = datasets.load(name) if name == "digits" else datasets.load(name, request.getfixturevalue("data_root"))
+    ids = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(0))[:64]
+    distinct = PowerFeatures.from_graphs(graphs[ids], 3)
+    for attention in (True, False):
+        results = []
+        for made in (distinct, distinct.expand()):
+            torch.manual_seed(0)
+            model = SPIN(graphs.num_features, 16, int(graphs.y.max()) + 1, 3, attention=attention).double()
+            trainer = training.Trainer(model, learning_rate=0.0)
+            loss = trainer.step(replace(made, rows=made.rows.double()))
+            results.append((loss, trainer.optimizer.param_groups[0]["params"][0].grad))
+        for one, other in zip(*results, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9 * float(one.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"rows": [1]}, TypeError, "rows must be a torch.Tensor, got list"),
+        ({"weights": []}, ValueError, "weights and biases must have 1 to 8 layers, as many as each other, got 0 and 1"),
+        ({"weights": [torch.ones(2, 4, 5)]}, ValueError, r"weights\[0\] must have shape \[branches, 3, d_out\]"),
+        ({"biases": [torch.ones(2, 4)]}, ValueError, r"biases\[0\] must have shape \[2, 5\], got \[2, 4\]"),
+        ({"w": torch.ones(2, 4)}, ValueError, r"w must have shape \[2, 5\], got \[2, 4\]"),
+        ({"ptr": torch.tensor([0, 2, 4, 6])}, ValueError, r"ptr must have a multiple of 2 segments"),
+        ({"ptr": torch.tensor([0, 3, 5])}, ValueError, r"ptr must end with the number of rows of z, 6, got 5"),
+        ({"index": torch.tensor([0, 9])}, ValueError, r"ptr must end with the number of index, 2, got 6"),
+        ({"ids": torch.tensor([1])}, ValueError, r"ids must be in \[0, 1\), got 1 to 1"),
+        ({"negative_slope": -0.1}, ValueError, "negative_slope must be at least 0, got -0.1"),
+        ({"rows": torch.ones(6, 3).half()}, TypeError, "rows must be float32 or float64, got float16"),
+    ],
+)
+def test_bad_input_is_named(backend: str, change: dict, error: type, message: str) -> None:
+    arguments = {
+        "rows": torch.ones(6, 3),
+        "weights": [torch.ones(2, 3, 5)],
+        "biases": [torch.ones(2, 5)],
+        "w": torch.ones(2, 5),
+        "ptr": torch.tensor([0, 3, 6]),
+    }
+    with pytest.raises(error, match=message):
+        spin_fast.branch_readout(**arguments | change)
+
+
+def test_labels_outside_the_classes_are_named(backend: str) -> None:
+    features = made_features([2, 3])
+    with pytest.raises(ValueError, match=r"y must be classes in \[0, 2\), the model's outputs, got 0 to 2"):
+        training.Trainer(SPIN(3, 4, 2, 2).double()).step(replace(features, labels=torch.tensor([0, 2])))
+
+
+def test_a_trainer_follows_its_model(native) -> None:
+    """Parameters that were given other memory in the meantime are trained, not what they were."""
+    features = made_features([5, 3, 8, 1])
+    model = SPIN(3, 4, 2, 2).double()
+    trainer = training.Trainer(model)
+    trainer.step(features)
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    before = model.layers[0].weight.detach().clone()
+    trainer.step(features)
+    assert not torch.equal(model.layers[0].weight, before)
