@@ -3,7 +3,8 @@
 //
 // Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [R + 1, N, h] and
 // every branch reads the same ptr; for bfloat16 and float16 rows the attention's readout, alpha and their gradients are
-// float32; `checked`: the caller vouches for the contents of the index arrays.
+// float32; `checked`: the caller vouches for the contents of the index arrays; `hash_bits`: 64 but in tests, which want
+// rows to collide.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -37,6 +38,9 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool checked) -> (Tensor dz, Tensor dw)");
+  m.def(
+      "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool checked) "
+      "-> (Tensor rows, Tensor row_ptr, Tensor ptr, Tensor index, Tensor count, Tensor row_of_node)");
 }
 
 namespace py = pybind11;
