@@ -101,7 +101,7 @@ def test_graphs_of_all_sizes(native, repeats: int, width: int, threads: None) ->
     for number in (1, 2, 3):
         torch.set_num_threads(number)
         assert_same(native_distinct(powers, ptr), expected)
-    assert_same(native_distinct(powers, ptr, hash_bits=12), expected)
+    assert_same(native_distinct(powers, ptr, hash_bits=20), expected)
 
 
 def test_one_graph_of_a_million_nodes(native, threads: None) -> None:
