@@ -61,6 +61,7 @@ def native_extension() -> dict:
             "csrc/cpu/power.cpp",
             "csrc/cpu/readout.cpp",
             "csrc/cpu/branch.cpp",
+            "csrc/cpu/distinct.cpp",
             "csrc/cpu/isa.cpp",
             "csrc/cpu/baseline.cpp",
             "csrc/cpu/avx2.cpp",

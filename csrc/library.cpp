@@ -3,7 +3,8 @@
 //
 // Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [R + 1, N, h] and
 // every branch reads the same ptr; for bfloat16 and float16 rows the attention's readout, alpha and their gradients are
-// float32; `checked`: the caller vouches for the contents of the index arrays.
+// float32; `checked`: the caller vouches for the contents of the index arrays; `hash_bits`: 64 but in tests, which want
+// rows to collide.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -48,6 +49,9 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
       "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool checked) "
       "-> (Tensor loss, Tensor gradient)");
+  m.def(
+      "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool checked) "
+      "-> (Tensor rows, Tensor row_ptr, Tensor ptr, Tensor index, Tensor count, Tensor row_of_node)");
 }
 
 namespace py = pybind11;

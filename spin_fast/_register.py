@@ -206,6 +206,20 @@ def _training_step_fake(rows, parameters, *rest):  # type: ignore[no-untyped-def
     return rows.new_empty(()), torch.empty_like(parameters)
 
 
+def _distinct_rows_fake(powers, ptr, wide_index, hash_bits, checked):  # type: ignore[no-untyped-def]
+    context = torch.library.get_ctx()
+    num_rows, num_entries = context.new_dynamic_size(), context.new_dynamic_size()
+    index = ptr.new_empty(num_entries, dtype=torch.int64 if wide_index else torch.int32)
+    return (
+        powers.new_empty(num_rows, powers.shape[2]),
+        ptr.new_empty(powers.shape[0] + 1),
+        ptr.new_empty(powers.shape[0] * (ptr.shape[0] - 1) + 1),
+        index,
+        ptr.new_empty(num_entries, dtype=torch.int32),
+        index.new_empty(powers.shape[:2]),
+    )
+
+
 class SumReadout(torch.autograd.Function):
     """The op with its gradient for eager execution, at half the overhead of what ``register_autograd`` makes of it."""
 
@@ -256,6 +270,7 @@ def _register() -> None:
         )
     torch.library.register_fake("spin_fast::power_features_out", lambda *_: None)
     torch.library.register_fake("spin_fast::training_step", _training_step_fake)
+    torch.library.register_fake("spin_fast::distinct_rows", _distinct_rows_fake)
 
 
 if _native.available():

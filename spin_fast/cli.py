@@ -30,6 +30,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
+INFO_HOPS = 3
 
 
 class Operator(str, Enum):
@@ -185,17 +186,19 @@ def _write_and_report(
     training.save_checkpoint(checkpoint, model, dataset=dataset, metric=metric_name, test=test, **settings)
     training_curve(curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
     seconds = fit.seconds_per_epoch
-    ratios = "  ".join(f"{r}: {ratio:.3g}x" for r, ratio in enumerate(features.deduplication))
+    first = features.identical_graphs()
+    known = int(torch.isin(first[split.test], first[split.train]).sum())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     table = Table(show_header=False, title=f"{kind} on {dataset}")
     rows = {
         f"test {metric_name}": f"[bold]{_score(metric_name, test)}[/bold]  ({len(split.test)} graphs, seen once)",
         f"validation {metric_name}": f"{_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
+        "test graphs seen in training": f"{known} of {len(split.test)} (no SPIN can tell them from a training graph)",
         "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{len(split.train) / seconds:,.0f} in training",
         "precomputation": f"{1000 * precompute:.1f} ms, once, deduplication included",
-        "nodes per stored row": f"{ratios}  (by branch)",
+        "nodes per stored row": f"{_ratios(features)}  (by branch)",
         "parameters": f"{parameters:,}",
         "kernels": f"{_kernels()}, {torch.get_num_threads()} thread(s)",
         "model": str(checkpoint),
@@ -225,6 +228,13 @@ def info(
     if dataset is not None:
         graphs = datasets.load(dataset, root)
         console.print(_describe(dataset, graphs), highlight=False)
+        features = PowerFeatures.from_graphs(graphs, INFO_HOPS)
+        times = torch.bincount(features.identical_graphs())
+        console.print(
+            f"nodes per stored row by branch, {features.operator} over {INFO_HOPS} hops: {_ratios(features)}\n"
+            f"graphs that no SPIN can tell from another one: {int(times[times > 1].sum()):,}",
+            highlight=False,
+        )
 
 
 @app.command(
@@ -266,6 +276,10 @@ def _describe(name: str, graphs: GraphBatch) -> str:
         f"[bold]{name}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
         f"{edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
     )
+
+
+def _ratios(features: PowerFeatures) -> str:
+    return "  ".join(f"{r}: {ratio:.3g}x" for r, ratio in enumerate(features.deduplication))
 
 
 def _num_loops(graphs: GraphBatch) -> int:

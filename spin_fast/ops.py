@@ -152,6 +152,53 @@ def _check_out(out: Tensor, x: Tensor, num_hops: int) -> None:
         raise ValueError("out must not share memory with x")
 
 
+def distinct_rows(
+    powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype | None = None, checked: bool = False
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Find the distinct rows of each branch, and which of them each graph has how often.
+
+    Rows are equal if their bits are, with -0 made +0; a NaN equals a NaN of the same bits. Not differentiable.
+
+    Args:
+        powers: ``[R + 1, N, d]`` float32, float64, bfloat16 or float16, at least one branch.
+        ptr: ``[G + 1]`` int64 node offsets of the graphs.
+        index_dtype: of row numbers, int32 or int64; by default int32 where ``(R + 1) * N`` fits.
+        checked: the caller vouches for the contents of ``ptr``.
+
+    Returns:
+        ``rows [U, d]``, the distinct rows of all branches one after the other, in a branch by first appearance;
+        ``row_ptr [R + 2]`` int64 on the CPU, where each branch begins;
+        ``ptr [S + 1]`` int64, ``index [nnz]`` and ``count [nnz]`` int32: which rows each segment has, ascending, and
+        how often;
+        ``row_of_node [R + 1, N]``.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+    _check.tensor("powers", powers, ("branches", "N", "d"), _check.STORED)
+    num_branches, num_nodes, _ = powers.shape
+    if num_branches == 0:
+        raise ValueError("powers must have at least 1 branch, got 0")
+    _check.offsets_shape("ptr", ptr, powers.device)
+    fits = num_branches * num_nodes < 2**31
+    index_dtype = (torch.int32 if fits else torch.int64) if index_dtype is None else index_dtype
+    if index_dtype not in _check.INTEGERS:
+        raise TypeError(f"index_dtype must be torch.int32 or torch.int64, got {index_dtype}")
+    if index_dtype == torch.int32 and not fits:
+        raise ValueError(f"index_dtype must be torch.int64 for {num_branches * num_nodes} rows, got {index_dtype}")
+    if (
+        not checked
+        and _contents_are_readable(ptr)
+        and (problem := reference.check_offsets("ptr", ptr, num_nodes, "nodes"))
+    ):
+        raise ValueError(problem)
+    powers, ptr = powers.detach().contiguous(), ptr.contiguous()
+    if not _has_kernel(powers.device):
+        return reference.distinct_rows(powers, ptr, index_dtype=index_dtype)
+    trusted = checked or not torch.compiler.is_compiling()
+    return torch.ops.spin_fast.distinct_rows.default(powers, ptr, index_dtype == torch.int64, 64, trusted)
+
+
 def sum_readout(
     z: Tensor,
     ptr: Tensor,

@@ -246,12 +246,66 @@ def training_step(
     return loss.detach(), gradient
 
 
+def first_positions(values: Tensor) -> Tensor:
+    """For each entry of ``values [n]`` the position of the first that is equal: ``[5, 7, 5] -> [0, 1, 0]``."""
+    _, group = torch.unique(values, return_inverse=True)
+    positions = torch.arange(values.numel(), device=values.device)
+    return positions.new_full(positions.shape, positions.numel()).scatter_reduce(0, group, positions, "amin")[group]
+
+
+def distinct_rows(
+    powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype = torch.int32, hash_bits: int = 64
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Twin of :func:`spin_fast.ops.distinct_rows`.
+
+    Rows are grouped by a hash and every group is verified; should two rows collide, the rows are sorted instead.
+    """
+    num_graphs, num_nodes = ptr.numel() - 1, powers.shape[1]
+    graph = run_of_entry(ptr, num_nodes)
+    positions = torch.arange(num_nodes, device=powers.device)
+    powers = torch.where(powers == 0, powers.new_zeros(()), powers)  # no -0, every other bit as it was
+    rows, row_of_node, sizes, index, count, row_ptr = [], [], [], [], [], [0]
+    for power in powers:
+        bits = power.view(_BITS[power.dtype.itemsize])
+        first = first_positions(_hash(bits, hash_bits))
+        if not torch.equal(bits[first], bits):
+            first = first_positions(torch.unique(bits, dim=0, return_inverse=True)[1])
+        is_first = first == positions
+        row, num_rows = (is_first.cumsum(0) - 1)[first], int(is_first.sum())
+        entry, times = torch.unique(graph * max(num_rows, 1) + row, return_counts=True)
+        rows.append(power[is_first])
+        row_of_node.append(row + row_ptr[-1])
+        sizes.append(torch.bincount(entry // max(num_rows, 1), minlength=num_graphs))
+        index.append(entry % max(num_rows, 1) + row_ptr[-1])
+        count.append(times)
+        row_ptr.append(row_ptr[-1] + num_rows)
+    return (
+        torch.cat(rows),
+        torch.tensor(row_ptr),
+        torch.cat([ptr.new_zeros(1), torch.cat(sizes).cumsum(0)]),
+        torch.cat(index).to(index_dtype),
+        torch.cat(count).to(torch.int32),
+        torch.stack(row_of_node).to(index_dtype),
+    )
+
+
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _hash(bits: Tensor, hash_bits: int) -> Tensor:
+    key = torch.zeros(len(bits), dtype=torch.int64, device=bits.device)
+    for column in bits.unbind(1):
+        key = (key ^ column) * -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
+        key = key ^ (key >> 32)
+    return key if hash_bits == 64 else key & ((1 << hash_bits) - 1)
+
+
 def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> str:
     """What is wrong with the contents of a CSR adjacency, or an empty string."""
-    problem = _check_offsets("indptr", indptr, indices.numel(), "indices")
+    problem = check_offsets("indptr", indptr, indices.numel(), "indices")
     if problem or ptr is None:
         return problem or _check_range("indices", indices, 0, num_nodes)
-    problem = _check_offsets("ptr", ptr, num_nodes, "nodes") or _check_range("indices", indices, 0, num_nodes)
+    problem = check_offsets("ptr", ptr, num_nodes, "nodes") or _check_range("indices", indices, 0, num_nodes)
     if problem:
         return problem
     graph = run_of_entry(ptr, num_nodes)
@@ -269,7 +323,7 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
 def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int) -> str:
     """What is wrong with the contents of a readout's segments, or an empty string."""
     name, num_entries = ("rows of z", num_rows) if index is None else ("index", index.numel())
-    problem = _check_offsets("ptr", ptr, num_entries, name)
+    problem = check_offsets("ptr", ptr, num_entries, name)
     if not problem and index is not None:
         problem = _check_range("index", index, 0, num_rows)
     if not problem and count is not None and bool((count < 1).any()):
@@ -278,7 +332,8 @@ def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_
     return problem
 
 
-def _check_offsets(name: str, offsets: Tensor, end: int, of: str) -> str:
+def check_offsets(name: str, offsets: Tensor, end: int, of: str) -> str:
+    """What is wrong with the contents of an offset vector, or an empty string."""
     if int(offsets[0]) != 0:
         return f"{name} must start with 0, got {int(offsets[0])}"
     falling = offsets[1:] < offsets[:-1]

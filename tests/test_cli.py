@@ -41,6 +41,7 @@ def test_train_with_nothing_else(tmp_path: Path) -> None:
     rows = dict(line.strip("│ ").split("│") for line in result.stdout.splitlines() if line.count("│") == 3)
     table = {name.strip(): value.strip() for name, value in rows.items()}
     assert float(table["test accuracy"].split("%")[0]) >= 95
+    assert table["test graphs seen in training"].startswith("0 of 180 ")
     for name in ("time per epoch", "graphs per second", "nodes per stored row", "kernels"):
         assert table[name]
     assert png_size(tmp_path / table["training curve"])[0] >= 800
@@ -116,6 +117,8 @@ def test_info(tmp_path: Path) -> None:
         "digits: 1,797 graphs, 10 classes, 32.69 nodes and 88.98 edges on average, 3 feature(s) per node"
         in result.stdout
     )
+    assert "nodes per stored row by branch, sym over 3 hops: 0: " in result.stdout
+    assert "graphs that no SPIN can tell from another one: 0" in result.stdout
     assert spin_fast("--version", cwd=tmp_path).stdout.startswith("spin-fast 0.")
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -9,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, features
-from spin_fast.features import distinct_rows
+from spin_fast import SPIN, PowerFeatures, datasets
+from spin_fast.features import identical_segments
 
 
 def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, canonical: bool = True) -> torch.Tensor:
@@ -28,7 +29,7 @@ def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch
         assert torch.equal(made.expand().rows, expected.flatten(0, 1))
         assert made.row_ptr[-1] == len(made.rows)
     made = PowerFeatures.from_graphs(graphs, num_hops, operator)
-    for r in range(num_hops + 1):
+    for r in range(num_hops + 1 if made.index is not None else 0):
         rows = made.rows[made.row_ptr[r] : made.row_ptr[r + 1]]
         assert len({row.numpy().tobytes() for row in rows}) == len(rows)
 
@@ -65,32 +66,59 @@ def test_segments_count_each_node_once(backend: str) -> None:
     assert repr(made).startswith("PowerFeatures(4 graphs, 3 branches of 'sym'")
 
 
-def test_distinct_rows_compares_bits() -> None:
-    x = torch.tensor([[0.0, 1.0], [-0.0, 1.0], [float("nan"), 1.0], [float("nan"), 1.0], [1.0, 0.0], [0.0, 1.0]])
-    rows, row_of = distinct_rows(x)
-    assert row_of.tolist() == [0, 0, 1, 1, 2, 0]
-    assert rows[[0, 2]].tolist() == [[0.0, 1.0], [1.0, 0.0]]
-    assert not torch.signbit(rows[0, 0])
-    tiny = torch.tensor([[1.0], [1.0 + 2**-52], [1.0]], dtype=torch.float64)
-    assert distinct_rows(tiny)[1].tolist() == [0, 1, 0]
-    assert [value.shape for value in distinct_rows(torch.empty(0, 3))] == [(0, 3), (0,)]
-    assert distinct_rows(torch.empty(3, 0))[1].tolist() == [0, 0, 0]
+def test_rows_that_hardly_repeat_are_not_deduplicated(backend: str) -> None:
+    graphs = random_graphs([30, 0, 30], density=0.2)
+    for copies, deduplicated in ((0, False), (2, False), (12, True)):
+        x = graphs.x.clone()
+        x[:copies] = x[0]
+        made = PowerFeatures.from_graphs(replace(graphs, x=x), 0)
+        assert (made.index is not None) == deduplicated
+        assert torch.equal(made.dense_rows()[0], x)
 
 
-def test_a_hash_collision_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    x = torch.randint(0, 3, (200, 4)).float()
-    expected = distinct_rows(x)
-    unique, calls = torch.unique, []
+def identical_by_multisets(features: PowerFeatures) -> list[int]:
+    """The first graph with the same multiset of rows in every branch, by bytes."""
+    rows, bounds, seen, first = features.dense_rows() + 0.0, features.selected_ptr.tolist(), {}, []
+    for graph, (begin, end) in enumerate(pairwise(bounds)):
+        key = tuple(tuple(sorted(row.numpy().tobytes() for row in branch[begin:end])) for branch in rows)
+        first.append(seen.setdefault(key, graph))
+    return first
 
-    def colliding(values: torch.Tensor, **options):
-        calls.append(options)
-        return unique(values if "dim" in options else values % 2, **options)
 
-    monkeypatch.setattr(features.torch, "unique", colliding)
-    result = distinct_rows(x)
-    assert "dim" in calls[-1]
-    assert torch.equal(result[0][result[1]], x)
-    assert torch.equal(result[0], expected[0])
+@given(data=st.data(), deduplicate=st.booleans(), num_features=st.integers(0, 2))
+def test_identical_graphs(backend: str, data: st.DataObject, deduplicate: bool, num_features: int) -> None:
+    """Small graphs of few feature values, so that many are alike; empty ones; selections that repeat graphs."""
+    sizes = data.draw(st.lists(st.integers(0, 3), max_size=12))
+    graphs = random_graphs(
+        sizes, data.draw(st.sampled_from([0.0, 0.5])), num_features, seed=data.draw(st.integers(0, 9))
+    )
+    graphs = replace(graphs, x=graphs.x.sign().clamp(min=-0.0))
+    made = PowerFeatures.from_graphs(graphs, 2, "adj", deduplicate)
+    assert made.identical_graphs().tolist() == identical_by_multisets(made)
+    if sizes:
+        selected = made[data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=9))]
+        for chosen in (selected, selected.take(), selected.expand()):
+            assert chosen.identical_graphs().tolist() == identical_by_multisets(chosen)
+
+
+def test_identical_graphs_are_compared_not_only_hashed() -> None:
+    graphs = random_graphs([2, 3, 0, 2, 0, 3] * 20, density=0.5)
+    made = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 1, "adj")
+    expected = identical_by_multisets(made)
+    assert 2 < len(set(expected)) < len(expected)
+    for hash_bits in (0, 2, 64):
+        first = identical_segments(made.ptr, made.index, made.count, 2, hash_bits)
+        assert first.tolist() == expected
+
+
+def test_identical_graphs_give_identical_readouts(data_root) -> None:
+    """Bit for bit, because their rows are listed in one order."""
+    made = PowerFeatures.from_graphs(datasets.load("NCI1", data_root), 3)
+    first = made.identical_graphs()
+    assert int((first != torch.arange(len(first))).sum()) == 71
+    w = torch.randn(4, made.num_features)
+    readout = spin_fast.attention_readout(made.rows, w, made.ptr, index=made.index, count=made.count)
+    assert torch.equal(readout, readout[first])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,197 @@
+"""distinct_rows: the native operation, its twin and an oracle by dictionaries."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import spin_fast
+from spin_fast import datasets, ops, reference
+
+pytestmark = pytest.mark.usefixtures("poison")
+NAMES = ("rows", "row_ptr", "ptr", "index", "count", "row_of_node")
+WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, float("nan"), float("inf"), 1.0 + 2**-7]
+DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+Distinct = tuple[torch.Tensor, ...]
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(WORDS[x.dtype.itemsize])
+
+
+def native_distinct(powers: torch.Tensor, ptr: torch.Tensor, wide: bool = False, hash_bits: int = 64) -> Distinct:
+    return torch.ops.spin_fast.distinct_rows(powers, ptr, wide, hash_bits, False)
+
+
+def assert_same(one: Distinct, other: Distinct) -> None:
+    for name, a, b in zip(NAMES, one, other, strict=True):
+        assert a.dtype == b.dtype, name
+        assert torch.equal(bits(a) if a.is_floating_point() else a, bits(b) if b.is_floating_point() else b), name
+
+
+def by_dictionary(powers: torch.Tensor, ptr: torch.Tensor) -> list[list]:
+    """The words of the distinct rows, and all that refers to them, as lists."""
+    words = bits(powers)
+    sign = torch.iinfo(words.dtype).min
+    rows, row_ptr, ends, index, count, row_of_node = [], [0], [0], [], [], []
+    for branch in words.masked_fill(words == sign, 0).tolist():
+        seen: dict[tuple, int] = {}
+        numbers = [seen.setdefault(tuple(row), row_ptr[-1] + len(seen)) for row in branch]
+        rows += seen
+        row_ptr.append(row_ptr[-1] + len(seen))
+        row_of_node.append(numbers)
+        for begin, end in pairwise(ptr.tolist()):
+            there = sorted(set(numbers[begin:end]))
+            index += there
+            count += [numbers[begin:end].count(row) for row in there]
+            ends.append(len(index))
+    return [list(map(list, rows)), row_ptr, ends, index, count, row_of_node]
+
+
+@st.composite
+def powers_and_ptr(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of few values, so that they repeat; empty graphs, no graphs, no features."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    ptr = torch.tensor([0, *np.cumsum(draw(st.lists(st.integers(0, 40), max_size=6)), dtype=np.int64)])
+    shape = (draw(st.integers(1, 3)), int(ptr[-1]), draw(st.integers(0, 20)))
+    values = torch.tensor(VALUES[: draw(st.integers(1, len(VALUES)))]).to(draw(st.sampled_from(DTYPES)))
+    pool = values[torch.from_numpy(rng.integers(0, len(values), (draw(st.integers(1, 12)), shape[2])))]
+    return pool[torch.from_numpy(rng.integers(0, len(pool), shape[:2]))], ptr
+
+
+@given(case=powers_and_ptr(), wide=st.booleans(), hash_bits=st.sampled_from([0, 1, 3, 64]))
+def test_equals_oracle(native, case: tuple[torch.Tensor, torch.Tensor], wide: bool, hash_bits: int) -> None:
+    """With fewer bits of the hash rows collide, and only the comparison of bits tells them apart."""
+    dtype = torch.int64 if wide else torch.int32
+    made = native_distinct(*case, wide, hash_bits)
+    assert [bits(made[0]).tolist(), *(value.tolist() for value in made[1:])] == by_dictionary(*case)
+    assert_same(made, reference.distinct_rows(*case, index_dtype=dtype, hash_bits=hash_bits))
+    assert_same(made, ops.distinct_rows(*case, index_dtype=dtype))
+
+
+def test_compares_bits(backend: str) -> None:
+    nan = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001, -0x400000], dtype=torch.int32).view(torch.float32)
+    x = torch.stack([torch.cat([torch.tensor([0.0, -0.0, 1.0, -1.0]), nan, nan[:1]]), torch.ones(9)], 1)
+    rows, _, _, _, count, row_of_node = ops.distinct_rows(x[None], torch.tensor([0, 9]))
+    assert row_of_node.tolist() == [[0, 0, 1, 2, 3, 4, 5, 6, 3]]
+    assert count.tolist() == [2, 1, 1, 2, 1, 1, 1]
+    assert torch.equal(bits(rows[3:, 0]), bits(nan))
+    assert not torch.signbit(rows[0, 0])
+    tiny = torch.tensor([1.0, 1.0 + 2**-52, 1.0], dtype=torch.float64).view(1, 3, 1)
+    assert ops.distinct_rows(tiny, torch.tensor([0, 3]))[5].tolist() == [[0, 1, 0]]
+
+
+@pytest.mark.parametrize("repeats", [1, 3, 40_000])
+@pytest.mark.parametrize("width", [1, 2, 37])
+def test_graphs_of_all_sizes(native, repeats: int, width: int, threads: None) -> None:
+    """Blocks, parts and threads: a graph's rows may repeat far apart, and in other graphs."""
+    generator = torch.Generator().manual_seed(repeats)
+    sizes = torch.tensor([1, 0, 9000, 3, 64, 65, 0, 4096, 4097, *[30] * 900, 0])
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    num_nodes = int(ptr[-1])
+    pool = torch.randn(2, num_nodes // repeats + 1, width, generator=generator)
+    powers = torch.stack([rows[torch.randint(0, len(rows), (num_nodes,), generator=generator)] for rows in pool])
+    expected = reference.distinct_rows(powers, ptr)
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        assert_same(native_distinct(powers, ptr), expected)
+    assert_same(native_distinct(powers, ptr, hash_bits=20), expected)
+
+
+def test_one_graph_of_a_million_nodes(native, threads: None) -> None:
+    powers = torch.randint(0, 700, (2, 1_000_000, 2), generator=torch.Generator().manual_seed(0)).float()
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, torch.tensor([0, 1_000_000]))
+        assert torch.equal(rows[row_of_node], powers)
+        assert row_ptr.diff().tolist() == [len(torch.unique(x[:, 0] * 700 + x[:, 1])) for x in powers]
+        assert torch.equal(index, torch.arange(len(rows)))
+        assert torch.equal(count.long(), torch.bincount(row_of_node.flatten()))
+        assert ptr.tolist() == row_ptr.tolist()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits",
+        "NCI1",
+        "PROTEINS",
+        "ENZYMES",
+        "DD",
+        "IMDB-BINARY",
+        "IMDB-MULTI",
+        pytest.param("REDDIT-BINARY", marks=pytest.mark.slow),
+        pytest.param("COLLAB", marks=pytest.mark.slow),
+        pytest.param("ogbg-molhiv", marks=pytest.mark.slow),
+    ],
+)
+def test_rows_of_nodes_are_the_powers_on_real_data(name: str, native, request: pytest.FixtureRequest) -> None:
+    graphs = datasets.load(name, None if name == "digits" else request.getfixturevalue("data_root"))
+    powers = spin_fast.power_features(
+        graphs.indptr, graphs.indices, graphs.x, 3, "sym", ptr=graphs.ptr, canonical=True, checked=True
+    )
+    made = native_distinct(powers, graphs.ptr)
+    rows, _, ptr, _, count, row_of_node = made
+    assert torch.equal(bits(rows[row_of_node]), bits(powers + 0.0))
+    nodes = torch.cat([count.new_zeros(1), count.cumsum(0)])[ptr].diff()
+    assert torch.equal(nodes.view(4, -1), graphs.num_nodes_per_graph.expand(4, -1))
+    if graphs.num_nodes < 200_000:
+        assert_same(made, reference.distinct_rows(powers, graphs.ptr))
+
+
+def test_opcheck(native) -> None:
+    op, ptr = torch.ops.spin_fast.distinct_rows, torch.tensor([0, 2, 2, 5])
+    for dtype in DTYPES:
+        torch.library.opcheck(op, (torch.randint(0, 2, (2, 5, 3)).to(dtype), ptr, dtype.itemsize == 2, 64, False))
+    torch.library.opcheck(op, (torch.empty(1, 0, 3), torch.tensor([0]), False, 64, True))
+
+
+def test_takes_what_is_not_contiguous_and_needs_a_gradient(backend: str) -> None:
+    powers = torch.randint(0, 2, (6, 5, 4)).float().transpose(0, 1)[:, ::2].requires_grad_()
+    ptr = torch.tensor([0, 9, 2, 9, 3, 9])[::2]
+    made = ops.distinct_rows(powers, ptr)
+    assert_same(made, ops.distinct_rows(powers.detach().contiguous(), ptr.contiguous()))
+    assert not made[0].requires_grad
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"powers": [[1.0]]}, TypeError, "powers must be a torch.Tensor, got list"),
+        ({"powers": torch.ones(2, 5, 3).int()}, TypeError, "powers must be float32, .*got int32"),
+        ({"powers": torch.ones(5, 3)}, ValueError, r"powers must have shape \[branches, N, d\], got \[5, 3\]"),
+        ({"powers": torch.ones(0, 5, 3)}, ValueError, "powers must have at least 1 branch, got 0"),
+        ({"ptr": torch.tensor([0, 5]).int()}, TypeError, "ptr must be int64, got int32"),
+        ({"ptr": torch.tensor([], dtype=torch.int64)}, ValueError, "ptr must have at least one entry"),
+        ({"ptr": torch.tensor([1, 5])}, ValueError, "ptr must start with 0, got 1"),
+        ({"ptr": torch.tensor([0, 4, 3, 5])}, ValueError, r"ptr must not decrease, got ptr\[1\] = 4, ptr\[2\] = 3"),
+        ({"ptr": torch.tensor([0, 6])}, ValueError, "ptr must end with the number of nodes, 5, got 6"),
+        ({"index_dtype": torch.int16}, TypeError, "index_dtype must be torch.int32 or torch.int64, got torch.int16"),
+    ],
+)
+def test_wrong_arguments_are_named(backend: str, change: dict, error: type[Exception], message: str) -> None:
+    arguments = {"powers": torch.ones(2, 5, 3), "ptr": torch.tensor([0, 2, 5])} | change
+    with pytest.raises(error, match=message):
+        ops.distinct_rows(**arguments)
+
+
+def test_a_raw_call_checks_what_it_reads(native) -> None:
+    op, powers, ptr = torch.ops.spin_fast.distinct_rows, torch.ones(2, 5, 3), torch.tensor([0, 2, 5])
+    for arguments in (
+        (powers[0], ptr, False, 64, False),
+        (powers.transpose(0, 1), ptr, False, 64, False),
+        (powers.int(), ptr, False, 64, False),
+        (powers, ptr.int(), False, 64, False),
+        (powers, ptr[:0], False, 64, False),
+        (powers, torch.tensor([0, 6]), False, 64, False),
+        (powers, torch.tensor([0, -3, 5]), False, 64, False),
+        (powers, ptr, False, 65, False),
+    ):
+        with pytest.raises(RuntimeError):
+            op(*arguments)
