@@ -202,6 +202,28 @@ def test_nan_stays_in_its_graph(backend: str) -> None:
         assert readout[1].isfinite().all()
 
 
+@pytest.mark.parametrize("attention", [True, False])
+def test_a_graph_larger_than_a_chunk(native, poison: None, attention: bool) -> None:
+    """It is taken piece by piece, with one softmax, between others that are not."""
+    rng = np.random.default_rng(0)
+    weights, biases, w = drawn_layers(rng, 2, [3, 256, 5], torch.float64, scale=2.0)
+    ptr = torch.tensor([0, 3, 9003, 9010, 9010, 9015, 9015, 9020])  # of seven graphs, in two branches that differ
+    ptr = torch.cat([ptr, ptr[-1] + torch.tensor([2, 20_002, 20_002, 20_010, 20_010, 20_020, 20_030])])
+    rows = torch.from_numpy(rng.standard_normal((400, 3)))
+    index = torch.cat([torch.from_numpy(rng.integers(0, 200, 9020)), torch.from_numpy(rng.integers(200, 400, 20_030))])
+    count = torch.from_numpy(rng.integers(1, 4, len(index))).int()
+    fixed = {"index": index, "count": count, "ids": torch.tensor([6, 1, 0, 1, 4])}
+    results = []
+    for function in (spin_fast.branch_readout, reference.branch_readout):
+        inputs = [value.clone().requires_grad_() for value in (rows, *weights, *biases, *([w] if attention else []))]
+        x, w1, w2, b1, b2, *rest = inputs
+        out = function(x, [w1, w2], [b1, b2], rest[0] if rest else None, ptr, **fixed)
+        cotangent = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view_as(out)
+        results.append([out.detach(), *torch.autograd.grad(out, inputs, cotangent)])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * float(other.abs().max()))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype) -> None:
     features = made_features([40, 7, 0, 900, 1, 30] * 8, 20, dtype)

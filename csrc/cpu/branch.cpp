@@ -275,8 +275,13 @@ class Pass {
     unmark();
     begin_ = end_;
     if (begin_ == graphs_) return false;
-    for (Part& part : parts_) part.clear();
-    int64_t rows = 0;
+    const int64_t most_entries = 16 * chunk_rows_;
+    int64_t rows = 0, entries = entries_of(end_);
+    long_ = entries > 4 * chunk_rows_;
+    if (long_) {
+      ++end_;
+      return true;
+    }
     do {
       fetch(end_ + 2);
       for (int64_t b = 0; b < model_.branches; ++b) {
@@ -285,22 +290,122 @@ class Pass {
         parts_[b].add(seg_, first, last, workspace_.marks.data());
         rows += parts_[b].rows;
       }
-      ++end_;
-    } while (end_ < graphs_ && rows + entries_of(end_) <= chunk_rows_);
+      if (++end_ == graphs_) break;
+      entries += entries_of(end_);
+    } while (rows + entries_of(end_) <= chunk_rows_ && entries <= most_entries);
     prepare();
     return true;
   }
 
   // The chunk's readouts, (R + 1) * h in rows of `stride`.
   void forward(T* readout, int64_t stride) {
-    const auto kernels = isa_kernels<BranchKernels<T>>();
-    constexpr int64_t step = 4 * mlp_block_rows;
-    std::vector<std::pair<int64_t, int64_t>> tasks;
-    for (int64_t b = model_.branches; b-- > 0;) {
-      branches_[b].readout = readout + b * model_.width();
-      branches_[b].readout_stride = stride;
-      for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
+    if (!long_) {
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        branches_[b].readout = readout + b * model_.width();
+        branches_[b].readout_stride = stride;
+      }
+      evaluate();
+      return;
     }
+    long_readout_ = readout;
+    sums_.assign(model_.branches * (model_.width() + 2), 0);
+    for_each_piece([&] {
+      evaluate();
+      for (int64_t b = 0; b < model_.branches; ++b) add_piece(b);
+    });
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      const double* sum = sums_.data() + b * (model_.width() + 2);
+      for (int64_t j = 0; j < model_.width(); ++j)
+        readout[b * model_.width() + j] = static_cast<T>(sum[1] > 0 ? sum[2 + j] / sum[1] : 0);
+    }
+  }
+
+  // From the gradient of the chunk's readouts, in rows of the same stride: adds to the gradients of the parameters, and
+  // to dx.
+  void backward(const T* grad) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    if (!long_) {
+      for (int64_t b = 0; b < model_.branches; ++b)
+        kernels.readout_backward(branches_[b], grad + b * model_.width(), 0, end_ - begin_);
+      add_gradients();
+      return;
+    }
+    for_each_piece([&] {
+      evaluate();
+      for (int64_t b = 0; b < model_.branches; ++b) {  // the weights are those in the whole graph
+        const double* sum = sums_.data() + b * (model_.width() + 2);
+        Branch<T>& branch = branches_[b];
+        branch.readout = long_readout_ + b * model_.width();
+        kernels.readout_backward(branch, grad + b * model_.width(), 0, 1);
+        branch.top[0] = static_cast<T>(sum[0]);
+        branch.scale[0] = static_cast<T>(1 / sum[1]);
+      }
+      add_gradients();
+    });
+  }
+
+  // The gradients of all chunks, into the flat vector.
+  void write_gradient(T* gradient) const {
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      const double* total = total_.data() + b * packed_[0].mlp.gradient_size;
+      packed_[b].mlp.unpack(total, gradient);
+      if (model_.attention)
+        for (int64_t j = 0; j < model_.width(); ++j)
+          gradient[b * model_.width() + j] = static_cast<T>(total[packed_[b].w_gradient + j]);
+    }
+  }
+
+ private:
+  // A graph of more rows than a chunk may have is taken piece by piece, each as if it were a graph: forward and,
+  // because nothing of a piece is kept, once more backward.
+  template <class F>
+  void for_each_piece(F f) {
+    const int64_t graph = graph_of(begin_), most = chunk_rows_ / model_.branches;
+    piece_readout_.resize(model_.readout_width());
+    for (int64_t at = 0, more = 1; more; at += most) {
+      more = 0;
+      unmark();
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
+        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
+        more |= first + at + most < last;
+      }
+      prepare();
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        branches_[b].readout = piece_readout_.data() + b * model_.width();
+        branches_[b].readout_stride = model_.readout_width();
+      }
+      f();
+    }
+  }
+
+  // Adds the readout of a piece to the largest logit, the denominator and the sum so far; without attention the
+  // denominator is 1.
+  void add_piece(int64_t b) {
+    const Branch<T>& branch = branches_[b];
+    double* sum = sums_.data() + b * (model_.width() + 2);
+    double weight = 1, keep = 1;
+    if (model_.attention) {
+      if (branch.ptr[1] == 0) return;
+      const double top = std::max(sum[0], static_cast<double>(branch.top[0]));
+      keep = std::exp(sum[0] - top);
+      weight = std::exp(branch.top[0] - top) / static_cast<double>(branch.scale[0]);
+      sum[0] = top;
+      sum[1] = keep * sum[1] + weight;
+    } else {
+      sum[1] = 1;
+    }
+    for (int64_t j = 0; j < model_.width(); ++j)
+      sum[2 + j] = keep * sum[2 + j] + weight * static_cast<double>(branch.readout[j]);
+  }
+
+  // The rows of the chunk through the MLPs, then the readouts of its graphs.
+  void evaluate() {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    constexpr int64_t step = 4 * mlp_block_rows, graphs = 16;
+    std::vector<std::pair<int64_t, int64_t>> tasks;
+    for (int64_t b = model_.branches; b-- > 0;)
+      for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
     parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
       const auto [b, first] = tasks[task];
       const BlockScratch<T> scratch = block_scratch(b);
@@ -308,7 +413,6 @@ class Pass {
       for (int64_t i = first; i < end; i += mlp_block_rows)
         kernels.forward(branches_[b], scratch, i, std::min(mlp_block_rows, end - i));
     });
-    constexpr int64_t graphs = 16;
     const int64_t number = end_ - begin_;
     parallel_tasks((number + graphs - 1) / graphs, tiny_, [&](int64_t task) {
       for (int64_t b = 0; b < model_.branches; ++b)
@@ -317,12 +421,9 @@ class Pass {
     });
   }
 
-  // From the gradient of the chunk's readouts, in rows of the same stride: adds to the gradients of the parameters, and
-  // to dx.
-  void backward(const T* grad) {
+  // What the rows of the chunk add to the gradients, group by group.
+  void add_gradients() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    for (int64_t b = 0; b < model_.branches; ++b)
-      kernels.readout_backward(branches_[b], grad + b * model_.width(), 0, end_ - begin_);
     std::vector<std::pair<int64_t, int64_t>> groups;
     for (int64_t b = model_.branches; b-- > 0;)
       for (int64_t i = 0; i < branches_[b].rows; i += group_rows) groups.emplace_back(b, i);
@@ -347,18 +448,6 @@ class Pass {
     }
   }
 
-  // The gradients of all chunks, into the flat vector.
-  void write_gradient(T* gradient) const {
-    for (int64_t b = 0; b < model_.branches; ++b) {
-      const double* total = total_.data() + b * packed_[0].mlp.gradient_size;
-      packed_[b].mlp.unpack(total, gradient);
-      if (model_.attention)
-        for (int64_t j = 0; j < model_.width(); ++j)
-          gradient[b * model_.width() + j] = static_cast<T>(total[packed_[b].w_gradient + j]);
-    }
-  }
-
- private:
   bool shares_rows() const { return seg_.narrow_index || seg_.wide_index; }
 
   void unmark() {
@@ -476,6 +565,10 @@ class Pass {
   int64_t chunk_rows_;
   int64_t begin_ = 0, end_ = 0;
   bool tiny_ = true;
+  bool long_ = false;             // the chunk is one graph that is taken piece by piece
+  std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
+  std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
+  T* long_readout_ = nullptr;
   std::vector<PackedBranch<T>> packed_;
   std::vector<Branch<T>> branches_;
   std::vector<T*> activations_;
