@@ -99,13 +99,14 @@ def train(
     hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = 3,
     hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
-    batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches.")] = True,
+    batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches; its steps are slower.")] = False,
+    calibrate: Annotated[bool, typer.Option(help="Scale the new weights by the training graphs.")] = True,
     dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout in the branches.")] = 0.0,
-    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 40,
+    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
     batch_size: Annotated[int, typer.Option(min=1, help="Graphs per step.")] = 32,
     learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam; falls to 0 along a cosine.")] = 5e-3,
     weight_decay: Annotated[float, typer.Option(min=0, help="L2 penalty of Adam.")] = 0.0,
-    patience: Annotated[int, typer.Option(min=1, help="Stop after so many epochs without a better validation.")] = 30,
+    patience: Annotated[int, typer.Option(min=1, help="Stop after so many epochs without a better validation.")] = 60,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
     deduplicate: Annotated[bool, typer.Option(help="Store and evaluate each distinct row once (exact).")] = True,
@@ -139,6 +140,8 @@ def train(
         batch_norm=batch_norm,
         dropout=dropout,
     )
+    if calibrate:
+        model.calibrate(features[split.train])
     fit = training.fit(
         model,
         features,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -181,7 +182,12 @@ class GraphBatch:
         return self.num_graphs
 
     def __getitem__(self, ids: GraphIds) -> GraphBatch:
-        """Select graphs by int, slice, index array or mask, in the order given; the arrays are copied."""
+        """Select graphs by int, slice, index array or mask, in the order given.
+
+        The arrays are copied, but for a slice without steps, which shares what it can.
+        """
+        if isinstance(ids, slice) and ids.step in (None, 1):
+            return self._between(*ids.indices(self.num_graphs)[:2])
         ids = graph_ids(ids, self.num_graphs).to(self.ptr.device)
         sizes = self.num_nodes_per_graph[ids]
         nodes = ragged_arange(self.ptr[ids], sizes)
@@ -197,6 +203,24 @@ class GraphBatch:
             y=None if self.y is None else self.y[ids],
             edge_weight=None if self.edge_weight is None else self.edge_weight[arcs],
         )
+
+    def _between(self, begin: int, end: int) -> GraphBatch:
+        """The graphs ``begin`` to ``end - 1``."""
+        end = max(begin, end)
+        first, last = int(self.ptr[begin]), int(self.ptr[end])
+        first_arc, last_arc = int(self.indptr[first]), int(self.indptr[last])
+        selected = copy.copy(self)  # not a new object: its contents are checked already
+        parts = {
+            "ptr": self.ptr[begin : end + 1] - first,
+            "indptr": self.indptr[first : last + 1] - first_arc,
+            "indices": self.indices[first_arc:last_arc] - first,
+            "x": self.x[first:last],
+            "y": None if self.y is None else self.y[begin:end],
+            "edge_weight": None if self.edge_weight is None else self.edge_weight[first_arc:last_arc],
+        }
+        for name, value in parts.items():
+            object.__setattr__(selected, name, value)
+        return selected
 
     def __iter__(self) -> Iterator[GraphBatch]:
         return (self[graph] for graph in range(self.num_graphs))

@@ -17,9 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import ops
 from ._native import available as native_available
 from .features import PowerFeatures
-from .graphs import GraphIds, graph_ids
+from .graphs import GraphBatch, GraphIds, graph_ids
 from .nn import SPIN
 
 Metric = Callable[[Tensor, Tensor], float]
@@ -189,6 +190,54 @@ def predict(model: SPIN, features: PowerFeatures, ids: GraphIds | None = None, b
     return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
 
 
+CHUNK_BYTES = 4 << 20
+"""Of powers that :func:`predict_proba` has in memory at a time, unless a single graph needs more."""
+
+
+@torch.inference_mode()
+def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False) -> Tensor:
+    """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
+
+    Chunk after chunk of the graphs goes through the powers, the model and the softmax, so that memory does not grow
+    with their number, but for the result.
+
+    Args:
+        model: a classifier; it is put into evaluation mode.
+        graphs: the graphs.
+        operator: the one that the model was trained with.
+        progress: show a progress bar on the terminal.
+
+    Raises:
+        TypeError, ValueError: graphs that do not fit the model, or an unknown operator.
+    """
+    config = model.config
+    if not isinstance(graphs, GraphBatch):
+        raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+    if graphs.num_features != config["in_features"]:
+        raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
+    model.eval()
+    bytes_per_node = (config["num_hops"] + 1) * config["in_features"] * graphs.x.element_size()
+    probabilities = torch.empty(len(graphs), config["out_features"], dtype=graphs.x.dtype)
+    with _progress_bar("graphs", len(graphs), progress) as advance:
+        for begin, end in _chunks(graphs.ptr, max(CHUNK_BYTES // max(bytes_per_node, 1), 1)):
+            part = graphs[begin:end]
+            arrays = (part.indptr, part.indices, part.x, config["num_hops"], operator)
+            powers = ops.power_features(*arrays, ptr=part.ptr, edge_weight=part.edge_weight, checked=True)
+            probabilities[begin:end] = model.forward_tensors(powers, part.ptr).softmax(1)
+            advance("", end - begin)
+    return probabilities
+
+
+def _chunks(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
+    """Ranges of graphs of about so many nodes, each of at least one graph."""
+    begin, num_graphs = 0, ptr.numel() - 1
+    while begin < num_graphs:
+        end = int(torch.searchsorted(ptr, ptr[begin] + num_nodes, right=True)) - 1
+        end = min(max(end, begin + 1), num_graphs)
+        yield begin, end
+        begin = end
+
+
 def fit(
     model: SPIN,
     features: PowerFeatures,
@@ -241,7 +290,7 @@ def fit(
     assert target is not None
     risen = 0
     result, best, best_state = Fit(), (-float("inf"), -float("inf")), copy.deepcopy(model.state_dict())
-    with _progress_bar(epochs, progress) as advance:
+    with _progress_bar("epoch", epochs, progress) as advance:
         try:
             for number in range(epochs):
                 start = time.perf_counter()
@@ -295,19 +344,23 @@ def _check_fit(train: Tensor, validation: Tensor, epochs: int, batch_size: int, 
 
 
 @contextmanager
-def _progress_bar(epochs: int, show: bool) -> Iterator[Callable[[str], None]]:
+def _progress_bar(of: str, total: int, show: bool) -> Iterator[Callable[..., None]]:
+    """A function to be called with what to show and, if it is not 1, how much is done."""
+    if not show:
+        yield lambda *_: None
+        return
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn("epoch"),
+        TextColumn(of),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, disable=not show) as bar:
-        task = bar.add_task("", total=epochs)
-        yield lambda text: bar.update(task, advance=1, description=text)
+    with Progress(*columns) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda text, advance=1: bar.update(task, advance=advance, description=text)
 
 
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:

@@ -96,6 +96,27 @@ def test_batches_of_nothing() -> None:
     assert model(features[[1]]).shape == (1, 2)  # an empty graph
 
 
+@pytest.mark.parametrize("options", [{"attention": False}, {"attention": True}, {"size_aware": True}])
+def test_calibration_standardises_every_layer(options: dict) -> None:
+    graphs = random_graphs([9, 5, 0, 20, 13] * 8, 0.3)
+    features = PowerFeatures.from_graphs(replace(graphs, x=7 * graphs.x.abs() + 3), 2)
+    model = SPIN(3, 16, 2, 2, **options).double()
+    flat, before = model.flatten_parameters(), copy.deepcopy(model.classifier)
+    model.calibrate(features)
+    assert model.flatten_parameters() is flat
+    z = features.dense_rows()
+    for layer in model.layers:
+        z = layer(z)
+        torch.testing.assert_close(z.mean(1), torch.zeros(3, 16).double(), atol=1e-9, rtol=0)
+        torch.testing.assert_close(z.std(1, correction=0), torch.ones(3, 16).double())
+        z = torch.nn.functional.leaky_relu(z, 0.01)
+    seen = {}
+    model.classifier.register_forward_pre_hook(lambda _, inputs: seen.update(readout=inputs[0]))
+    scores, readout = model(features), seen["readout"]
+    standard = (readout - readout.mean(0)) / readout.std(0, correction=0)
+    torch.testing.assert_close(scores, before(standard))
+
+
 @pytest.mark.parametrize("batch_norm", [True, False])
 def test_compiles_whole(native, batch_norm: bool) -> None:
     features = made_features()

@@ -111,6 +111,24 @@ def test_predict_order_and_batches(digits: PowerFeatures) -> None:
     assert not logits.requires_grad
 
 
+@pytest.mark.parametrize("options", [{}, {"batch_norm": True, "attention": False}, {"size_aware": True}])
+def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    graphs = random_graphs([4, 0, 1, 60, 3, 0, 9], dtype=torch.float32)
+    model = SPIN(3, 16, 4, 2, **options)
+    features = PowerFeatures.from_graphs(graphs, 2, "rw")
+    expected = training.predict(model, features).softmax(1)
+    for size in (training.CHUNK_BYTES, 400, 1):
+        monkeypatch.setattr(training, "CHUNK_BYTES", size)
+        torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
+    assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
+    with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
+        training.predict_proba(model, features)
+    with pytest.raises(ValueError, match="graphs must have 3 features as the model, got 5"):
+        training.predict_proba(model, random_graphs([3], num_features=5))
+    with pytest.raises(ValueError, match="operator must be one of"):
+        training.predict_proba(model, graphs, "nosuch")
+
+
 def test_losses_and_metrics() -> None:
     logits = torch.tensor([[2.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     y = torch.tensor([0, 1, 1])

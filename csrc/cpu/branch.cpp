@@ -16,7 +16,7 @@
 namespace spin_fast {
 namespace {
 
-constexpr int64_t chunk_bytes = 2 << 20;  // of activations and their gradients
+constexpr int64_t chunk_bytes = 4 << 20;  // of activations and their gradients
 constexpr int64_t group_rows = 16 * mlp_block_rows;
 constexpr int64_t line = 64;
 
