@@ -1,6 +1,6 @@
-"""Peak memory of one call: measured in a process of its own, where nothing that was freed before is at hand.
+"""Peak memory of a call or a training run, in a process of its own, where nothing that was freed before is at hand.
 
-Run as a module it is that process: it loads the graph, makes what a contender needs beforehand, calls it once, and
+Run as a module it is that process: it loads the graphs, makes what a contender needs beforehand, calls it once, and
 prints the peak of the resident memory above what it was before.
 """
 
@@ -19,9 +19,13 @@ from typing import NamedTuple
 
 import torch
 
-from spin_fast import GraphBatch, power_features
+from spin_fast import SPIN, GraphBatch, PowerFeatures, power_features
+
+from . import epochs
+from .inputs import NUM_HOPS
 
 OURS = "spin_fast"
+BATCH_SIZE = 128
 
 
 class Peak(NamedTuple):
@@ -38,20 +42,19 @@ def available() -> bool:
     return sys.platform == "linux" and Path("/proc/self/clear_refs").exists()
 
 
-def measure(on: str, graphs: GraphBatch, num_hops: int, contenders: list[str]) -> list[Peak]:
-    """``power_features`` by ours and by rivals of :func:`benchmarks.op_rivals.powers`, one thread."""
+def measure(task: str, graphs: GraphBatch, contenders: list[str]) -> dict[str, int]:
+    """Bytes by contender of a task of ``TASKS``, one thread."""
     package = __package__ or ""
     folder = Path(__file__).parents[package.count(".") + 1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(folder)])}
-    output_bytes = (num_hops + 1) * graphs.x.nbytes
-    peaks = []
+    peaks = {}
     with TemporaryDirectory() as place:
-        file = Path(place) / "graph.pt"
-        torch.save((graphs.ptr, graphs.indptr, graphs.indices, graphs.x), file)
+        file = Path(place) / "graphs.pt"
+        torch.save((graphs.ptr, graphs.indptr, graphs.indices, graphs.x, graphs.y), file)
         for contender in contenders:
-            command = [sys.executable, "-m", f"{package}.peak", str(file), str(num_hops), contender]
+            command = [sys.executable, "-m", f"{package}.peak", str(file), task, contender]
             result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            peaks.append(Peak(on, contender, output_bytes, json.loads(result.stdout)))
+            peaks[contender] = json.loads(result.stdout)
     return peaks
 
 
@@ -62,17 +65,54 @@ def _status(entry: str) -> int:
     return 1024 * int(found[1])
 
 
-def _main(file: str, num_hops: str, contender: str) -> None:
+def _powers(graphs: GraphBatch, contender: str) -> Callable[[], object]:
+    """All hops by ours, or by a rival whose matrix is normalised beforehand."""
+    if contender == OURS:
+        return partial(power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, checked=True)
     from . import op_rivals
 
-    torch.set_num_threads(1)
-    graphs, hops = GraphBatch(*torch.load(file)), int(num_hops)
-    call: Callable[[], object]
-    if contender == OURS:
-        call = partial(power_features, graphs.indptr, graphs.indices, graphs.x, hops, ptr=graphs.ptr, checked=True)
+    return op_rivals.powers(graphs, NUM_HOPS)[contender]
+
+
+def _training(graphs: GraphBatch, contender: str) -> Callable[[], object]:
+    """All that there is to do from the graphs to the end of the second epoch: features or batches, then training."""
+    assert graphs.y is not None
+    shape = graphs.num_features, epochs.WIDTH, int(graphs.y.max()) + 1, epochs.DEPTH
+    if contender in ("SPIN-att", "SPIN-sum"):
+
+        def prepare(graphs: GraphBatch) -> epochs.Epoch:
+            model = SPIN(*shape, attention=contender == "SPIN-att")
+            return epochs.ours(model, PowerFeatures.from_graphs(graphs, epochs.DEPTH), BATCH_SIZE)
+
     else:
-        call = op_rivals.powers(graphs, hops)[contender]
-    with torch.inference_mode():
+        from torch_geometric.loader import DataLoader
+
+        from . import rivals
+
+        def prepare(graphs: GraphBatch) -> epochs.Epoch:
+            data, model = rivals.data_list(graphs, "GIN"), rivals.gin(*shape)
+            if contender == "GIN, DataLoader":
+                return epochs.of(
+                    model, partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index")
+                )
+            return epochs.of(model, partial(epochs.shuffled, rivals.collated(data, BATCH_SIZE, "CSR")))
+
+    def run(graphs: GraphBatch) -> None:
+        epoch = prepare(graphs)
+        for _ in range(2):
+            epoch()
+
+    run(graphs[:2])  # code and buffers that come with the first call are not part of the data's memory
+    return partial(run, graphs)
+
+
+TASKS = {"powers": _powers, "training": _training}
+
+
+def _main(file: str, task: str, contender: str) -> None:
+    torch.set_num_threads(1)
+    call = TASKS[task](GraphBatch(*torch.load(file)), contender)
+    with torch.inference_mode(task == "powers"):
         before = _status("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
         output = call()

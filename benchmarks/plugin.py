@@ -6,7 +6,7 @@ spin_fast.benchmarks.plugin`` beside ``--pyargs spin_fast.benchmarks``; otherwis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,6 +36,7 @@ DATASETS = (
 MARKERS = (
     "prefer(*datasets): run on these where they are among the data sets, else on the first of the data sets",
     "large: minutes and gigabytes; left out by --quick and --no-large",
+    "thorough: another value of what --quick tries with one",
 )
 
 
@@ -43,9 +44,20 @@ NO_FLOORS: Floors = {}
 
 
 class RunRace(Protocol):
-    """Run one race, ours first; once per test."""
+    """Run one race, ours first; once per test.
 
-    def __call__(self, case: str, on: str, contenders: Mapping[str, Contender], floors: Floors = ...) -> None: ...
+    ``also`` names another of ours, to which ratios are taken too; rivals of ``once`` are timed once, without rounds.
+    """
+
+    def __call__(
+        self,
+        case: str,
+        on: str,
+        contenders: Mapping[str, Contender],
+        floors: Floors = ...,
+        also: str | None = ...,
+        once: Collection[str] = ...,
+    ) -> Race: ...
 
 
 def names(text: str) -> list[str]:
@@ -87,6 +99,7 @@ class Settings:
     datasets: list[str]
     root: str | None
     threads: list[int]
+    quick: bool
     large: bool
     effort: Effort
     results: Path | None
@@ -108,6 +121,7 @@ class Settings:
             datasets=chosen,
             root=root,
             threads=option("threads", [number for number in (1, 2) if number <= report.available_cores()]),
+            quick=quick,
             large=not (quick or option("no-large", False)),
             effort=Effort(option("budget", 1.0 if quick else 5.0), 3, option("rounds", 3 if quick else 15)),
             results=option("results"),
@@ -158,12 +172,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             settings.datasets.index(dataset) if dataset in settings.datasets else len(settings.datasets),
         )
 
-    if not settings.large:
-        skip = pytest.mark.skip(reason="large: not with --quick or --no-large")
-        for item in items:
-            if item.get_closest_marker("large"):
-                item.add_marker(skip)
+    skipped = {"large": not settings.large, "thorough": settings.quick}
+    for item in items:
+        for marker, applies in skipped.items():
+            if applies and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: left out by the options"))
     items.sort(key=position)
+
+
+@pytest.fixture(scope="session")
+def quick(request: pytest.FixtureRequest) -> bool:
+    """Whether this is only to see that all runs."""
+    return request.config.stash[SETTINGS].quick
 
 
 @lru_cache(maxsize=1)
@@ -203,17 +223,25 @@ def session(request: pytest.FixtureRequest) -> Session:
 def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Session, threads: int) -> RunRace:
     effort, benchmark = request.config.stash[SETTINGS].effort, request.getfixturevalue("benchmark")
 
-    def run(case: str, on: str, contenders: Mapping[str, Contender], floors: Floors = NO_FLOORS) -> None:
+    def run(
+        case: str,
+        on: str,
+        contenders: Mapping[str, Contender],
+        floors: Floors = NO_FLOORS,
+        also: str | None = None,
+        once: Collection[str] = (),
+    ) -> Race:
         suite = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-        race = Race(suite, case, on, threads)
+        race = Race(suite, case, on, threads, also)
         entered = race.enter(contenders, floors)
         with frozen_garbage():
-            of_round = race.warm_up(entered, effort.patience)
+            of_round = race.warm_up(entered, effort.patience, once)
             running.append(race)
             benchmark.group = case
             benchmark.pedantic(race.run_round, (entered,), rounds=effort.rounds(of_round))
         benchmark.extra_info.update(report.summary(race))
         session.races.append(race)
+        return race
 
     return run
 
