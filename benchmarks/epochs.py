@@ -28,7 +28,7 @@ def adam(model: nn.Module) -> torch.optim.Adam:
 def ours(model: SPIN, features: PowerFeatures, batch_size: int, ids: Tensor | None = None) -> Epoch:
     """An epoch of SPIN over the graphs ``ids``, by default all, in random order."""
     ids = torch.arange(len(features)) if ids is None else ids
-    return partial(training.train_epoch, model, adam(model), features, ids, batch_size, torch.Generator())
+    return partial(training.train_epoch, model, adam(model), features, ids, batch_size)
 
 
 def of(model: nn.Module, batches: Callable[[], Iterable[Any]], optimizer: torch.optim.Optimizer | None = None) -> Epoch:

@@ -236,7 +236,7 @@ def _seconds(value: float) -> str:
     return f"{value * scale:.3g} {unit}" if value * scale < 100 else f"{value * scale:.0f} {unit}"
 
 
-def terminal(session: Session, width: int) -> str:
+def terminal(session: Session, width: int = 0) -> str:
     """All tables as text."""
     from rich.console import Console
     from rich.table import Table as Printed
@@ -257,7 +257,8 @@ def terminal(session: Session, width: int) -> str:
 
 def markdown(session: Session, info: dict[str, Any]) -> str:
     """All tables as Markdown, each with its plot."""
-    lines = [f"{describe(info)}. Load before the start: {load():.1f}.", "", MEANING, ""]
+    lines = [f"{describe(info)}. Load before the start: {load():.1f}.", ""]
+    lines += [MEANING, ""] if session.races else []
     lines += [*(f"- {note}" for note in session.notes), ""] if session.notes else []
     drawn = {title for title, _ in by_table(session.races)} | {study.title for study in session.studies}
     for table in session.tables:
