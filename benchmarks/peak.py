@@ -25,6 +25,7 @@ from . import epochs
 from .inputs import NUM_HOPS
 
 OURS = "spin_fast"
+TRAINED = ("SPIN-att", "SPIN-sum", "GIN, DataLoader", "GIN, collated")
 BATCH_SIZE = 128
 
 
@@ -78,7 +79,7 @@ def _training(graphs: GraphBatch, contender: str) -> Callable[[], object]:
     """All that there is to do from the graphs to the end of the second epoch: features or batches, then training."""
     assert graphs.y is not None
     shape = graphs.num_features, epochs.WIDTH, int(graphs.y.max()) + 1, epochs.DEPTH
-    if contender in ("SPIN-att", "SPIN-sum"):
+    if contender.startswith("SPIN"):
 
         def prepare(graphs: GraphBatch) -> epochs.Epoch:
             model = SPIN(*shape, attention=contender == "SPIN-att")
