@@ -37,6 +37,7 @@ MARKERS = (
     "prefer(*datasets): run on these where they are among the data sets, else on the first of the data sets",
     "large: minutes and gigabytes; left out by --quick and --no-large",
     "thorough: another value of what --quick tries with one",
+    "lengthy: --quick gives it the first of the numbers of threads only",
 )
 
 
@@ -152,7 +153,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     settings = metafunc.config.stash[SETTINGS]
     if "race" in metafunc.fixturenames:
-        metafunc.parametrize("threads", settings.threads)
+        once = settings.quick and metafunc.definition.get_closest_marker("lengthy")
+        metafunc.parametrize("threads", settings.threads[:1] if once else settings.threads)
     if "dataset" in metafunc.fixturenames:
         chosen = settings.datasets
         if marker := metafunc.definition.get_closest_marker("prefer"):

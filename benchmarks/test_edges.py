@@ -28,6 +28,7 @@ from torch_geometric.loader import DataLoader
 from . import rivals
 
 NUM_GRAPHS = 1000
+FEW_GRAPHS = 32  # with --quick
 NUM_NODES = 100
 NUM_FEATURES = 50
 NUM_CLASSES = 2
@@ -36,9 +37,10 @@ BATCH_SIZE = 128
 MIDDLE = [pytest.param(p, marks=pytest.mark.thorough) for p in (0.1, 0.2, 0.4, 0.6, 0.8)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("p", [0.05, *MIDDLE, 1.0])
 def test_edges(race: RunRace, session: Session, quick: bool, p: float, threads: int) -> None:
-    num_graphs = BATCH_SIZE if quick else NUM_GRAPHS
+    num_graphs = FEW_GRAPHS if quick else NUM_GRAPHS
     graphs = datasets.erdos_renyi(num_graphs, NUM_NODES, (p,) * NUM_CLASSES, NUM_FEATURES)
     shape = NUM_FEATURES, WIDTH, NUM_CLASSES, DEPTH
     torch.manual_seed(0)

@@ -55,6 +55,7 @@ def spins(shape: Shape) -> dict[str, SPIN]:
     return {"SPIN-att": SPIN(*shape, attention=True), "SPIN-sum": SPIN(*shape, attention=False)}
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("batch_size", [BATCH_SIZE, pytest.param(32, marks=pytest.mark.thorough)])
 def test_training_epoch(
     race: RunRace,
@@ -195,6 +196,7 @@ def predict_proba_of(model: SPIN, features: PowerFeatures) -> Tensor:
     return training.predict(model, features, batch_size=BATCH_SIZE).softmax(1)
 
 
+@pytest.mark.lengthy
 def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
     """Class probabilities of all graphs from what is in memory: a GraphBatch for ours, PyG's graphs for its models.
 
