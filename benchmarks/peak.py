@@ -1,7 +1,6 @@
 """Peak memory of a call or a training run, in a process of its own, where nothing that was freed before is at hand.
 
-Run as a module it is that process: it loads the graphs, makes what a contender needs beforehand, calls it once, and
-prints the peak of the resident memory above what it was before.
+Run as a module it is that process, which prints the peak of its resident memory above what it was before.
 """
 
 from __future__ import annotations
@@ -15,11 +14,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, power_features
+from spin_fast.datasets import erdos_renyi
 
 from . import epochs
 from .inputs import NUM_HOPS
@@ -66,45 +67,78 @@ def _status(entry: str) -> int:
     return 1024 * int(found[1])
 
 
-def _powers(graphs: GraphBatch, contender: str) -> Callable[[], object]:
-    """All hops by ours, or by a rival whose matrix is normalised beforehand."""
+def _load(file: str) -> GraphBatch:
+    return GraphBatch(*torch.load(file))
+
+
+def _peak(call: Callable[[], object], above: int) -> int:
+    """How far the process comes above so many bytes while it runs a call whose result it keeps."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    output = call()
+    peak = _status("VmHWM") - above
+    del output
+    return peak
+
+
+@torch.inference_mode()
+def _powers(file: str, contender: str) -> int:
+    """All hops by ours, or by a rival whose matrix is normalised beforehand; above what is there before the call."""
+    graphs = _load(file)
+    call: Callable[[], object]
     if contender == OURS:
-        return partial(power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, checked=True)
-    from . import op_rivals
-
-    return op_rivals.powers(graphs, NUM_HOPS)[contender]
-
-
-def _training(graphs: GraphBatch, contender: str) -> Callable[[], object]:
-    """All that there is to do from the graphs to the end of the second epoch: features or batches, then training."""
-    assert graphs.y is not None
-    shape = graphs.num_features, epochs.WIDTH, int(graphs.y.max()) + 1, epochs.DEPTH
-    if contender.startswith("SPIN"):
-
-        def prepare(graphs: GraphBatch) -> epochs.Epoch:
-            model = SPIN(*shape, attention=contender == "SPIN-att")
-            return epochs.ours(model, PowerFeatures.from_graphs(graphs, epochs.DEPTH), BATCH_SIZE)
-
+        call = partial(power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, checked=True)
     else:
-        from torch_geometric.loader import DataLoader
+        from . import op_rivals
 
+        call = op_rivals.powers(graphs, NUM_HOPS)[contender]
+    return _peak(call, above=_status("VmRSS"))
+
+
+def _training(file: str, contender: str) -> int:
+    """From the graphs, as each keeps them in memory, to the end of the second epoch; above a process without them."""
+    form: Callable[[GraphBatch], Any]
+    if contender.startswith("SPIN"):
+        form, prepare = _same, partial(_spin, contender == "SPIN-att")
+    else:
         from . import rivals
 
-        def prepare(graphs: GraphBatch) -> epochs.Epoch:
-            data, model = rivals.data_list(graphs, "GIN"), rivals.gin(*shape)
-            if contender == "GIN, DataLoader":
-                return epochs.of(
-                    model, partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index")
-                )
-            return epochs.of(model, partial(epochs.shuffled, rivals.collated(data, BATCH_SIZE, "CSR")))
+        form, prepare = partial(rivals.data_list, family="GIN"), partial(_gin, contender == "GIN, collated")
 
-    def run(graphs: GraphBatch) -> None:
+    def run(graphs: Any) -> None:
         epoch = prepare(graphs)
         for _ in range(2):
             epoch()
 
-    run(graphs[:2])  # code and buffers that come with the first call are not part of the data's memory
-    return partial(run, graphs)
+    run(form(erdos_renyi(4, 10, (0.3, 0.6), 4)))  # what comes with the first call is not the data's
+    empty = _status("VmRSS")
+    graphs = form(_load(file))
+    return _peak(partial(run, graphs), above=empty)
+
+
+def _same(graphs: GraphBatch) -> GraphBatch:
+    return graphs
+
+
+def _spin(attention: bool, graphs: GraphBatch) -> epochs.Epoch:
+    model = SPIN(graphs.num_features, epochs.WIDTH, _num_classes(graphs.y), epochs.DEPTH, attention=attention)
+    return epochs.ours(model, PowerFeatures.from_graphs(graphs, epochs.DEPTH), BATCH_SIZE)
+
+
+def _gin(collated: bool, data: list[Any]) -> epochs.Epoch:
+    from torch_geometric.loader import DataLoader
+
+    from . import rivals
+
+    num_classes = _num_classes(torch.cat([graph.y for graph in data]))
+    model = rivals.gin(data[0].num_features, epochs.WIDTH, num_classes, epochs.DEPTH)
+    if collated:
+        return epochs.of(model, partial(epochs.shuffled, rivals.collated(data, BATCH_SIZE, "CSR")))
+    return epochs.of(model, partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index"))
+
+
+def _num_classes(y: Tensor | None) -> int:
+    assert y is not None
+    return int(y.max()) + 1
 
 
 TASKS = {"powers": _powers, "training": _training}
@@ -112,13 +146,7 @@ TASKS = {"powers": _powers, "training": _training}
 
 def _main(file: str, task: str, contender: str) -> None:
     torch.set_num_threads(1)
-    call = TASKS[task](GraphBatch(*torch.load(file)), contender)
-    with torch.inference_mode(task == "powers"):
-        before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        output = call()
-        print(json.dumps(_status("VmHWM") - before))
-        del output
+    print(json.dumps(TASKS[task](file, contender)))
 
 
 if __name__ == "__main__":

@@ -292,7 +292,7 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     session, folder = config.stash[SESSION], config.stash[SETTINGS].results
-    if not session.races:
+    if not session.tables:
         return
     terminalreporter.section("races")
     for line in (report.MEANING, *session.notes):

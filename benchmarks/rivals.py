@@ -5,7 +5,7 @@ target, batches may be collated once, before training; Adam is fused, activation
 epoch. Message passing comes in two forms, and which of them is faster depends on the data set, so both race:
 ``edge_index`` (gather and scatter) and CSR (a sparse product, whose backward pass is another one instead of torch's
 transposition). The DataLoader keeps ``num_workers=0``: worker processes would not show in the CPU time of this one.
-:func:`compiled` is ``torch.compile`` of either form, for batches of any size.
+:func:`compiled` is ``torch.compile`` of the first of them, for batches of any size.
 """
 
 from __future__ import annotations
@@ -164,10 +164,12 @@ def collated(data: list[Data], batch_size: int, form: str) -> list[Inputs]:
 
 
 def compiled(model: Classifier, threads: int) -> nn.Module:
-    """The same model by ``torch.compile``, once for batches of all sizes; a CSR product breaks its graph.
+    """The same model by ``torch.compile``, once for ``edge_index`` batches of all sizes.
 
-    Inductor is told the threads: with one, its scattered sums need no atomic additions.
+    Inductor is told the threads: with one, its scattered sums need no atomic additions. CSR batches are not for it:
+    every product breaks the graph, after which the model runs in pieces, in the other form too.
     """
+    torch.compiler.reset()  # what earlier races compiled counts towards a limit
     return cast(nn.Module, torch.compile(model, dynamic=True, options={"cpp.threads": threads}))
 
 
