@@ -10,14 +10,14 @@ from torch import Tensor
 FEW = 1e-5  # of the entries of a large tensor
 
 
-def assert_close(name: str, results: Iterable[Tensor], expected: Iterable[Tensor]) -> None:
+def assert_close(name: str, results: Iterable[Tensor], expected: Iterable[Tensor], rtol: float = 1e-4) -> None:
     """Compare tensor by tensor with ours, within the rounding of float32 sums.
 
     Few entries of a large gradient may be further off: where a score is 0 but for rounding, ReLU has two slopes.
     """
     for result, ours in zip(results, expected, strict=True):
         scale = float(ours.detach().abs().max()) if ours.numel() else 0.0
-        rtol, atol = 1e-4, 1e-5 * scale
+        atol = 0.1 * rtol * scale
         if result.shape == ours.shape:
             close = int(torch.isclose(result, ours, rtol=rtol, atol=atol).sum())
             if ours.numel() - close <= FEW * ours.numel():

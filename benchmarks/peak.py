@@ -1,7 +1,6 @@
-"""Peak memory of one call: measured in a process of its own, where nothing that was freed before is at hand.
+"""Peak memory of a call or a training run, in a process of its own, where nothing that was freed before is at hand.
 
-Run as a module it is that process: it loads the graph, makes what a contender needs beforehand, calls it once, and
-prints the peak of the resident memory above what it was before.
+Run as a module it is that process, which prints the peak of its resident memory above what it was before.
 """
 
 from __future__ import annotations
@@ -15,13 +14,20 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
-from spin_fast import GraphBatch, power_features
+from spin_fast import SPIN, GraphBatch, PowerFeatures, power_features
+from spin_fast.datasets import erdos_renyi
+
+from . import epochs
+from .inputs import NUM_HOPS
 
 OURS = "spin_fast"
+TRAINED = ("SPIN-att", "SPIN-sum", "GIN, DataLoader", "GIN, collated")
+BATCH_SIZE = 128
 
 
 class Peak(NamedTuple):
@@ -38,20 +44,19 @@ def available() -> bool:
     return sys.platform == "linux" and Path("/proc/self/clear_refs").exists()
 
 
-def measure(on: str, graphs: GraphBatch, num_hops: int, contenders: list[str]) -> list[Peak]:
-    """``power_features`` by ours and by rivals of :func:`benchmarks.op_rivals.powers`, one thread."""
+def measure(task: str, graphs: GraphBatch, contenders: list[str]) -> dict[str, int]:
+    """Bytes by contender of a task of ``TASKS``, one thread."""
     package = __package__ or ""
     folder = Path(__file__).parents[package.count(".") + 1]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(folder)])}
-    output_bytes = (num_hops + 1) * graphs.x.nbytes
-    peaks = []
+    peaks = {}
     with TemporaryDirectory() as place:
-        file = Path(place) / "graph.pt"
-        torch.save((graphs.ptr, graphs.indptr, graphs.indices, graphs.x), file)
+        file = Path(place) / "graphs.pt"
+        torch.save((graphs.ptr, graphs.indptr, graphs.indices, graphs.x, graphs.y), file)
         for contender in contenders:
-            command = [sys.executable, "-m", f"{package}.peak", str(file), str(num_hops), contender]
+            command = [sys.executable, "-m", f"{package}.peak", str(file), task, contender]
             result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-            peaks.append(Peak(on, contender, output_bytes, json.loads(result.stdout)))
+            peaks[contender] = json.loads(result.stdout)
     return peaks
 
 
@@ -62,22 +67,86 @@ def _status(entry: str) -> int:
     return 1024 * int(found[1])
 
 
-def _main(file: str, num_hops: str, contender: str) -> None:
-    from . import op_rivals
+def _load(file: str) -> GraphBatch:
+    return GraphBatch(*torch.load(file))
 
-    torch.set_num_threads(1)
-    graphs, hops = GraphBatch(*torch.load(file)), int(num_hops)
+
+def _peak(call: Callable[[], object], above: int) -> int:
+    """How far the process comes above so many bytes while it runs a call whose result it keeps."""
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    output = call()
+    peak = _status("VmHWM") - above
+    del output
+    return peak
+
+
+@torch.inference_mode()
+def _powers(file: str, contender: str) -> int:
+    """All hops by ours, or by a rival whose matrix is normalised beforehand; above what is there before the call."""
+    graphs = _load(file)
     call: Callable[[], object]
     if contender == OURS:
-        call = partial(power_features, graphs.indptr, graphs.indices, graphs.x, hops, ptr=graphs.ptr, checked=True)
+        call = partial(power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, checked=True)
     else:
-        call = op_rivals.powers(graphs, hops)[contender]
-    with torch.inference_mode():
-        before = _status("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-        output = call()
-        print(json.dumps(_status("VmHWM") - before))
-        del output
+        from . import op_rivals
+
+        call = op_rivals.powers(graphs, NUM_HOPS)[contender]
+    return _peak(call, above=_status("VmRSS"))
+
+
+def _training(file: str, contender: str) -> int:
+    """From the graphs, as each keeps them in memory, to the end of the second epoch; above a process without them."""
+    form: Callable[[GraphBatch], Any]
+    if contender.startswith("SPIN"):
+        form, prepare = _same, partial(_spin, contender == "SPIN-att")
+    else:
+        from . import rivals
+
+        form, prepare = partial(rivals.data_list, family="GIN"), partial(_gin, contender == "GIN, collated")
+
+    def run(graphs: Any) -> None:
+        epoch = prepare(graphs)
+        for _ in range(2):
+            epoch()
+
+    run(form(erdos_renyi(4, 10, (0.3, 0.6), 4)))  # what comes with the first call is not the data's
+    empty = _status("VmRSS")
+    graphs = form(_load(file))
+    return _peak(partial(run, graphs), above=empty)
+
+
+def _same(graphs: GraphBatch) -> GraphBatch:
+    return graphs
+
+
+def _spin(attention: bool, graphs: GraphBatch) -> epochs.Epoch:
+    model = SPIN(graphs.num_features, epochs.WIDTH, _num_classes(graphs.y), epochs.DEPTH, attention=attention)
+    return epochs.ours(model, PowerFeatures.from_graphs(graphs, epochs.DEPTH), BATCH_SIZE)
+
+
+def _gin(collated: bool, data: list[Any]) -> epochs.Epoch:
+    from torch_geometric.loader import DataLoader
+
+    from . import rivals
+
+    num_classes = _num_classes(torch.cat([graph.y for graph in data]))
+    model = rivals.gin(data[0].num_features, epochs.WIDTH, num_classes, epochs.DEPTH)
+    if collated:
+        return epochs.of(model, partial(epochs.shuffled, rivals.collated(data, BATCH_SIZE, "CSR")))
+    return epochs.of(model, partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index"))
+
+
+def _num_classes(y: Tensor | None) -> int:
+    assert y is not None
+    return int(y.max()) + 1
+
+
+TASKS = {"powers": _powers, "training": _training}
+
+
+def _main(file: str, task: str, contender: str) -> None:
+    torch.set_num_threads(1)
+    print(json.dumps(TASKS[task](file, contender)))
 
 
 if __name__ == "__main__":

@@ -1,20 +1,23 @@
-"""A picture of a table: a line per input, a dot per contender, on a logarithmic axis of time over ours."""
+"""Pictures of what was measured, on logarithmic axes of time over ours.
+
+A table of races becomes a line per input with a dot per contender, a study a curve per contender.
+"""
 
 from __future__ import annotations
 
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from .race import Race
 
 COLOURS = 64  # a plot has few, and a palette makes a small file
+MARKERS = "osD^vP*X"
 
 
 def plot(title: str, races: list[Race], path: Path) -> None:
     """Draw one table; what lies right of 1 is slower than ours, the black line is the floor."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-    from PIL import Image
 
     rivals = list(dict.fromkeys(rival for race in races for rival in race.rivals))
     figure = Figure(figsize=(7.5, 1.3 + 0.2 * len(rivals) / 3 + 0.26 * len(races)), dpi=110, layout="constrained")
@@ -27,7 +30,7 @@ def plot(title: str, races: list[Race], path: Path) -> None:
             medians,
             lines,
             xerr=[[ratio.median - ratio.low for ratio in ratios], [ratio.high - ratio.median for ratio in ratios]],
-            fmt="osD^vP*X"[number % 8],
+            fmt=MARKERS[number % len(MARKERS)],
             color=f"C{number % 10}",
             markersize=5,
             elinewidth=0.8,
@@ -45,13 +48,55 @@ def plot(title: str, races: list[Race], path: Path) -> None:
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, 0.8), max(high, 1.25))
-    ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.xaxis.set_minor_formatter(NullFormatter())
+    _one_two_five(ax.xaxis)
     ax.set_xlabel("time / ours (left of 1: faster than ours)", fontsize=8)
     ax.tick_params(labelsize=8)
     ax.tick_params("y", length=0)
     figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    _save(figure, path)
+
+
+def plot_study(title: str, axis: str, seconds: dict[str, dict[float, float]], path: Path) -> None:
+    """Draw a curve per contender, relative to the first one, which is ours, at the first place of the axis."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 4.5), dpi=110, layout="constrained")
+    ax = figure.subplots()
+    ours = next(iter(seconds.values()))
+    first = min(ours)
+    for number, (line, times) in enumerate(seconds.items()):
+        places = sorted(times)
+        ax.plot(
+            places,
+            [times[place] / ours[first] for place in places],
+            marker=MARKERS[number % len(MARKERS)],
+            markersize=5,
+            linewidth=1.2,
+            label=line,
+        )
+    ax.set_title(title, fontsize=10, loc="left")
+    ax.set_yscale("log")
+    _one_two_five(ax.yaxis)
+    ax.set_xlabel(axis, fontsize=8)
+    ax.set_ylabel(f"time / ours at {axis} = {first:g}", fontsize=8)
+    ax.grid(color="lightgrey", linewidth=0.5)
+    ax.tick_params(labelsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    _save(figure, path)
+
+
+def _one_two_five(axis: Any) -> None:
+    """Label a logarithmic axis 1, 2, 5, 10, ..."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _save(figure: Any, path: Path) -> None:
+    from PIL import Image
+
     picture = BytesIO()
     figure.savefig(picture)
     Image.open(picture).convert("RGB").quantize(COLOURS).save(path, optimize=True)

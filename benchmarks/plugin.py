@@ -6,7 +6,7 @@ spin_fast.benchmarks.plugin`` beside ``--pyargs spin_fast.benchmarks``; otherwis
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -36,6 +36,8 @@ DATASETS = (
 MARKERS = (
     "prefer(*datasets): run on these where they are among the data sets, else on the first of the data sets",
     "large: minutes and gigabytes; left out by --quick and --no-large",
+    "thorough: another value of what --quick tries with one",
+    "lengthy: --quick gives it the first of the numbers of threads only",
 )
 
 
@@ -43,9 +45,20 @@ NO_FLOORS: Floors = {}
 
 
 class RunRace(Protocol):
-    """Run one race, ours first; once per test."""
+    """Run one race, ours first; once per test.
 
-    def __call__(self, case: str, on: str, contenders: Mapping[str, Contender], floors: Floors = ...) -> None: ...
+    ``also`` names another of ours, to which ratios are taken too; rivals of ``once`` are timed once, without rounds.
+    """
+
+    def __call__(
+        self,
+        case: str,
+        on: str,
+        contenders: Mapping[str, Contender],
+        floors: Floors = ...,
+        also: str | None = ...,
+        once: Collection[str] = ...,
+    ) -> Race: ...
 
 
 def names(text: str) -> list[str]:
@@ -87,6 +100,7 @@ class Settings:
     datasets: list[str]
     root: str | None
     threads: list[int]
+    quick: bool
     large: bool
     effort: Effort
     results: Path | None
@@ -108,6 +122,7 @@ class Settings:
             datasets=chosen,
             root=root,
             threads=option("threads", [number for number in (1, 2) if number <= report.available_cores()]),
+            quick=quick,
             large=not (quick or option("no-large", False)),
             effort=Effort(option("budget", 1.0 if quick else 5.0), 3, option("rounds", 3 if quick else 15)),
             results=option("results"),
@@ -138,7 +153,8 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     settings = metafunc.config.stash[SETTINGS]
     if "race" in metafunc.fixturenames:
-        metafunc.parametrize("threads", settings.threads)
+        once = settings.quick and metafunc.definition.get_closest_marker("lengthy")
+        metafunc.parametrize("threads", settings.threads[:1] if once else settings.threads)
     if "dataset" in metafunc.fixturenames:
         chosen = settings.datasets
         if marker := metafunc.definition.get_closest_marker("prefer"):
@@ -158,12 +174,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             settings.datasets.index(dataset) if dataset in settings.datasets else len(settings.datasets),
         )
 
-    if not settings.large:
-        skip = pytest.mark.skip(reason="large: not with --quick or --no-large")
-        for item in items:
-            if item.get_closest_marker("large"):
-                item.add_marker(skip)
+    skipped = {"large": not settings.large, "thorough": settings.quick}
+    for item in items:
+        for marker, applies in skipped.items():
+            if applies and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: left out by the options"))
     items.sort(key=position)
+
+
+@pytest.fixture(scope="session")
+def quick(request: pytest.FixtureRequest) -> bool:
+    """Whether this is only to see that all runs."""
+    return request.config.stash[SETTINGS].quick
 
 
 @lru_cache(maxsize=1)
@@ -203,17 +225,25 @@ def session(request: pytest.FixtureRequest) -> Session:
 def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Session, threads: int) -> RunRace:
     effort, benchmark = request.config.stash[SETTINGS].effort, request.getfixturevalue("benchmark")
 
-    def run(case: str, on: str, contenders: Mapping[str, Contender], floors: Floors = NO_FLOORS) -> None:
+    def run(
+        case: str,
+        on: str,
+        contenders: Mapping[str, Contender],
+        floors: Floors = NO_FLOORS,
+        also: str | None = None,
+        once: Collection[str] = (),
+    ) -> Race:
         suite = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-        race = Race(suite, case, on, threads)
+        race = Race(suite, case, on, threads, also)
         entered = race.enter(contenders, floors)
         with frozen_garbage():
-            of_round = race.warm_up(entered, effort.patience)
+            of_round = race.warm_up(entered, effort.patience, once)
             running.append(race)
             benchmark.group = case
             benchmark.pedantic(race.run_round, (entered,), rounds=effort.rounds(of_round))
         benchmark.extra_info.update(report.summary(race))
         session.races.append(race)
+        return race
 
     return run
 
@@ -262,7 +292,7 @@ def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     session, folder = config.stash[SESSION], config.stash[SETTINGS].results
-    if not session.races:
+    if not session.tables:
         return
     terminalreporter.section("races")
     for line in (report.MEANING, *session.notes):

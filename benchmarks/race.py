@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import ceil
@@ -68,6 +68,7 @@ class Race:
         case: what is computed; cases of the same name share a table.
         on: the input, a row of that table.
         threads: torch's threads.
+        also: another contender of ours, to which ratios are taken too.
         calls: calls per sample and contender.
         seconds: seconds per call, contender and round.
         floors: the names of those contenders that are floors, by kind.
@@ -77,6 +78,7 @@ class Race:
     case: str
     on: str
     threads: int
+    also: str | None = None
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     floors: dict[str, list[str]] = field(default_factory=dict)
@@ -121,16 +123,16 @@ class Race:
             entered |= named
         return entered
 
-    def warm_up(self, contenders: Mapping[str, Contender], patience: float) -> float:
+    def warm_up(self, contenders: Mapping[str, Contender], patience: float, once: Collection[str] = ()) -> float:
         """Call every contender, choose its calls per sample, and return the seconds of a round.
 
-        A rival that takes longer than ``patience`` has its time by that, and no part in the rounds.
+        A rival of ``once``, or that takes longer than ``patience``, has its time by that, and no part in the rounds.
         """
         of_round = 0.0
         for name, contender in contenders.items():
             self.seconds[name] = []
             calls, seconds = 1, self._sample(contender, 1)
-            if seconds > patience and name != self.ours:
+            if name in once or (seconds > patience and name != self.ours):
                 self.seconds[name].append(seconds)
                 continue
             if seconds < WARM_AT_ONCE:

@@ -6,8 +6,8 @@ import json
 import os
 import platform
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -22,12 +22,11 @@ from .peak import Peak
 from .race import Race, Spread
 
 PACKAGES = ("torch", "numpy", "scipy", "torch_geometric", "pyg_lib", "torch_scatter")
-HEADERS = ("input", "contender", "time", "/ ours", "quartiles", "/ floor", "quartiles", "rounds")
 MEANING = (
     "Medians of interleaved rounds; one thread by CPU time, more by wall time. '/ ours': a contender's time over the "
     "first one's in its block, which is ours; above 1 we are faster. '/ floor': its time over the floor's, the least "
     "that this machine needs for what must be read, written and fetched; of several floors the slowest counts. "
-    "Ratios are taken round by round."
+    "Ratios are taken round by round. A rival that takes very long is timed once, without rounds."
 )
 
 
@@ -36,8 +35,26 @@ class Table(NamedTuple):
 
     title: str
     headers: tuple[str, ...]
-    blocks: list[list[tuple[str, ...]]]
+    blocks: list[Sequence[tuple[str, ...]]]
     left: int = 1
+
+
+@dataclass
+class Study:
+    """Seconds along an axis: of every line, at every place on the axis."""
+
+    title: str
+    axis: str
+    seconds: dict[str, dict[float, float]] = field(default_factory=dict)
+
+    @property
+    def table(self) -> Table:
+        places = sorted({place for line in self.seconds.values() for place in line})
+        block = [
+            (name, *(_seconds(line[place]) if place in line else "" for place in places))
+            for name, line in self.seconds.items()
+        ]
+        return Table(self.title, ("contender", *(f"{self.axis} = {place:g}" for place in places)), [block])
 
 
 @dataclass
@@ -45,6 +62,8 @@ class Session:
     """All that was measured, and what was not and why."""
 
     races: list[Race] = field(default_factory=list)
+    studies: list[Study] = field(default_factory=list)
+    counted: list[Table] = field(default_factory=list)
     peaks: list[Peak] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -53,17 +72,37 @@ class Session:
         if text not in self.notes:
             self.notes.append(text)
 
+    def study(self, title: str, axis: str, threads: int) -> Study:
+        """The study of that title, new where there is none."""
+        title = f"{title}, {_threads(threads)}"
+        for study in self.studies:
+            if study.title == title:
+                return study
+        self.studies.append(Study(title, axis))
+        return self.studies[-1]
+
+    def count(self, title: str, headers: tuple[str, ...], block: Sequence[tuple[str, ...]], left: int = 1) -> None:
+        """Add a block to the table of that title, for what is neither a race nor a study."""
+        for table in self.counted:
+            if table.title == title:
+                table.blocks.append(block)
+                return
+        self.counted.append(Table(title, headers, [block], left))
+
     @property
     def tables(self) -> list[Table]:
         tables = []
         headers: tuple[str, ...]
+        blocks: list[Sequence[tuple[str, ...]]]
         if self.bandwidths:
             headers = ("threads", "triad", "copy", "read", "floor's loop", "floor's loop / triad")
             blocks = [[bandwidth_row(bandwidth) for bandwidth in self.bandwidths]]
             tables.append(Table("memory of this machine, GB/s read and written", headers, blocks, left=0))
         tables += [
-            Table(title, HEADERS, [rows(race) for race in group], left=2) for title, group in by_table(self.races)
+            Table(title, race_headers(group[0]), [rows(race) for race in group], left=2)
+            for title, group in by_table(self.races)
         ]
+        tables += [*(study.table for study in self.studies), *self.counted]
         if self.peaks:
             headers = ("input", "contender", "output, MB", "peak above before, MB", "peak / output")
             blocks = [[peak_row(peak) for peak in group] for _, group in groupby(self.peaks, key=lambda peak: peak.on)]
@@ -130,7 +169,7 @@ def by_table(races: Iterable[Race]) -> list[tuple[str, list[Race]]]:
     """Races of one case and one number of threads share a table; tables and rows keep the order of the session."""
 
     def title(race: Race) -> str:
-        return f"{race.case}, {race.threads} thread{'s' if race.threads > 1 else ''}"
+        return f"{race.case}, {_threads(race.threads)}"
 
     order: dict[str, int] = {}
     for race in races:
@@ -139,8 +178,17 @@ def by_table(races: Iterable[Race]) -> list[tuple[str, list[Race]]]:
     return [(name, list(group)) for name, group in groupby(ranked, key=title)]
 
 
+def _threads(number: int) -> str:
+    return f"{number} thread{'s' if number > 1 else ''}"
+
+
+def race_headers(race: Race) -> tuple[str, ...]:
+    """Ratios are taken to ours, and to another one of ours or else to the floor."""
+    return "input", "contender", "time", "/ ours", "quartiles", f"/ {race.also or 'floor'}", "quartiles", "rounds"
+
+
 def rows(race: Race) -> list[tuple[str, ...]]:
-    """A row per contender and kind of floor, as under ``HEADERS``."""
+    """A row per contender and kind of floor, as under :func:`race_headers`."""
     floor = race.floor
 
     def ratio(contender: str, to: str | None) -> tuple[str, str]:
@@ -157,7 +205,7 @@ def rows(race: Race) -> list[tuple[str, ...]]:
             f"{contender} (counts)" if several and contender == floor else contender,
             _duration(race.time(contender)),
             *ratio(contender, race.ours),
-            *ratio(contender, floor),
+            *ratio(contender, race.also or floor),
             str(race.rounds(contender)) if race.rounds(contender) != before else "",
         )
         for before, contender in zip([0, *map(race.rounds, shown)], shown, strict=False)
@@ -180,12 +228,15 @@ def _short(number: float) -> str:
 
 
 def _duration(seconds: Spread) -> str:
-    value = seconds.median
+    return _seconds(seconds.median)
+
+
+def _seconds(value: float) -> str:
     scale, unit = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
     return f"{value * scale:.3g} {unit}" if value * scale < 100 else f"{value * scale:.0f} {unit}"
 
 
-def terminal(session: Session, width: int) -> str:
+def terminal(session: Session, width: int = 0) -> str:
     """All tables as text."""
     from rich.console import Console
     from rich.table import Table as Printed
@@ -206,12 +257,13 @@ def terminal(session: Session, width: int) -> str:
 
 def markdown(session: Session, info: dict[str, Any]) -> str:
     """All tables as Markdown, each with its plot."""
-    lines = [f"{describe(info)}. Load before the start: {load():.1f}.", "", MEANING, ""]
+    lines = [f"{describe(info)}. Load before the start: {load():.1f}.", ""]
+    lines += [MEANING, ""] if session.races else []
     lines += [*(f"- {note}" for note in session.notes), ""] if session.notes else []
-    raced = {title for title, _ in by_table(session.races)}
+    drawn = {title for title, _ in by_table(session.races)} | {study.title for study in session.studies}
     for table in session.tables:
         lines += [f"### {table.title}", ""]
-        if table.title in raced:
+        if table.title in drawn:
             lines += [f"[plot]({plot_name(table.title)})", ""]
         lines += [f"| {' | '.join(table.headers)} |"]
         lines += ["|" + "---|" * table.left + "---:|" * (len(table.headers) - table.left)]
@@ -220,8 +272,8 @@ def markdown(session: Session, info: dict[str, Any]) -> str:
 
 
 def write(session: Session, info: dict[str, Any], folder: Path) -> None:
-    """Write ``results.json`` (every sample), ``results.md`` and one plot per table of races into ``folder``."""
-    from .plots import plot
+    """Write ``results.json`` (every sample), ``results.md`` and a plot per race table and study into ``folder``."""
+    from .plots import plot, plot_study
 
     folder.mkdir(parents=True, exist_ok=True)
     results = {
@@ -235,11 +287,15 @@ def write(session: Session, info: dict[str, Any], folder: Path) -> None:
             {"suite": race.suite, "case": race.case, **summary(race), "floors": race.floors, "samples": race.seconds}
             for race in session.races
         ],
+        "studies": [asdict(study) for study in session.studies],
+        "counted": [table._asdict() for table in session.counted],
     }
     (folder / "results.json").write_text(json.dumps(_rounded(results)) + "\n")
     (folder / "results.md").write_text(markdown(session, info))
     for title, group in by_table(session.races):
         plot(title, group, folder / plot_name(title))
+    for study in session.studies:
+        plot_study(study.title, study.axis, study.seconds, folder / plot_name(study.title))
 
 
 def _rounded(value: Any) -> Any:

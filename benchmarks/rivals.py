@@ -5,18 +5,17 @@ target, batches may be collated once, before training; Adam is fused, activation
 epoch. Message passing comes in two forms, and which of them is faster depends on the data set, so both race:
 ``edge_index`` (gather and scatter) and CSR (a sparse product, whose backward pass is another one instead of torch's
 transposition). The DataLoader keeps ``num_workers=0``: worker processes would not show in the CPU time of this one.
-Neither they nor SPIN are compiled with ``torch.compile``.
+:func:`compiled` is ``torch.compile`` of the first of them, for batches of any size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 import scipy.sparse
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
@@ -112,6 +111,7 @@ def data_list(graphs: GraphBatch, family: Family) -> list[Data]:
     target = torch.arange(graphs.num_nodes).repeat_interleave(torch.from_numpy(adjacency.indptr).diff())
     edge_index = torch.stack([torch.from_numpy(adjacency.indices).long(), target])
     edge_weight = torch.from_numpy(adjacency.data)
+    assert graphs.y is not None
     first_node, first_arc = graphs.ptr.tolist(), adjacency.indptr[graphs.ptr.numpy()].tolist()
     data = []
     for graph in range(len(graphs)):
@@ -163,22 +163,14 @@ def collated(data: list[Data], batch_size: int, form: str) -> list[Inputs]:
     return [FORMS[form](Batch.from_data_list(data[i : i + batch_size])) for i in range(0, len(data), batch_size)]
 
 
-def shuffled(batches: list[Inputs]) -> Iterator[Inputs]:
-    """One epoch of batches collated beforehand: their order is drawn anew, what is in each of them stays."""
-    return (batches[i] for i in torch.randperm(len(batches)).tolist())
+def compiled(model: Classifier, threads: int) -> nn.Module:
+    """The same model by ``torch.compile``, once for ``edge_index`` batches of all sizes.
 
-
-def train_epoch(model: Classifier, optimizer: torch.optim.Optimizer, batches: Iterable[Inputs]) -> float:
-    """Train for one epoch and return the mean loss over its batches."""
-    model.train()
-    losses = []
-    for inputs in batches:
-        loss = F.cross_entropy(model(inputs), inputs.y)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
-    return torch.stack(losses).mean().item()
+    Inductor is told the threads: with one, its scattered sums need no atomic additions. CSR batches are not for it:
+    every product breaks the graph, after which the model runs in pieces, in the other form too.
+    """
+    torch.compiler.reset()  # what earlier races compiled counts towards a limit
+    return cast(nn.Module, torch.compile(model, dynamic=True, options={"cpp.threads": threads}))
 
 
 @torch.inference_mode()

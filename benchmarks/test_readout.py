@@ -54,6 +54,7 @@ def test_attention(
 
 
 @both_directions
+@pytest.mark.thorough
 @pytest.mark.parametrize("width", OTHER_WIDTHS)
 @pytest.mark.prefer("NCI1", "DD")
 def test_width(

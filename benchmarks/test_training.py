@@ -1,33 +1,47 @@
-"""A training epoch and a prediction pass, SPIN against PyG's GIN and GCN of the same depth, width and batch size."""
+"""Training, prediction and memory: SPIN against PyG's GIN and GCN, and against itself without our kernels.
+
+All have the same depth, width, batch size and classifier, and all forms of one model are checked to be that model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import copy
+import time
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 
+from . import epochs, peak
+from .checks import assert_close
+from .epochs import DEPTH, WIDTH, Epoch
 from .plugin import RunRace
+from .race import num_threads
+from .report import Session
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
+from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from . import rivals
+from . import op_rivals, rivals, spin_rivals
 
-DEPTH = 3
-WIDTH = 32
 BATCH_SIZE = 128
+COMPILED_ON = ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")
+CHECKED = 128  # graphs
+TOP_OPERATORS = 15
 
-Contenders = dict[str, Callable[[], object]]
+Shape = tuple[int, int, int, int]
 
 
 @pytest.fixture
-def shape(dataset: str, graphs: GraphBatch) -> tuple[int, int, int, int]:
+def shape(dataset: str, graphs: GraphBatch) -> Shape:
     """Features, width, classes and depth of the models."""
     if graphs.y is None or graphs.y.is_floating_point() or graphs.y.dim() != 1:
         pytest.skip(f"{dataset} has not one class per graph")
@@ -35,67 +49,239 @@ def shape(dataset: str, graphs: GraphBatch) -> tuple[int, int, int, int]:
 
 
 @pytest.fixture
-def spins(shape: tuple[int, int, int, int]) -> dict[str, SPIN]:
+def spins(shape: Shape) -> dict[str, SPIN]:
     """SPIN-att, which the ratios refer to, and SPIN-sum."""
     torch.manual_seed(0)
     return {"SPIN-att": SPIN(*shape, attention=True), "SPIN-sum": SPIN(*shape, attention=False)}
 
 
-def adam(model: nn.Module) -> torch.optim.Adam:
-    """The optimiser that ``spin_fast.training.fit`` has, for all."""
-    return torch.optim.Adam(model.parameters(), lr=1e-3, fused=True)
-
-
-def test_training_epoch(race: RunRace, dataset: str, graphs: GraphBatch, shape: tuple, spins: dict[str, SPIN]) -> None:
-    """One epoch in random order; our features, and the batches of the rivals' second setting, are made beforehand."""
-    features, ids, order = PowerFeatures.from_graphs(graphs, DEPTH), torch.arange(len(graphs)), torch.Generator()
-    contenders: Contenders = {
-        name: partial(training.train_epoch, model, adam(model), features, ids, BATCH_SIZE, order)
-        for name, model in spins.items()
-    }
+@pytest.mark.lengthy
+@pytest.mark.parametrize("batch_size", [BATCH_SIZE, pytest.param(32, marks=pytest.mark.thorough)])
+def test_training_epoch(
+    race: RunRace,
+    session: Session,
+    dataset: str,
+    graphs: GraphBatch,
+    shape: Shape,
+    spins: dict[str, SPIN],
+    batch_size: int,
+    threads: int,
+) -> None:
+    """One epoch in random order; features, and the batches of the rivals' second setting, are made beforehand."""
+    features = PowerFeatures.from_graphs(graphs, DEPTH)
+    # The rivals train copies, and so start from the same weights.
+    contenders = vectorised_epochs(spins, graphs, features, batch_size)
+    # No goal, and its time, which is long, hardly depends on threads and batches.
+    loops = loop_epochs(spins, graphs, batch_size) if batch_size == BATCH_SIZE and threads == 1 else {}
+    contenders |= loops
     for family, make in rivals.MODELS.items():
         data = rivals.data_list(graphs, family)
-        loader = DataLoader(data, BATCH_SIZE, shuffle=True)
-        mixed = [data[i] for i in torch.randperm(len(data)).tolist()]
-        for form in rivals.FORMS:
-            batches = rivals.collated(mixed, BATCH_SIZE, form)
-            contenders |= {
-                f"{family} {form}, DataLoader": train_rival(make(*shape), partial(rivals.loaded, loader, form)),
-                f"{family} {form}, collated": train_rival(make(*shape), partial(rivals.shuffled, batches)),
-            }
-    race("training epoch", dataset, contenders)
+        model = make(*shape)
+        check_forms(family, model, data[:CHECKED])
+        contenders |= message_passing_epochs(family, model, data, batch_size)
+        if family == "GIN" and batch_size == BATCH_SIZE:
+            contenders |= compiled_epoch(session, dataset, model, data, threads)
+    spin_epochs = {name: epochs.ours(model, features, batch_size) for name, model in spins.items()}
+    case = f"training epoch, batches of {batch_size}"
+    race(case, dataset, spin_epochs | contenders, also="SPIN-sum", once=loops)
 
 
-def train_rival(model: rivals.Classifier, batches: Callable[[], Iterable[rivals.Inputs]]) -> Callable[[], float]:
-    """An epoch of a rival; ``batches`` starts the epoch's iterator."""
-    optimizer = adam(model)
-    return lambda: rivals.train_epoch(model, optimizer, batches())
+def message_passing_epochs(
+    family: str, model: rivals.Classifier, data: list[Data], batch_size: int
+) -> dict[str, Epoch]:
+    """With batches that PyG's DataLoader collates in every epoch, and with batches collated beforehand."""
+    loader = DataLoader(data, batch_size, shuffle=True)
+    mixed = [data[i] for i in torch.randperm(len(data)).tolist()]
+    contenders = {}
+    for form in rivals.FORMS:
+        batches = rivals.collated(mixed, batch_size, form)
+        loaded = partial(rivals.loaded, loader, form)
+        contenders[f"{family} {form}, DataLoader"] = epochs.of(copy.deepcopy(model), loaded)
+        contenders[f"{family} {form}, collated"] = epochs.of(copy.deepcopy(model), partial(epochs.shuffled, batches))
+    return contenders
 
 
-def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: tuple, spins: dict[str, SPIN]) -> None:
-    """Class scores of all graphs, in order. All forms and settings of one rival must give the same."""
+def compiled_epoch(
+    session: Session, dataset: str, model: rivals.Classifier, data: list[Data], threads: int
+) -> dict[str, Epoch]:
+    """Batches collated beforehand, ``torch.compile`` where it works; what it takes to compile is not in the race."""
+    session.note(f"torch.compile of the GIN races on {', '.join(COMPILED_ON)} only, in batches of {BATCH_SIZE}")
+    session.note("torch.compile takes no sparse tensors: the GIN's CSR form is not compiled")
+    if dataset not in COMPILED_ON:
+        return {}
+    if reason := op_rivals.cannot_compile():
+        session.note(f"torch.compile does not work here, so it does not race: {reason}")
+        return {}
+    name, batches = "GIN edge_index, collated, compiled", rivals.collated(data, BATCH_SIZE, "edge_index")
+    compiled = rivals.compiled(copy.deepcopy(model), threads)
+    epoch = epochs.of(compiled, partial(epochs.shuffled, batches))
+    start = time.perf_counter()
+    try:
+        logits = compiled(batches[0])
+        epoch()
+    except Exception as error:  # whatever the compiler stumbles over
+        session.note(f"{name}, on {dataset}: failed, so it does not race: {str(error).strip().splitlines()[0]}")
+        return {}
+    seconds = time.perf_counter() - start
+    session.note(f"{name}, on {dataset}: {seconds:.0f} s before the race, less where torch's cache has it compiled")
+    assert_close(name, [logits], [model(batches[0])], rtol=1e-3)
+    return {name: epoch}
+
+
+def vectorised_epochs(
+    spins: Mapping[str, SPIN], graphs: GraphBatch, features: PowerFeatures, batch_size: int
+) -> dict[str, Epoch]:
+    """Plain PyTorch, batches assembled in every epoch as ours are."""
+    stored = {"": PowerFeatures.from_graphs(graphs, DEPTH, deduplicate=False), ", deduplicated": features}
+    contenders = {}
+    for name, spin in spins.items():
+        for kind, rows in stored.items():
+            model = spin_rivals.Vectorised(spin)
+            check_spin(f"{name}, vectorised{kind}", model, spin, rows, spin_rivals.row_batches)
+            batches = partial(in_random_order, spin_rivals.row_batches, rows, batch_size)
+            contenders[f"{name}, vectorised PyTorch{kind}"] = epochs.of(model, batches)
+    return contenders
+
+
+def loop_epochs(spins: Mapping[str, SPIN], graphs: GraphBatch, batch_size: int) -> dict[str, Epoch]:
+    """The loop over graphs and branches, with Adam as its authors have it."""
+    features = PowerFeatures.from_graphs(graphs, DEPTH, deduplicate=False)
+    contenders = {}
+    for name, spin in spins.items():
+        model = spin_rivals.Loop(spin)
+        check_spin(f"{name}, loop", model, spin, features, spin_rivals.separate_batches)
+        batches = partial(in_random_order, spin_rivals.separate_batches, features, batch_size)
+        optimizer = torch.optim.Adam(model.parameters(), epochs.LEARNING_RATE)
+        contenders[f"{name}, loop over graphs"] = epochs.of(model, batches, optimizer)
+    return contenders
+
+
+def in_random_order(batches: Callable[..., Any], features: PowerFeatures, batch_size: int) -> Any:
+    """One epoch's iterator over all graphs."""
+    return batches(features, torch.randperm(len(features)), batch_size)
+
+
+def check_spin(name: str, rival: nn.Module, spin: SPIN, features: PowerFeatures, batches: Callable[..., Any]) -> None:
+    """A rival with SPIN's weights must give its class scores."""
+    ids = torch.arange(min(CHECKED, len(features)))
+    with torch.no_grad():
+        assert_close(name, [rival(next(batches(features, ids, CHECKED)))], [spin(features[ids])], rtol=1e-3)
+
+
+def check_forms(family: str, model: rivals.Classifier, data: list[Data]) -> None:
+    """All forms of a batch must give the same class scores and the same gradients."""
+    results = {}
+    for form in rivals.FORMS:
+        (inputs,) = rivals.collated(data, len(data), form)
+        logits = model(inputs)
+        gradients = torch.autograd.grad(F.cross_entropy(logits, inputs.y), list(model.parameters()))
+        results[form] = logits.detach(), *gradients
+    expected = next(iter(results.values()))
+    for form, result in results.items():
+        assert_close(f"{family} {form}", result, expected, rtol=1e-3)
+
+
+def predict_proba(model: SPIN, graphs: GraphBatch, deduplicate: bool = False) -> Tensor:
+    """Class probabilities ``[G, C]`` from the graphs themselves."""
+    return predict_proba_of(model, PowerFeatures.from_graphs(graphs, DEPTH, deduplicate=deduplicate))
+
+
+def predict_proba_of(model: SPIN, features: PowerFeatures) -> Tensor:
+    """The same from features."""
+    return training.predict(model, features, batch_size=BATCH_SIZE).softmax(1)
+
+
+@pytest.mark.lengthy
+def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
+    """Class probabilities of all graphs from what is in memory: a GraphBatch for ours, PyG's graphs for its models.
+
+    What is made beforehand for a contender (its features, its batches) is said in its name.
+    """
     features = PowerFeatures.from_graphs(graphs, DEPTH)
-    contenders: Contenders = {
-        name: partial(training.predict, model, features, None, BATCH_SIZE) for name, model in spins.items()
-    }
+    contenders: dict[str, Callable[[], Tensor]] = {}
+    for name, spin in spins.items():
+        contenders |= agreeing(
+            {
+                name: partial(predict_proba, spin, graphs),
+                f"{name}, deduplicated": partial(predict_proba, spin, graphs, deduplicate=True),
+                f"{name}, features made": partial(predict_proba_of, spin, features),
+            }
+        )
     for family, make in rivals.MODELS.items():
         model = make(*shape)
         data = rivals.data_list(graphs, family)
         loader = DataLoader(data, BATCH_SIZE)
-        expected = None
+        passes: dict[str, Callable[[], Tensor]] = {}
         for form in rivals.FORMS:
             batches = rivals.collated(data, BATCH_SIZE, form)
-            passes = {
-                f"{family} {form}, DataLoader": predict_rival(model, partial(rivals.loaded, loader, form)),
-                f"{family} {form}, collated": partial(rivals.predict, model, batches),
+            loaded = partial(rivals.loaded, loader, form)
+            passes |= {
+                f"{family} {form}, DataLoader": partial(predict_rival, model, loaded),
+                f"{family} {form}, collated": partial(predict_rival, model, partial(iter, batches)),
             }
-            for predict in passes.values():
-                expected = predict() if expected is None else expected
-                torch.testing.assert_close(predict(), expected, rtol=1e-3, atol=1e-3 * float(expected.abs().max()))
-            contenders |= passes
-    race("prediction", dataset, contenders)
+        contenders |= agreeing(passes)
+    in_order = {name: contenders[name] for name in spins} | contenders
+    race("prediction, precomputation included", dataset, in_order, also="SPIN-sum")
 
 
-def predict_rival(model: rivals.Classifier, batches: Callable[[], Iterable[rivals.Inputs]]) -> Callable[[], Tensor]:
-    """A prediction pass of a rival; ``batches`` starts the pass's iterator."""
-    return lambda: rivals.predict(model, batches())
+def agreeing(passes: dict[str, Callable[[], Tensor]]) -> dict[str, Callable[[], Tensor]]:
+    """The same, after a look at whether all of them give the same."""
+    expected = next(iter(passes.values()))()
+    for name, predict in passes.items():
+        assert_close(name, [predict()], [expected], rtol=1e-3)
+    return passes
+
+
+def predict_rival(model: rivals.Classifier, batches: Callable[[], Any]) -> Tensor:
+    """Class probabilities by a rival; ``batches`` starts the pass's iterator."""
+    return rivals.predict(model, batches()).softmax(1)
+
+
+@pytest.mark.prefer("NCI1")
+def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
+    """Where the time of the best GIN goes, so that nobody need fear that it is slow by accident."""
+    batches = rivals.collated(rivals.data_list(graphs, "GIN"), BATCH_SIZE, "CSR")
+    with num_threads(1):
+        epoch = epochs.of(rivals.gin(*shape), partial(epochs.shuffled, batches))
+        epoch()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            epoch()
+    operators = sorted(profile.key_averages(), key=lambda operator: -operator.self_cpu_time_total)
+    total = sum(operator.self_cpu_time_total for operator in operators)
+    rows = [
+        (
+            operator.key,
+            f"{operator.count:,}",
+            f"{operator.self_cpu_time_total / 1e3:.2f}",
+            f"{operator.self_cpu_time_total / total:.1%}",
+            f"{operator.cpu_time_total / total:.1%}",
+        )
+        for operator in operators[:TOP_OPERATORS]
+    ]
+    title = f"profile of a training epoch: GIN CSR, collated, {dataset}, batches of {BATCH_SIZE}, 1 thread"
+    session.count(title, ("operator", "calls", "self CPU time, ms", "share", "with what it calls"), rows)
+
+
+def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> None:
+    """What the features of a whole data set take, against its hops as one dense array."""
+    features = PowerFeatures.from_graphs(graphs, DEPTH)
+    stored = sum(value.nbytes for value in vars(features).values() if isinstance(value, Tensor))
+    rows, dense = features.rows.nbytes, (DEPTH + 1) * graphs.x.nbytes
+    numbers = (f"{number / 1e6:,.1f}" for number in (dense, stored, rows))
+    title, headers = "memory of a data set", ("input", "(R + 1) X, MB", "PowerFeatures, MB", "its rows, MB", "ratio")
+    session.count(title, headers, [(dataset, *numbers, f"{stored / dense:.2f}")])
+
+
+@pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")
+@pytest.mark.prefer("NCI1", "REDDIT-BINARY", "COLLAB")
+def test_peak_memory(session: Session, quick: bool, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
+    """What a training run takes, with the graphs in the form that it keeps them in."""
+    contenders = ["SPIN-att", "GIN, DataLoader"] if quick else list(peak.TRAINED)
+    peaks = peak.measure("training", graphs, contenders)
+    first = next(iter(peaks.values()))
+    rows = [
+        (dataset if not number else "", name, f"{size / 1e6:,.0f}", f"{size / first:.2f}" if number else "")
+        for number, (name, size) in enumerate(peaks.items())
+    ]
+    title = f"peak memory of a training run, graphs included, batches of {BATCH_SIZE}, 1 thread"
+    session.count(title, ("input", "contender", "peak, MB", "/ ours"), rows, left=2)

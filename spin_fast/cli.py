@@ -255,9 +255,10 @@ def bench(
     results: Annotated[Path | None, typer.Option(help="Write JSON, a table and plots there.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Time the operations and a training epoch against their rivals; further options go to pytest.
+    """Time the operations, training and prediction against their rivals; further options go to pytest.
 
-    Needs the extra: pip install 'spin_fast\\[bench]'.
+    Accuracy at equal settings: python -m spin_fast.benchmarks.accuracy. Needs the extra: pip install
+    'spin_fast\\[bench]'.
     """
     try:
         import pytest
