@@ -21,14 +21,14 @@ Epoch = Callable[[], float]
 
 
 def adam(model: nn.Module) -> torch.optim.Adam:
-    """The optimiser that ``spin_fast.training.fit`` has, for all but the loop over graphs."""
+    """The optimiser of all but ours, which has it on one flat parameter, and of the loop over graphs."""
     return torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=True)
 
 
 def ours(model: SPIN, features: PowerFeatures, batch_size: int, ids: Tensor | None = None) -> Epoch:
     """An epoch of SPIN over the graphs ``ids``, by default all, in random order."""
     ids = torch.arange(len(features)) if ids is None else ids
-    return partial(training.train_epoch, model, adam(model), features, ids, batch_size)
+    return partial(training.Trainer(model, learning_rate=LEARNING_RATE).epoch, features, ids, batch_size)
 
 
 def of(model: nn.Module, batches: Callable[[], Iterable[Any]], optimizer: torch.optim.Optimizer | None = None) -> Epoch:

@@ -121,7 +121,7 @@ def _same(graphs: GraphBatch) -> GraphBatch:
 
 def _spin(attention: bool, graphs: GraphBatch) -> epochs.Epoch:
     model = SPIN(graphs.num_features, epochs.WIDTH, _num_classes(graphs.y), epochs.DEPTH, attention=attention)
-    return epochs.ours(model, PowerFeatures.from_graphs(graphs, epochs.DEPTH), BATCH_SIZE)
+    return epochs.ours(model, PowerFeatures.from_graphs(graphs, epochs.DEPTH, node_rows=False), BATCH_SIZE)
 
 
 def _gin(collated: bool, data: list[Any]) -> epochs.Epoch:

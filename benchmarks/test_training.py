@@ -181,13 +181,8 @@ def check_forms(family: str, model: rivals.Classifier, data: list[Data]) -> None
         assert_close(f"{family} {form}", result, expected, rtol=1e-3)
 
 
-def predict_proba(model: SPIN, graphs: GraphBatch, deduplicate: bool = False) -> Tensor:
-    """Class probabilities ``[G, C]`` from the graphs themselves."""
-    return predict_proba_of(model, PowerFeatures.from_graphs(graphs, DEPTH, deduplicate=deduplicate))
-
-
-def predict_proba_of(model: SPIN, features: PowerFeatures) -> Tensor:
-    """The same from features."""
+def predict_from_features(model: SPIN, features: PowerFeatures) -> Tensor:
+    """Class probabilities ``[G, C]`` where the precomputation is over."""
     return training.predict(model, features, batch_size=BATCH_SIZE).softmax(1)
 
 
@@ -202,9 +197,8 @@ def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shap
     for name, spin in spins.items():
         contenders |= agreeing(
             {
-                name: partial(predict_proba, spin, graphs),
-                f"{name}, deduplicated": partial(predict_proba, spin, graphs, deduplicate=True),
-                f"{name}, features made": partial(predict_proba_of, spin, features),
+                name: partial(training.predict_proba, spin, graphs),
+                f"{name}, features made": partial(predict_from_features, spin, features),
             }
         )
     for family, make in rivals.MODELS.items():
@@ -264,7 +258,7 @@ def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shap
 
 def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> None:
     """What the features of a whole data set take, against its hops as one dense array."""
-    features = PowerFeatures.from_graphs(graphs, DEPTH)
+    features = PowerFeatures.from_graphs(graphs, DEPTH, node_rows=False)
     stored = sum(value.nbytes for value in vars(features).values() if isinstance(value, Tensor))
     rows, dense = features.rows.nbytes, (DEPTH + 1) * graphs.x.nbytes
     numbers = (f"{number / 1e6:,.1f}" for number in (dense, stored, rows))

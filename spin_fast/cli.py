@@ -127,7 +127,7 @@ def train(
     console.print(_describe(dataset, graphs), highlight=False)
     with console.status(f"computing {hops} hops"):
         start = time.perf_counter()
-        features = PowerFeatures.from_graphs(graphs, hops, operator.value, deduplicate)
+        features = PowerFeatures.from_graphs(graphs, hops, operator.value, deduplicate, node_rows=dropout > 0)
         precompute = time.perf_counter() - start
     torch.manual_seed(seed)
     model = SPIN(

@@ -27,7 +27,7 @@ class PowerFeatures:
         ptr: ``[S + 1]`` int64, the entries of each segment, branch-major.
         index: ``[nnz]`` int32 or int64, the row of each entry, ascending in a segment; None for the identity.
         count: ``[nnz]`` int32, how often the row occurs in the graph; None for ones.
-        row_of_node: ``[R + 1, N]``, the row of each node in each branch; None for the identity.
+        row_of_node: ``[R + 1, N]``, the row of each node in each branch; None for the identity, or if not kept.
         node_ptr: ``[G + 1]`` int64, node offsets of the graphs.
         labels: first axis ``G``, or None.
         operator: the graph operator.
@@ -68,12 +68,18 @@ class PowerFeatures:
             _check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), _check.INTEGERS, device)
             flat = self.row_of_node.flatten()
             ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
-        elif num_rows != self.num_branches * num_nodes:
-            raise ValueError(f"rows must have one row per node and branch where row_of_node is None, got {num_rows}")
+        elif self.index is None and num_rows != self.num_branches * num_nodes:
+            raise ValueError(f"rows must have one row per node and branch where index is None, got {num_rows}")
 
     @classmethod
     def from_graphs(
-        cls, graphs: GraphBatch, num_hops: int, operator: str = "sym", deduplicate: bool = True
+        cls,
+        graphs: GraphBatch,
+        num_hops: int,
+        operator: str = "sym",
+        deduplicate: bool = True,
+        *,
+        node_rows: bool = True,
     ) -> PowerFeatures:
         """Compute the powers of ``graphs`` and find the distinct rows of each branch.
 
@@ -85,6 +91,8 @@ class PowerFeatures:
             num_hops: ``R``, at least 0.
             operator: ``adj``, ``sym``, ``sym+adj`` or ``rw``.
             deduplicate: store each distinct row once, where it pays; False keeps one row per node and branch.
+            node_rows: keep ``row_of_node``, which dropout, :meth:`dense_rows` and :meth:`expand` need; where there are
+                few features it is half of the memory.
         """
         if not isinstance(graphs, GraphBatch):
             raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
@@ -104,7 +112,8 @@ class PowerFeatures:
         distinct = ops.distinct_rows(powers, graphs.ptr, checked=True)
         if powers.shape[:2].numel() < WORTHWHILE * len(distinct[0]):
             return cls._dense(powers, graphs.ptr, graphs.y, operator)
-        return cls(*distinct, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+        made = cls(*distinct, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+        return made if node_rows else replace(made, row_of_node=None)
 
     @classmethod
     def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
@@ -237,6 +246,8 @@ class PowerFeatures:
 
     def _node_rows(self) -> Tensor:
         """Rows of the selected nodes in each branch, ``[R + 1, n]``."""
+        if self.row_of_node is None and self.index is not None:
+            raise ValueError("features must know the rows of their nodes: make them with node_rows=True")
         num_nodes = int(self.node_ptr[-1])
         if self.ids is None:
             nodes = torch.arange(num_nodes, device=self.node_ptr.device)

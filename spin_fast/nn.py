@@ -265,25 +265,31 @@ class SPIN(nn.Module):
         if selected.num_nodes == 0 or self.norms:
             return
 
-        def statistics(values: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-            std, mean = torch.std_mean(values, axis, correction=0)
+        def statistics(values: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
+            share = times.to(values.dtype) / times.sum()
+            mean = share @ values
+            std = (share @ (values - mean).square()).sqrt()
             return torch.where(std > 1e-4, std, torch.ones_like(std)), mean
 
-        z, slope = selected.dense_rows(), self.config["negative_slope"]
+        rows, ptr, index, count = selected.branch_rows()
+        sizes, num_rows = [len(x) for x in rows], sum(len(x) for x in rows)
+        times = nodes_per_row(num_rows, index, count)
+        times_of = (ptr.new_ones(num_rows) if times is None else times).split(sizes)
         for layer in self.layers:
             assert isinstance(layer, BranchLinear)
-            std, mean = statistics(layer(z), 1)
-            layer.weight.div_(std[:, None])
-            layer.bias.sub_(mean).div_(std)
-            z = F.leaky_relu(layer(z), slope)
-        ptr = selected.selected_ptr
+            for branch, (z, times) in enumerate(zip(layer(rows).split(sizes), times_of, strict=True)):
+                std, mean = statistics(z, times)
+                layer.weight[branch] /= std
+                layer.bias[branch] = (layer.bias[branch] - mean) / std
+            rows = F.leaky_relu(layer(rows), self.config["negative_slope"]).split(sizes)
+        z = torch.cat(rows)
         if self.attention is None:
-            readout = ops.sum_readout(z, ptr, checked=True)
+            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=len(sizes), checked=True)
         else:
-            readout = ops.attention_readout(z, self.attention, ptr, checked=True)
+            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, checked=True)
             if self.config["size_aware"]:
-                readout = readout * ptr.diff().to(readout.dtype)[:, None]
-        std, mean = statistics(readout, 0)
+                readout = readout * selected.selected_ptr.diff().to(readout.dtype)[:, None]
+        std, mean = statistics(readout, ptr.new_ones(len(readout)))
         first = self.classifier[0]
         assert isinstance(first, nn.Linear)
         first.weight.div_(std)
