@@ -82,6 +82,35 @@ class Fit:
         return self.epochs[self.best_epoch].validation
 
 
+class _Adam(torch.optim.Adam):
+    """torch's fused Adam for a single parameter, without what it does for many: a third of the time of a step."""
+
+    def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        (parameter,) = group["params"]
+        state = self.state.get(parameter)
+        if closure is not None or not state:  # the first step makes the state
+            return super().step(closure)
+        beta1, beta2 = group["betas"]
+        state["step"] += 1
+        torch._fused_adam_(
+            [parameter.detach()],
+            [parameter.grad],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [],
+            [state["step"]],
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+        return None
+
+
 class Trainer:
     """A model in training: its parameters as one flat tensor, and Adam on that.
 
@@ -101,7 +130,7 @@ class Trainer:
     def __init__(self, model: SPIN, *, learning_rate: float = 5e-3, weight_decay: float = 0.0) -> None:
         self.model = model
         self._flat = nn.Parameter(model.flatten_parameters())
-        self.optimizer = torch.optim.Adam([self._flat], lr=learning_rate, weight_decay=weight_decay, fused=True)
+        self.optimizer = _Adam([self._flat], lr=learning_rate, weight_decay=weight_decay, fused=True)
 
     def epoch(
         self, features: PowerFeatures, ids: GraphIds, batch_size: int, generator: torch.Generator | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from itertools import pairwise
 
@@ -330,6 +331,25 @@ def test_labels_outside_the_classes_are_named(backend: str) -> None:
     features = made_features([2, 3])
     with pytest.raises(ValueError, match=r"y must be classes in \[0, 2\), the model's outputs, got 0 to 2"):
         training.Trainer(SPIN(3, 4, 2, 2).double()).step(replace(features, labels=torch.tensor([0, 2])))
+
+
+def test_steps_are_those_of_torchs_adam(native) -> None:
+    features = made_features([5, 3, 8, 1])
+    torch.manual_seed(0)
+    model = SPIN(3, 4, 2, 2).double()
+    twin = copy.deepcopy(model)
+    trainer = training.Trainer(model, learning_rate=1e-2, weight_decay=1e-3)
+    adam = torch.optim.Adam(twin.parameters(), lr=1e-2, weight_decay=1e-3)
+    for rate in (1e-2, 1e-2, 3e-3, 3e-3):
+        for optimizer in (trainer.optimizer, adam):
+            optimizer.param_groups[0]["lr"] = rate
+        loss = training.loss_of(twin.forward_tensors(*features.branch_rows()), features.y)
+        adam.zero_grad()
+        loss.backward()
+        adam.step()
+        torch.testing.assert_close(trainer.step(features), loss.detach())
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
 
 
 def test_a_trainer_follows_its_model(native) -> None:

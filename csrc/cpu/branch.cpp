@@ -88,7 +88,10 @@ struct Packed {
     T* weight = arena.take<T>(in * layer.stride);
     T* bias = arena.take<T>(layer.stride);
     for (int64_t i = 0; i < in; ++i) {
-      for (int64_t j = 0; j < out; ++j) weight[i * layer.stride + j] = from[i * place.in_step + j * place.out_step];
+      if (place.out_step == 1)
+        std::copy_n(from + i * place.in_step, out, weight + i * layer.stride);
+      else
+        for (int64_t j = 0; j < out; ++j) weight[i * layer.stride + j] = from[i * place.in_step + j * place.out_step];
       for (int64_t j = out; j < layer.stride; ++j) weight[i * layer.stride + j] = 0;
     }
     for (int64_t j = 0; j < layer.stride; ++j) bias[j] = j < out ? parameters[place.bias + j] : 0;
@@ -116,7 +119,9 @@ struct Packed {
       const Layer<T>& layer = layers[l];
       const Place& place = places[l];
       const From* from = gradient + place.gradient;
-      for (int64_t i = 0; i < layer.in; ++i)
+      for (int64_t i = 0; i < layer.in && place.out_step == 1; ++i)
+        std::copy_n(from + i * layer.stride, layer.out, parameters + place.weight + i * place.in_step);
+      for (int64_t i = 0; i < layer.in && place.out_step != 1; ++i)
         for (int64_t j = 0; j < layer.out; ++j)
           parameters[place.weight + i * place.in_step + j * place.out_step] =
               static_cast<T>(from[i * layer.stride + j]);
@@ -195,8 +200,7 @@ struct Part {
         const int32_t known = mark[u], here = known < 0 ? next : known;  // no branch: nobody could foresee it
         mark[u] = here;
         source[next] = u;
-        last[next] = -1;
-        before[at + i] = last[here];
+        before[at + i] = known < 0 ? -1 : last[here];
         last[here] = static_cast<int32_t>(at + i);
         row[at + i] = here;
         graph[at + i] = number;
@@ -283,7 +287,7 @@ class Pass {
       return true;
     }
     do {
-      fetch(end_ + 2);
+      fetch(end_ + 4);
       for (int64_t b = 0; b < model_.branches; ++b) {
         const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
         rows -= parts_[b].rows;
@@ -459,13 +463,16 @@ class Pass {
 
   // Asks for what is read of a graph that is to come: it may stand anywhere.
   void fetch(int64_t i) const {
+    constexpr int64_t further = 4;
     for (int64_t b = 0; b < model_.branches; ++b) {
-      if (i + 2 < graphs_) __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(i + 2));
+      if (i + further < graphs_) __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(i + further));
       if (i >= graphs_) continue;
-      const int64_t first = first_entry(seg_, b, graph_of(i));
-      if (seg_.narrow_index) __builtin_prefetch(seg_.narrow_index + first);
-      if (seg_.wide_index) __builtin_prefetch(seg_.wide_index + first);
-      if (seg_.count) __builtin_prefetch(seg_.count + first);
+      const int64_t first = first_entry(seg_, b, graph_of(i)), last = first_entry(seg_, b, graph_of(i) + 1);
+      for (int64_t e = first; e < last; e += line / static_cast<int64_t>(sizeof(int32_t))) {
+        if (seg_.narrow_index) __builtin_prefetch(seg_.narrow_index + e);
+        if (seg_.wide_index) __builtin_prefetch(seg_.wide_index + e);
+        if (seg_.count) __builtin_prefetch(seg_.count + e);
+      }
     }
   }
 

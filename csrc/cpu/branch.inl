@@ -161,10 +161,27 @@ struct RowBlock {
   Layer<T> layers[most_layers];
 };
 
+// Which lanes of V registers, the last one of `rest` lanes, are not 0 in every one of n rows.
+template <int V, class T>
+inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t n, int64_t rest, Bits<T>* used) {
+  constexpr int64_t L = lanes<T>, ahead = 16;
+  Vector<Bits<T>> bits[V] = {};
+  for (int64_t i = 0; i < n; ++i) {
+    const T *from = x + source[i] * width, *next = x + source[i + ahead < n ? i + ahead : i] * width;
+#pragma GCC unroll 4
+    for (int v = 0; v < V; ++v) {
+      __builtin_prefetch(next + v * L);
+      const Vector<T> row = v + 1 < V ? load(from + v * L) : load_first(from + v * L, rest);
+      bits[v] |= reinterpret_cast<Vector<Bits<T>>>(row);
+    }
+  }
+  __builtin_memcpy(used, bits, sizeof(bits));
+}
+
 // The columns of rows [begin, begin + n) that are not all 0; to look for some among a few does not pay.
 template <class T>
 int32_t used_columns(const Branch<T>& branch, int64_t begin, int64_t n, int32_t* column) {
-  constexpr int64_t L = lanes<T>, ahead = 8;
+  constexpr int64_t L = lanes<T>;
   const int64_t width = branch.mlp.layers[0].in;
   const int64_t* source = branch.source + begin;
   int32_t columns = 0;
@@ -173,18 +190,24 @@ int32_t used_columns(const Branch<T>& branch, int64_t begin, int64_t n, int32_t*
     return columns;
   }
   for (int64_t j = 0; j < width; j += 4 * L) {
-    const int64_t rest = width - j < 4 * L ? width - j : 4 * L, vectors = rest / L;
-    Vector<Bits<T>> used[4] = {};
-    for (int64_t i = 0; i < n; ++i) {
-      const T* from = branch.x + source[i] * width + j;
-      if (i + ahead < n)
-        for (int64_t k = 0; k < rest; k += L) __builtin_prefetch(branch.x + source[i + ahead] * width + j + k);
-      for (int64_t k = 0; k < vectors; ++k) used[k] |= reinterpret_cast<Vector<Bits<T>>>(load(from + k * L));
-      if (vectors * L < rest)
-        used[vectors] |= reinterpret_cast<Vector<Bits<T>>>(load_first(from + vectors * L, rest - vectors * L));
+    const int64_t lanes_here = width - j < 4 * L ? width - j : 4 * L, rest = (lanes_here - 1) % L + 1;
+    Bits<T> used[4 * L];
+    const T* x = branch.x + j;
+    switch ((lanes_here + L - 1) / L) {
+      case 1:
+        used_lanes<1>(x, width, source, n, rest, used);
+        break;
+      case 2:
+        used_lanes<2>(x, width, source, n, rest, used);
+        break;
+      case 3:
+        used_lanes<3>(x, width, source, n, rest, used);
+        break;
+      default:
+        used_lanes<4>(x, width, source, n, rest, used);
     }
-    for (int64_t k = 0; k < rest; ++k)
-      if (used[k / L][k % L]) column[columns++] = static_cast<int32_t>(j + k);
+    for (int64_t k = 0; k < lanes_here; ++k)
+      if (used[k]) column[columns++] = static_cast<int32_t>(j + k);
   }
   return columns;
 }
@@ -355,57 +378,44 @@ void branch_readout_backward(const Branch<T>& branch, const T* grad, int64_t beg
   }
 }
 
-// dz_u = sum_e alpha_e ds over the entries of each row, and with t = <ds, s>
-//   dbeta_u = sum_e alpha_e (<ds, z_u> - t), 0 where the ReLU is shut.
+// dz_u = sum_e alpha_e ds over the entries of a row, and with t = <ds, s>
+//   dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - sum_e alpha_e t, 0 where the ReLU is shut.
 template <class T>
 void gradients_of_entries(const Branch<T>& branch, int64_t begin, int64_t n, const T* z, T* dz, T* dbeta) {
   constexpr int L = lanes<T>;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
-  int32_t row[entry_block + L], graph[entry_block + L];
-  T alpha[entry_block + L];
-  int64_t filled = 0;
-  const auto take_in = [&] {
-    if (branch.w) {
-      for (int64_t k = filled; k < padded_to(L, filled); ++k) row[k] = row[0], graph[k] = graph[0], alpha[k] = 0;
-      for (int64_t k = 0; k < filled; k += L) {
-        T t[L], added[L];
-        for (int i = 0; i < L; ++i) t[i] = branch.t[graph[k + i]];
-        const Vector<T> product = products<L, T>([&](int i) { return z + row[k + i] * stride; },
-                                                 [&](int i) { return branch.ds + graph[k + i] * stride; }, stride);
-        store(added, load(alpha + k) * (product - load(t)));
-        for (int i = 0; i < L; ++i) dbeta[row[k + i]] += added[i];
-      }
-    }
-    by_panels<T>(stride, [&](auto vectors, int64_t j) {
-      for (int64_t k = 0; k < filled; ++k)
-        for (int v = 0; v < vectors(); ++v) {
-          T* to = dz + row[k] * stride + j + v * L;
-          store(to, load(to) + alpha[k] * load(branch.ds + graph[k] * stride + j + v * L));
-        }
-    });
-    filled = 0;
-  };
-  __builtin_memset(dz, 0, n * stride * sizeof(T));
   for (int64_t i = 0; i < n; ++i) {
-    dbeta[i] = 0;
-    for (int32_t e = branch.last[begin + i]; e >= 0; e = branch.before[e]) {
+    const auto alpha_of = [&](int32_t e) {
+      const T count = branch.count ? static_cast<T>(branch.count[e]) : 1;
+      if (!branch.w) return count;
       const int32_t g = branch.graph[e];
-      T weight = branch.count ? static_cast<T>(branch.count[e]) : 1;
-      if (branch.w) {
-        const T top = branch.top[g];
-        const double shifted = double{branch.beta[begin + i]} - double{top};
-        weight *= branch.scale[g] * (top > 0 ? static_cast<T>(__builtin_exp(shifted)) : branch.mass[begin + i]);
+      const T top = branch.top[g];
+      if (top > 0)
+        return count * branch.scale[g] * static_cast<T>(__builtin_exp(double{branch.beta[begin + i]} - double{top}));
+      return count * branch.scale[g] * branch.mass[begin + i];
+    };
+    T* to = dz + i * stride;
+    T shift = 0;
+    by_panels<T>(stride, [&](auto vectors, int64_t j) {
+      constexpr int V = vectors();
+      Vector<T> sum[V] = {};
+      for (int32_t e = branch.last[begin + i]; e >= 0; e = branch.before[e]) {
+        const T alpha = alpha_of(e);
+        const T* ds = branch.ds + branch.graph[e] * stride + j;
+        for (int v = 0; v < V; ++v) sum[v] += alpha * load(ds + v * L);
+        if (j == 0 && branch.w) shift += alpha * branch.t[branch.graph[e]];
       }
-      row[filled] = static_cast<int32_t>(i);
-      graph[filled] = g;
-      alpha[filled] = weight;
-      if (++filled == entry_block) take_in();
-    }
+      for (int v = 0; v < V; ++v) store(to + j + v * L, sum[v]);
+    });
+    dbeta[i] = shift;
   }
-  take_in();
-  if (branch.w)
-    for (int64_t i = 0; i < n; ++i)
-      if (!(branch.beta[begin + i] > 0)) dbeta[i] = 0;
+  for (int64_t i = 0; i < n && branch.w; i += L) {
+    const Vector<T> product = products<L, T>([&](int k) { return dz + (i + k) * stride; },
+                                             [&](int k) { return z + (i + k) * stride; }, stride);
+    const Vector<T> beta = load_first(branch.beta + begin + i, n - i);
+    const Vector<T> value = product - load(dbeta + i);
+    store(dbeta + i, beta > 0 ? value : Vector<T>{});
+  }
 }
 
 template <class T>
@@ -419,7 +429,7 @@ void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, in
   for (int64_t l = 0; l < depth; ++l) activations[l] = branch.activations[l] + begin * branch.mlp.layers[l].stride;
   const T* z = activations[depth - 1];
   T* dz = scratch.third;
-  T dbeta[mlp_block_rows];
+  T dbeta[mlp_block_rows + L];
   gradients_of_entries(branch, begin, n, z, dz, dbeta);
   for (int64_t j = 0; j < stride; j += L) {  // dz_u += dbeta_u w, dw = sum_u dbeta_u z_u
     Vector<T> dw[2] = {};
