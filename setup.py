@@ -67,7 +67,15 @@ def native_extension() -> dict:
             "csrc/cpu/avx2.cpp",
             "csrc/cpu/avx512.cpp",
         ],
-        depends=["csrc/kernels.h", "csrc/check.h", "csrc/cpu/isa.h", "csrc/cpu/ops.h", "csrc/cpu/segments.h"]
+        depends=[
+            "csrc/kernels.h",
+            "csrc/check.h",
+            "csrc/cpu/isa.h",
+            "csrc/cpu/ops.h",
+            "csrc/cpu/packed.h",
+            "csrc/cpu/pass.h",
+            "csrc/cpu/segments.h",
+        ]
         + [f"csrc/cpu/{name}.inl" for name in ("hop", "lanes", "power", "power_dense", "readout", "branch", "table")],
         # pip's pybind11 before the copy that torch carries
         include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],

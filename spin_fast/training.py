@@ -247,11 +247,16 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     model.eval()
     bytes_per_node = (config["num_hops"] + 1) * config["in_features"] * graphs.x.element_size()
     probabilities = torch.empty(len(graphs), config["out_features"], dtype=graphs.x.dtype)
+    memory = graphs.x.new_empty(0)
     with _progress_bar("graphs", len(graphs), progress) as advance:
         for begin, end in _chunks(graphs.ptr, max(CHUNK_BYTES // max(bytes_per_node, 1), 1)):
             part = graphs[begin:end]
+            shape = (config["num_hops"] + 1, *part.x.shape)
+            if memory.numel() < math.prod(shape):
+                memory = graphs.x.new_empty(math.prod(shape))
+            powers = memory[: math.prod(shape)].view(shape)
             arrays = (part.indptr, part.indices, part.x, config["num_hops"], operator)
-            powers = ops.power_features(*arrays, ptr=part.ptr, edge_weight=part.edge_weight, checked=True)
+            ops.power_features(*arrays, ptr=part.ptr, edge_weight=part.edge_weight, out=powers, checked=True)
             probabilities[begin:end] = model.forward_tensors(powers, part.ptr).softmax(1)
             advance("", end - begin)
     return probabilities

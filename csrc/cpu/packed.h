@@ -1,0 +1,152 @@
+// The parameters of a model as the kernels read them, and the memory that a call takes for such things.
+#pragma once
+
+#include <utility>
+
+#include "ops.h"
+
+namespace spin_fast {
+
+inline constexpr int64_t line = 64;
+
+// Memory of one call, kept by the thread for its next one.
+class Arena {
+ public:
+  template <class T>
+  T* take(int64_t n) {
+    const int64_t bytes = padded_to(line, n * static_cast<int64_t>(sizeof(T))) + line;
+    if (blocks_.empty() || used_ + bytes > blocks_.back().second) {
+      const int64_t size = std::max<int64_t>(bytes, blocks_.empty() ? 1 << 16 : 2 * blocks_.back().second);
+      blocks_.emplace_back(static_cast<char*>(std::aligned_alloc(line, padded_to(line, size))), size);
+      if (!blocks_.back().first) throw std::bad_alloc();
+      used_ = 0;
+    }
+    char* at = blocks_.back().first.get() + used_;
+    used_ += bytes;
+    return reinterpret_cast<T*>(poisoned(at, bytes));
+  }
+  // Forgets what was taken; the largest block alone is kept for the next call.
+  void clear() {
+    if (blocks_.size() > 1) blocks_.erase(blocks_.begin(), blocks_.end() - 1);
+    used_ = 0;
+  }
+
+ private:
+  struct Free {
+    void operator()(char* memory) const { std::free(memory); }
+  };
+  std::vector<std::pair<std::unique_ptr<char, Free>, int64_t>> blocks_;
+  int64_t used_ = 0;
+};
+
+// An MLP packed for the kernels, where its parameters stand in the flat vector of all, and how gradients are laid out.
+template <class T>
+struct Packed {
+  struct Place {
+    int64_t weight, bias;       // in the flat vector
+    int64_t in_step, out_step;  // from one input (output) to the next
+    int64_t gradient;           // in a buffer of gradients
+  };
+
+  std::vector<Layer<T>> layers;
+  std::vector<Place> places;
+  int64_t gradient_size = 0;
+  int64_t widest = 0;
+
+  Mlp<T> mlp() const { return {static_cast<int64_t>(layers.size()), layers.data()}; }
+
+  // `slope` of the LeakyReLU after the layer; `with_transposed` where a gradient goes further down.
+  void add(Arena& arena, const T* parameters, Place place, int64_t in, int64_t out, double slope,
+           bool with_transposed) {
+    Layer<T> layer{in,      out,     padded_to(column_multiple, in), padded_to(column_multiple, out), nullptr,
+                   nullptr, nullptr, static_cast<T>(slope)};
+    const T* from = parameters + place.weight;
+    T* weight = arena.take<T>(in * layer.stride);
+    T* bias = arena.take<T>(layer.stride);
+    for (int64_t i = 0; i < in; ++i) {
+      if (place.out_step == 1)
+        std::copy_n(from + i * place.in_step, out, weight + i * layer.stride);
+      else
+        for (int64_t j = 0; j < out; ++j) weight[i * layer.stride + j] = from[i * place.in_step + j * place.out_step];
+      for (int64_t j = out; j < layer.stride; ++j) weight[i * layer.stride + j] = 0;
+    }
+    for (int64_t j = 0; j < layer.stride; ++j) bias[j] = j < out ? parameters[place.bias + j] : 0;
+    if (with_transposed) {
+      T* transposed = arena.take<T>(out * layer.below);
+      for (int64_t j = 0; j < out; ++j) {
+        for (int64_t i = 0; i < in; ++i) transposed[j * layer.below + i] = weight[i * layer.stride + j];
+        for (int64_t i = in; i < layer.below; ++i) transposed[j * layer.below + i] = 0;
+      }
+      layer.transposed = transposed;
+    }
+    layer.weight = weight;
+    layer.bias = bias;
+    place.gradient = gradient_size;
+    gradient_size += (padded_to(row_multiple, in) + 1) * layer.stride;
+    widest = std::max(widest, layer.stride);
+    layers.push_back(layer);
+    places.push_back(place);
+  }
+
+  // Writes a buffer of gradients into the flat vector.
+  template <class From>
+  void unpack(const From* gradient, T* parameters) const {
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const Layer<T>& layer = layers[l];
+      const Place& place = places[l];
+      const From* from = gradient + place.gradient;
+      for (int64_t i = 0; i < layer.in && place.out_step == 1; ++i)
+        std::copy_n(from + i * layer.stride, layer.out, parameters + place.weight + i * place.in_step);
+      for (int64_t i = 0; i < layer.in && place.out_step != 1; ++i)
+        for (int64_t j = 0; j < layer.out; ++j)
+          parameters[place.weight + i * place.in_step + j * place.out_step] =
+              static_cast<T>(from[i * layer.stride + j]);
+      from += padded_to(row_multiple, layer.in) * layer.stride;
+      for (int64_t j = 0; j < layer.out; ++j) parameters[place.bias + j] = static_cast<T>(from[j]);
+    }
+  }
+};
+
+// What the ops are told about the model.
+struct Model {
+  int64_t features, branches;
+  std::vector<int64_t> widths;
+  bool attention;
+  double slope;
+
+  int64_t width() const { return widths.back(); }
+  int64_t readout_width() const { return branches * width(); }
+  int64_t below(size_t l) const { return l ? widths[l - 1] : features; }
+  // Of the branches, which come first in the flat vector: w, then weight and bias of each layer, all branches of each.
+  int64_t parameters() const {
+    int64_t size = attention ? width() : 0;
+    for (size_t l = 0; l < widths.size(); ++l) size += (below(l) + 1) * widths[l];
+    return branches * size;
+  }
+};
+
+// The packed MLP of one branch and its w.
+template <class T>
+struct PackedBranch {
+  Packed<T> mlp;
+  T* w = nullptr;
+  int64_t w_gradient = 0;
+
+  PackedBranch(Arena& arena, const Model& model, int64_t branch, const T* parameters, bool input_gradient) {
+    int64_t at = model.attention ? model.readout_width() : 0;
+    for (size_t l = 0; l < model.widths.size(); ++l) {
+      const int64_t in = model.below(l), out = model.widths[l];
+      const int64_t weight = at + branch * in * out, bias = at + model.branches * in * out + branch * out;
+      mlp.add(arena, parameters, {weight, bias, out, 1, 0}, in, out, model.slope, l > 0 || input_gradient);
+      at += model.branches * (in + 1) * out;
+    }
+    if (!model.attention) return;
+    const int64_t stride = mlp.layers.back().stride;
+    w = arena.take<T>(stride);
+    for (int64_t j = 0; j < stride; ++j) w[j] = j < model.width() ? parameters[branch * model.width() + j] : 0;
+    w_gradient = mlp.gradient_size;
+    mlp.gradient_size += stride;
+  }
+};
+
+}  // namespace spin_fast

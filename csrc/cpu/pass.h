@@ -1,0 +1,447 @@
+// A pass of chosen graphs through the branches, forward and backward.
+//
+// Graphs are taken in chunks whose activations stay in the caches. The rows of a chunk that several of its graphs, or
+// nodes, share go through the MLP once. What a chunk is depends on the input alone, as do the groups of rows whose
+// gradients are summed up apart, so results do not depend on the number of threads.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "packed.h"
+#include "segments.h"
+
+namespace spin_fast {
+
+inline constexpr int64_t chunk_bytes = 4 << 20;  // of activations and their gradients
+inline constexpr int64_t group_rows = 16 * mlp_block_rows;
+
+// Runs f(i) for i in [0, n): the next free thread takes the next.
+template <class F>
+void parallel_tasks(int64_t n, bool tiny, F f) {
+  if (tiny || n <= 1) {
+    for (int64_t i = 0; i < n; ++i) f(i);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, n, 1, [&](int64_t, int64_t) {
+    for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) f(i);
+  });
+}
+
+// What one branch of a chunk refers to, as in Branch. The vectors only grow: `rows` and `entries` of them count.
+struct Part {
+  int64_t rows = 0, entries = 0;
+  std::vector<int64_t> source, ptr;
+  std::vector<int32_t> last, row, before, graph, count;
+
+  void clear() {
+    rows = entries = 0;
+    ptr.assign(1, 0);
+  }
+  // The entries [begin, end) of the next graph. `mark` tells which row of x is which here, or -1.
+  void add(const Segments& seg, int64_t begin, int64_t end, int32_t* mark) {
+    const int64_t n = end - begin, at = entries;
+    if (at + n > static_cast<int64_t>(row.size()))
+      for (std::vector<int32_t>* of : {&row, &before, &graph, &count}) of->resize(2 * (at + n));
+    if (rows + n >= static_cast<int64_t>(source.size())) {  // one more than there can be is written, in vain
+      source.resize(2 * (rows + n) + 1);
+      last.resize(2 * (rows + n) + 1);
+    }
+    const auto number = static_cast<int32_t>(ptr.size() - 1);
+    auto next = static_cast<int32_t>(rows);
+    const auto add_all = [&](auto index) {
+      for (int64_t i = 0; i < n; ++i) {
+        const int64_t u = index[begin + i];
+        const int32_t known = mark[u], here = known < 0 ? next : known;  // no branch: nobody could foresee it
+        mark[u] = here;
+        source[next] = u;
+        before[at + i] = known < 0 ? -1 : last[here];
+        last[here] = static_cast<int32_t>(at + i);
+        row[at + i] = here;
+        graph[at + i] = number;
+        next += known < 0;
+      }
+    };
+    if (seg.narrow_index)
+      add_all(seg.narrow_index);
+    else if (seg.wide_index)
+      add_all(seg.wide_index);
+    else
+      for (int64_t i = 0; i < n; ++i, ++next) {
+        source[next] = begin + i;
+        last[next] = row[at + i] = static_cast<int32_t>(at + i);
+        before[at + i] = -1;
+        graph[at + i] = number;
+      }
+    if (seg.count) std::copy(seg.count + begin, seg.count + end, count.begin() + at);
+    rows = next;
+    entries = at + n;
+    ptr.push_back(entries);
+  }
+};
+
+// What a thread keeps from call to call.
+struct Workspace {
+  Arena arena;
+  std::vector<int32_t> marks;  // row in the chunk of each row of x, or -1: always that outside of a call
+  std::vector<Part> parts;
+};
+
+inline Workspace& workspace() {
+  thread_local Workspace workspace;
+  workspace.arena.clear();
+  return workspace;
+}
+
+// One call: chunk after chunk of the chosen graphs, forward and, if asked, backward.
+template <class T>
+class Pass {
+ public:
+  Pass(Workspace& workspace, const Model& model, const T* x, const T* parameters, const Segments& seg,
+       const int64_t* ids, int64_t graphs, bool backward, T* dx)
+      : workspace_(workspace),
+        parts_(workspace.parts),
+        model_(model),
+        seg_(seg),
+        ids_(ids),
+        graphs_(graphs),
+        backward_(backward),
+        dx_(dx) {
+    int64_t bytes_per_row = 0;
+    for (int64_t b = 0; b < model.branches; ++b) {
+      packed_.emplace_back(workspace.arena, model, b, parameters, dx != nullptr);
+    }
+    if (static_cast<int64_t>(parts_.size()) < model.branches) parts_.resize(model.branches);
+    for (Part& part : parts_) part.clear();
+    const Packed<T>& mlp = packed_[0].mlp;
+    for (const Layer<T>& layer : mlp.layers) bytes_per_row += layer.stride;
+    const int64_t stride = mlp.layers.back().stride;
+    bytes_per_row = (backward ? bytes_per_row + stride : stride) * static_cast<int64_t>(sizeof(T));
+    chunk_rows_ = std::max<int64_t>(chunk_bytes / bytes_per_row, 4 * mlp_block_rows);
+    if (backward) total_.resize(model.branches * mlp.gradient_size);
+    if (shares_rows() && static_cast<int64_t>(workspace.marks.size()) < seg.rows) workspace.marks.assign(seg.rows, -1);
+    x_ = x;
+  }
+  ~Pass() { unmark(); }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return end_; }
+
+  // Selects the next graphs, up to some thousand distinct rows; false where there are none left.
+  bool next() {
+    unmark();
+    begin_ = end_;
+    if (begin_ == graphs_) return false;
+    const int64_t most_entries = 16 * chunk_rows_;
+    int64_t rows = 0, entries = entries_of(end_);
+    long_ = entries > 4 * chunk_rows_;
+    if (long_) {
+      ++end_;
+      return true;
+    }
+    do {
+      fetch(end_ + 4);
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
+        rows -= parts_[b].rows;
+        parts_[b].add(seg_, first, last, workspace_.marks.data());
+        rows += parts_[b].rows;
+      }
+      if (++end_ == graphs_) break;
+      entries += entries_of(end_);
+    } while (rows + entries_of(end_) <= chunk_rows_ && entries <= most_entries);
+    prepare();
+    return true;
+  }
+
+  // The chunk's readouts, (R + 1) * h in rows of `stride`.
+  void forward(T* readout, int64_t stride) {
+    if (!long_) {
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        branches_[b].readout = readout + b * model_.width();
+        branches_[b].readout_stride = stride;
+      }
+      evaluate();
+      return;
+    }
+    long_readout_ = readout;
+    sums_.assign(model_.branches * (model_.width() + 2), 0);
+    for_each_piece([&] {
+      evaluate();
+      for (int64_t b = 0; b < model_.branches; ++b) add_piece(b);
+    });
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      const double* sum = sums_.data() + b * (model_.width() + 2);
+      for (int64_t j = 0; j < model_.width(); ++j)
+        readout[b * model_.width() + j] = static_cast<T>(sum[1] > 0 ? sum[2 + j] / sum[1] : 0);
+    }
+  }
+
+  // From the gradient of the chunk's readouts, in rows of the same stride: adds to the gradients of the parameters, and
+  // to dx.
+  void backward(const T* grad) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    if (!long_) {
+      for (int64_t b = 0; b < model_.branches; ++b)
+        kernels.readout_backward(branches_[b], grad + b * model_.width(), 0, end_ - begin_);
+      add_gradients();
+      return;
+    }
+    for_each_piece([&] {
+      evaluate();
+      for (int64_t b = 0; b < model_.branches; ++b) {  // the weights are those in the whole graph
+        const double* sum = sums_.data() + b * (model_.width() + 2);
+        Branch<T>& branch = branches_[b];
+        branch.readout = long_readout_ + b * model_.width();
+        kernels.readout_backward(branch, grad + b * model_.width(), 0, 1);
+        branch.top[0] = static_cast<T>(sum[0]);
+        branch.scale[0] = static_cast<T>(1 / sum[1]);
+      }
+      add_gradients();
+    });
+  }
+
+  // The gradients of all chunks, into the flat vector.
+  void write_gradient(T* gradient) const {
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      const double* total = total_.data() + b * packed_[0].mlp.gradient_size;
+      packed_[b].mlp.unpack(total, gradient);
+      if (model_.attention)
+        for (int64_t j = 0; j < model_.width(); ++j)
+          gradient[b * model_.width() + j] = static_cast<T>(total[packed_[b].w_gradient + j]);
+    }
+  }
+
+ private:
+  // A graph of more rows than a chunk may have is taken piece by piece, each as if it were a graph: forward and,
+  // because nothing of a piece is kept, once more backward.
+  template <class F>
+  void for_each_piece(F f) {
+    const int64_t graph = graph_of(begin_), most = chunk_rows_ / model_.branches;
+    piece_readout_.resize(model_.readout_width());
+    for (int64_t at = 0, more = 1; more; at += most) {
+      more = 0;
+      unmark();
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
+        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
+        more |= first + at + most < last;
+      }
+      prepare();
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        branches_[b].readout = piece_readout_.data() + b * model_.width();
+        branches_[b].readout_stride = model_.readout_width();
+      }
+      f();
+    }
+  }
+
+  // Adds the readout of a piece to the largest logit, the denominator and the sum so far; without attention the
+  // denominator is 1.
+  void add_piece(int64_t b) {
+    const Branch<T>& branch = branches_[b];
+    double* sum = sums_.data() + b * (model_.width() + 2);
+    double weight = 1, keep = 1;
+    if (model_.attention) {
+      if (branch.ptr[1] == 0) return;
+      const double top = std::max(sum[0], static_cast<double>(branch.top[0]));
+      keep = std::exp(sum[0] - top);
+      weight = std::exp(branch.top[0] - top) / static_cast<double>(branch.scale[0]);
+      sum[0] = top;
+      sum[1] = keep * sum[1] + weight;
+    } else {
+      sum[1] = 1;
+    }
+    for (int64_t j = 0; j < model_.width(); ++j)
+      sum[2 + j] = keep * sum[2 + j] + weight * static_cast<double>(branch.readout[j]);
+  }
+
+  // The rows of the chunk through the MLPs, then the readouts of its graphs.
+  void evaluate() {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    constexpr int64_t step = 4 * mlp_block_rows, graphs = 16;
+    std::vector<std::pair<int64_t, int64_t>> tasks;
+    for (int64_t b = model_.branches; b-- > 0;)
+      for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
+    parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
+      const auto [b, first] = tasks[task];
+      const BlockScratch<T> scratch = block_scratch(b);
+      const int64_t end = std::min(branches_[b].rows, first + step);
+      for (int64_t i = first; i < end; i += mlp_block_rows)
+        kernels.forward(branches_[b], scratch, i, std::min(mlp_block_rows, end - i));
+    });
+    const int64_t number = end_ - begin_;
+    parallel_tasks((number + graphs - 1) / graphs, tiny_, [&](int64_t task) {
+      for (int64_t b = 0; b < model_.branches; ++b)
+        kernels.readout(branches_[b], reinterpret_cast<double*>(thread_scratch(padded_width() * 8)), task * graphs,
+                        std::min(number, (task + 1) * graphs));
+    });
+  }
+
+  // What the rows of the chunk add to the gradients, group by group.
+  void add_gradients() {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    std::vector<std::pair<int64_t, int64_t>> groups;
+    for (int64_t b = model_.branches; b-- > 0;)
+      for (int64_t i = 0; i < branches_[b].rows; i += group_rows) groups.emplace_back(b, i);
+    const int64_t size = packed_[0].mlp.gradient_size, number = static_cast<int64_t>(groups.size());
+    if (static_cast<int64_t>(partial_.size()) < number * size) partial_.resize(number * size);
+    parallel_tasks(number, tiny_, [&](int64_t task) {
+      const auto [b, first] = groups[task];
+      T* partial = partial_.data() + task * size;
+      std::memset(partial, 0, size * sizeof(T));
+      T* gradient[most_layers + 1];
+      for (size_t l = 0; l < model_.widths.size(); ++l) gradient[l] = partial + packed_[b].mlp.places[l].gradient;
+      gradient[model_.widths.size()] = partial + packed_[b].w_gradient;
+      const BlockScratch<T> scratch = block_scratch(b);
+      const int64_t end = std::min(branches_[b].rows, first + group_rows);
+      for (int64_t i = first; i < end; i += mlp_block_rows)
+        kernels.backward(branches_[b], scratch, i, std::min(mlp_block_rows, end - i), gradient);
+    });
+    for (int64_t task = 0; task < number; ++task) {
+      const T* partial = partial_.data() + task * size;
+      double* total = total_.data() + groups[task].first * size;
+      for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(partial[i]);
+    }
+  }
+
+  bool shares_rows() const { return seg_.narrow_index || seg_.wide_index; }
+
+  void unmark() {
+    for (Part& part : parts_) {
+      for (int64_t u = 0; shares_rows() && u < part.rows; ++u) workspace_.marks[part.source[u]] = -1;
+      part.clear();
+    }
+  }
+
+  // Asks for what is read of a graph that is to come: it may stand anywhere.
+  void fetch(int64_t i) const {
+    constexpr int64_t further = 4;
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      if (i + further < graphs_) __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(i + further));
+      if (i >= graphs_) continue;
+      const int64_t first = first_entry(seg_, b, graph_of(i)), last = first_entry(seg_, b, graph_of(i) + 1);
+      for (int64_t e = first; e < last; e += line / static_cast<int64_t>(sizeof(int32_t))) {
+        if (seg_.narrow_index) __builtin_prefetch(seg_.narrow_index + e);
+        if (seg_.wide_index) __builtin_prefetch(seg_.wide_index + e);
+        if (seg_.count) __builtin_prefetch(seg_.count + e);
+      }
+    }
+  }
+
+  int64_t graph_of(int64_t i) const { return ids_ ? ids_[i] : i; }
+  int64_t padded_width() const { return packed_[0].mlp.layers.back().stride; }
+
+  int64_t entries_of(int64_t i) const {
+    int64_t entries = 0;
+    for (int64_t b = 0; b < model_.branches; ++b)
+      entries += first_entry(seg_, b, graph_of(i) + 1) - first_entry(seg_, b, graph_of(i));
+    return entries;
+  }
+
+  // Memory for a chunk that has been selected.
+  void prepare() {
+    const int64_t graphs = end_ - begin_, depth = model_.widths.size();
+    branches_.resize(model_.branches);
+    activations_.assign(model_.branches * most_layers, nullptr);
+    // The same walk twice: how much is needed, then where it is.
+    for (const bool measured : {false, true}) {
+      int64_t used = 0, cost = 0;
+      const auto take = [&](int64_t n) {
+        T* at = measured ? memory_ + used : nullptr;
+        used += padded_to(column_multiple, n);
+        return at;
+      };
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        const Part& part = parts_[b];
+        const Mlp<T> mlp = packed_[b].mlp.mlp();
+        const int64_t rows = part.rows, padded = padded_to(column_multiple, rows);
+        T** activations = activations_.data() + b * most_layers;
+        for (int64_t l = 0; l < depth; ++l) {
+          cost += rows * mlp.layers[l].in * mlp.layers[l].out;
+          if (backward_ || l + 1 == depth) activations[l] = take(padded * mlp.layers[l].stride);
+        }
+        Branch<T>& branch = branches_[b];
+        branch = {};
+        branch.mlp = mlp;
+        branch.w = packed_[b].w;
+        branch.x = x_;
+        branch.rows = rows;
+        branch.graphs = graphs;
+        branch.source = part.source.data();
+        branch.last = part.last.data();
+        branch.row = part.row.data();
+        branch.before = part.before.data();
+        branch.graph = part.graph.data();
+        branch.ptr = part.ptr.data();
+        branch.count = seg_.count ? part.count.data() : nullptr;
+        branch.activations = activations;
+        if (backward_) {
+          branch.inputs = take(padded * padded_to(row_multiple, model_.features));
+          branch.columns = reinterpret_cast<int32_t*>(take((rows / mlp_block_rows + 1) * (model_.features + 1)));
+        }
+        branch.beta = take(padded);
+        branch.mass = take(padded);
+        branch.top = take(graphs);
+        branch.scale = take(graphs);
+        branch.ds = take(backward_ ? graphs * padded_width() : 0);
+        branch.t = take(graphs);
+        branch.dx = dx_;
+      }
+      tiny_ = cost < 4 * piece_cost;
+      if (used > capacity_) {
+        capacity_ = used + used / 4;
+        memory_ = workspace_.arena.take<T>(capacity_);
+      }
+    }
+  }
+
+  BlockScratch<T> block_scratch(int64_t b) const {
+    const Packed<T>& mlp = packed_[b].mlp;
+    const int64_t features = padded_to(column_multiple, model_.features) + column_multiple;
+    const int64_t first = features * mlp.layers[0].stride, block = mlp_block_rows * mlp.widest;
+    const int64_t sizes[] = {mlp_block_rows * features,          features, first, first, block, block, block,
+                             dx_ ? mlp_block_rows * features : 0};
+    int64_t total = line;
+    for (const int64_t size : sizes) total += padded_to(line, size * static_cast<int64_t>(sizeof(T)));
+    char* memory = thread_scratch(total);
+    T* at[std::size(sizes)];
+    for (size_t i = 0; i < std::size(sizes); ++i) {
+      at[i] = reinterpret_cast<T*>(memory);
+      memory += padded_to(line, sizes[i] * static_cast<int64_t>(sizeof(T)));
+    }
+    return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6], at[7]};
+  }
+
+  Workspace& workspace_;
+  std::vector<Part>& parts_;
+  const Model& model_;
+  const Segments& seg_;
+  const int64_t* ids_;
+  int64_t graphs_;
+  bool backward_;
+  T* dx_;
+  const T* x_;
+  int64_t chunk_rows_;
+  int64_t begin_ = 0, end_ = 0;
+  bool tiny_ = true;
+  bool long_ = false;             // the chunk is one graph that is taken piece by piece
+  std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
+  std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
+  T* long_readout_ = nullptr;
+  std::vector<PackedBranch<T>> packed_;
+  std::vector<Branch<T>> branches_;
+  std::vector<T*> activations_;
+  T* memory_ = nullptr;
+  int64_t capacity_ = 0;
+  std::vector<T> partial_;
+  std::vector<double> total_;
+};
+
+}  // namespace spin_fast
