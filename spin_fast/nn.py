@@ -257,8 +257,9 @@ class SPIN(nn.Module):
 
         Layer by layer, weights and biases are changed so that what goes into each LeakyReLU has mean 0 and variance 1
         over the nodes of (at most 512 of) the selected graphs, and each readout over those graphs (layer-sequential
-        unit-variance initialisation, Mishkin & Matas 2016). Training then gets as far in as many epochs as it does with
-        BatchNorm, at the cost of steps without it. Values that hardly vary are not scaled.
+        unit-variance initialisation, Mishkin & Matas 2016), so that training starts as well scaled as with BatchNorm
+        while its steps stay without. Values that hardly vary are not scaled, and a model with BatchNorm is left as it
+        is.
         """
         self.check(features)
         selected = features[:512]

@@ -83,7 +83,7 @@ class Fit:
 
 
 class _Adam(torch.optim.Adam):
-    """torch's fused Adam for a single parameter, without what it does for many: a third of the time of a step."""
+    """torch's fused Adam for a single parameter, without what ``step`` does for lists of them at every call."""
 
     def step(self, closure: Any = None) -> Any:
         (group,) = self.param_groups
