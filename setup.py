@@ -71,12 +71,16 @@ def native_extension() -> dict:
             "csrc/kernels.h",
             "csrc/check.h",
             "csrc/cpu/isa.h",
+            "csrc/cpu/line_pass.h",
             "csrc/cpu/ops.h",
             "csrc/cpu/packed.h",
             "csrc/cpu/pass.h",
             "csrc/cpu/segments.h",
         ]
-        + [f"csrc/cpu/{name}.inl" for name in ("hop", "lanes", "power", "power_dense", "readout", "branch", "table")],
+        + [
+            f"csrc/cpu/{name}.inl"
+            for name in ("hop", "lanes", "power", "power_dense", "readout", "branch", "line", "table")
+        ],
         # pip's pybind11 before the copy that torch carries
         include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),

@@ -199,6 +199,39 @@ struct BlockScratch {
   T* dx;  // [mlp_block_rows, padded d]
 };
 
+// With one feature a branch is a piecewise affine function of a number x. Of an interval on which it is affine:
+template <class T>
+struct Interval {
+  T left, inverse;  // t = (x - left) inverse goes from 0 to 1; in an interval of one point it stays 0
+  T beta, rise;     // ReLU(<w, z>) is beta + t rise
+};
+
+// One branch of some graphs with one feature, and the memory for it. `ends` is the number of intervals, padded.
+template <class T>
+struct Line {
+  Mlp<T> mlp;
+  const T* w;  // [stride], or null for the sum readout
+  int64_t graphs, ends;
+  int64_t blocks;                // of column_multiple intervals, padded
+  const T* start;                // [ends], where the intervals start, ascending: from -infinity, infinity at the end
+  const T* coarse;               // [blocks], where the blocks start
+  const Interval<T>* intervals;  // [ends]
+  const T* gate;                 // [ends, stride], z in the middles
+  const T* z;                    // [2 * ends, stride], at the left ends, then at the right ones
+  const T* transposed;           // [stride, 2 * ends]
+  const int64_t* ptr;            // [graphs + 1] -> entries
+  const T* count;                // [entries], how often, or null for ones
+  const T* x;                    // [entries]
+  int32_t* interval;             // [entries]
+  T* t;                          // [entries]
+  T* weight;                     // [entries], alpha before it is scaled
+  T* scale;                      // [graphs]
+  T* share;                      // [padded graphs, 2 * ends], a readout is share z
+  T* readout;                    // [graphs, readout_stride], already at the columns of this branch
+  int64_t readout_stride;        // of the gradient too
+  T* ds;                         // [padded graphs, stride], the gradient
+};
+
 template <class T, class I>
 struct PowerKernels {
   using A = Compute<T>;
@@ -233,12 +266,14 @@ struct ReadoutKernels {
 
 template <class T>
 struct BranchKernels {
-  // Activations of n rows, padded to a multiple of row_multiple.
-  void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations);
+  // Activations of n rows, padded to a multiple of row_multiple. `gates`: activations whose signs decide which side of
+  // its LeakyReLU a unit is on, or null for its own.
+  void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations,
+                      const T* const* gates);
   // From dz, the gradient before the last LeakyReLU, which is overwritten: adds to the gradient of each layer, [padded
   // in, stride] and a row of biases; writes dx if not null.
-  void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations, T* dz,
-                       T* first, T* second, T* const* gradient, T* dx);
+  void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
+                       const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
   void (*forward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).
@@ -247,6 +282,12 @@ struct BranchKernels {
   void (*readout_backward)(const Branch<T>&, const T* grad, int64_t begin, int64_t end);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers.
   void (*backward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
+  // The readouts of graphs [begin, end) of a line; sum: [2 * ends].
+  void (*line_readout)(const Line<T>&, double* sum, int64_t begin, int64_t end);
+  // Their ds and, with attention, the gradient of the logits at the ends, [2 * ends]; dz: [graphs, 2 * ends].
+  void (*line_readout_backward)(const Line<T>&, const T* grad, T* dz, double* dlogit, int64_t begin, int64_t end);
+  // The gradient dz [2 * ends, stride] before the last LeakyReLU at the ends, and what they add to that of w.
+  void (*line_backward)(const Line<T>&, const double* dlogit, T* dz, T* dw);
 };
 
 // The kernels compiled for each instruction set; `Kernels` is one of the tables above.

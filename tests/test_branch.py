@@ -88,14 +88,18 @@ def test_is_the_mlp_and_the_readout(backend: str, poison: None, arguments: dict)
     )
 
 
-@given(arguments=fused_branches(), data=st.data())
-def test_gradients_are_those_of_the_reference(backend: str, poison: None, arguments: dict, data: st.DataObject) -> None:
+@given(arguments=fused_branches(), with_rows=st.booleans())
+def test_gradients_are_those_of_the_reference(backend: str, poison: None, arguments: dict, with_rows: bool) -> None:
+    compare_gradients(arguments, with_rows)
+
+
+def compare_gradients(arguments: dict, with_rows: bool) -> None:
+    """In float64, of every parameter, and of the rows too if wanted."""
     arguments = {
         name: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
         for name, value in arguments.items()
     }
     arguments |= {name: [part.double() for part in arguments[name]] for name in ("weights", "biases")}
-    with_rows = data.draw(st.booleans())
     results = []
     for function in (spin_fast.branch_readout, reference.branch_readout):
         copies = dict(arguments)
@@ -225,10 +229,89 @@ def test_a_graph_larger_than_a_chunk(native, poison: None, attention: bool) -> N
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * float(other.abs().max()))
 
 
+@st.composite
+def lines(draw: st.DrawFn) -> dict:
+    """Arguments of branch_readout with one feature and so many entries that intervals are searched for."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    dtype, branches = draw(st.sampled_from([torch.float32, torch.float64])), draw(st.integers(1, 3))
+    widths = [1, *draw(st.lists(st.sampled_from([1, 3, 16, 24, 40]), min_size=1, max_size=4))]
+    graphs = draw(st.sampled_from([1, 5, 21, 300]))
+    sizes = rng.integers(0, 3, graphs * branches)
+    busy = rng.integers(0, graphs * branches, 3)
+    sizes[busy] += (4 * sum(widths) * branches) // len(busy) + 1
+    values = draw(st.sampled_from(["normal", "positive", "few", "one", "zero", "wide"]))
+    rows = {
+        "normal": lambda n: rng.standard_normal(n),
+        "positive": lambda n: rng.exponential(size=n) * (rng.random(n) < 0.7),
+        "few": lambda n: rng.integers(-2, 3, n).astype(float),
+        "one": lambda n: np.full(n, 1.7),
+        "zero": np.zeros,
+        "wide": lambda n: 10.0 ** rng.uniform(-6, 4, n),
+    }[values](int(sizes.sum()))
+    order = rng.permutation(len(rows)) if draw(st.booleans()) else None
+    weights, biases, w = drawn_layers(rng, branches, widths, dtype)
+    if draw(st.booleans()):  # then all kinks of the first layer are at 0
+        biases[0].zero_()
+    return {
+        "rows": torch.from_numpy(rows[:, None]).to(dtype),
+        "weights": weights,
+        "biases": biases,
+        "w": w if draw(st.booleans()) else None,
+        "ptr": torch.tensor([0, *sizes.cumsum().tolist()]),
+        "index": None if order is None else torch.from_numpy(order).to(draw(index_dtypes)),
+        "count": torch.from_numpy(rng.integers(1, 5, sizes.sum())).to(torch.int32) if draw(st.booleans()) else None,
+        "ids": torch.from_numpy(rng.permutation(graphs)) if draw(st.booleans()) else None,
+        "negative_slope": draw(st.sampled_from([0.0, 0.01, 1.0])),
+    }
+
+
+@given(arguments=lines())
+def test_one_feature(backend: str, poison: None, arguments: dict) -> None:
+    expected = looped_branches(arguments)
+    result = spin_fast.branch_readout(**arguments)
+    scale = max(float(expected.abs().max()), 1.0)
+    tolerance = {name: 10 * value for name, value in TOLERANCE[result.dtype].items()}
+    torch.testing.assert_close(
+        result.double(), expected, rtol=tolerance["rtol"] * scale, atol=tolerance["atol"] * scale
+    )
+    if result.dtype == torch.float64:
+        compare_gradients(arguments, with_rows=False)
+
+
+def test_one_feature_in_large_graphs(native, poison: None) -> None:
+    """More intervals than one vector of them starts with, logits that overflow."""
+    rng = np.random.default_rng(0)
+    sizes = torch.tensor([0, 9000, 5, 20_000, 0, 4000, 3])
+    rows = torch.from_numpy(rng.exponential(size=(int(sizes.sum()), 1)))
+    weights, biases, w = drawn_layers(rng, 1, [1, 200, 200, 40], torch.float64, scale=2.0)
+    ptr = torch.tensor([0, *sizes.cumsum(0).tolist()])
+    arguments = {"rows": rows, "weights": weights, "biases": biases, "w": 50 * w, "ptr": ptr}
+    arguments |= {"index": None, "count": None, "ids": None, "negative_slope": 0.01}
+    torch.testing.assert_close(spin_fast.branch_readout(**arguments), looped_branches(arguments))
+    compare_gradients(arguments, with_rows=False)
+    arguments |= {name: [part.float() for part in arguments[name]] for name in ("weights", "biases")}
+    arguments |= {name: arguments[name].float() for name in ("rows", "w")}
+    expected = looped_branches(arguments)
+    result = spin_fast.branch_readout(**arguments).double()
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
+def test_one_feature_that_is_not_finite_stays_in_its_graph(native, value: float) -> None:
+    rows = torch.randn(600, 1)
+    rows[150] = value
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 1, [1, 20], torch.float32)
+    for attention in (w, None):
+        readout = spin_fast.branch_readout(rows, [100 * weights[0]], biases, attention, torch.tensor([0, 300, 600]))
+        assert not readout[0].isfinite().all()
+        assert readout[1].isfinite().all()
+
+
+@pytest.mark.parametrize("num_features", [1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype) -> None:
-    features = made_features([40, 7, 0, 900, 1, 30] * 8, 20, dtype)
-    model = SPIN(20, 32, 2, 2).to(dtype)
+def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype, num_features: int) -> None:
+    features = made_features([40, 7, 0, 900, 1, 30] * 8, num_features, dtype)
+    model = SPIN(num_features, 32, 2, 2).to(dtype)
     results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)

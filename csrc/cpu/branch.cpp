@@ -5,7 +5,7 @@
 #include <tuple>
 #include <utility>
 
-#include "pass.h"
+#include "line_pass.h"
 
 namespace spin_fast {
 namespace {
@@ -50,6 +50,17 @@ Arguments arguments_of(const Tensor& rows, const Tensor& parameters, const Tenso
   return of;
 }
 
+// Calls f with the pass that serves the chosen graphs best.
+template <class T, class F>
+void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* parameters, bool backward, T* dx, F f) {
+  if (!dx && LinePass<T>::pays(of.model, of.seg, of.ids, of.graphs)) {
+    LinePass<T> pass(memory, of.model, x, parameters, of.seg, of.ids, of.graphs, backward);
+    if (pass.usable()) return f(pass);
+  }
+  Pass<T> pass(memory, of.model, x, parameters, of.seg, of.ids, of.graphs, backward, dx);
+  f(pass);
+}
+
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                       bool attention, double negative_slope, bool shared, bool checked) {
@@ -59,9 +70,10 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* out = readout.mutable_data_ptr<T>();
-    Pass<T> pass(workspace(), of.model, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), of.seg, of.ids,
-                 of.graphs, false, nullptr);
-    while (pass.next()) pass.forward(out + pass.begin() * of.model.readout_width(), of.model.readout_width());
+    T* none = nullptr;
+    with_pass(workspace(), of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), false, none, [&](auto& pass) {
+      while (pass.next()) pass.forward(out + pass.begin() * of.model.readout_width(), of.model.readout_width());
+    });
   });
   return readout;
 }
@@ -80,16 +92,17 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (with_rows) std::memset(dx.mutable_data_ptr<T>(), 0, dx.numel() * sizeof(T));
-    Workspace& memory = workspace();
-    Pass<T> pass(memory, of.model, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), of.seg, of.ids, of.graphs,
-                 true, with_rows ? dx.mutable_data_ptr<T>() : nullptr);
-    std::vector<T> readout;
-    while (pass.next()) {
-      readout.resize((pass.end() - pass.begin()) * of.model.readout_width());
-      pass.forward(readout.data(), of.model.readout_width());
-      pass.backward(grad.const_data_ptr<T>() + pass.begin() * of.model.readout_width());
-    }
-    pass.write_gradient(gradient.mutable_data_ptr<T>());
+    T* to_rows = with_rows ? dx.mutable_data_ptr<T>() : nullptr;
+    with_pass(workspace(), of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, to_rows,
+              [&](auto& pass) {
+                std::vector<T> readout;
+                while (pass.next()) {
+                  readout.resize((pass.end() - pass.begin()) * of.model.readout_width());
+                  pass.forward(readout.data(), of.model.readout_width());
+                  pass.backward(grad.const_data_ptr<T>() + pass.begin() * of.model.readout_width());
+                }
+                pass.write_gradient(gradient.mutable_data_ptr<T>());
+              });
   });
   return {gradient, dx};
 }
@@ -144,7 +157,7 @@ class Classifier {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     const Layer<T>& last = packed_.layers.back();
     const int64_t stride = packed_.layers[0].below;
-    kernels.mlp_forward(packed_.mlp(), readout_, stride, graphs, activations_.data());
+    kernels.mlp_forward(packed_.mlp(), readout_, stride, graphs, activations_.data(), nullptr);
     double loss = 0;
     for (int64_t i = 0; i < graphs; ++i) {
       T* scores = spare_[0] + i * last.stride;
@@ -153,8 +166,8 @@ class Classifier {
     }
     T* gradient[most_layers];
     for (size_t l = 0; l < packed_.layers.size(); ++l) gradient[l] = gradient_.data() + packed_.places[l].gradient;
-    kernels.mlp_backward(packed_.mlp(), readout_, stride, graphs, activations_.data(), spare_[0], spare_[1], spare_[2],
-                         gradient, grad_);
+    kernels.mlp_backward(packed_.mlp(), readout_, stride, graphs, activations_.data(), activations_.data(), spare_[0],
+                         spare_[1], spare_[2], gradient, grad_);
     return loss;
   }
 
@@ -199,18 +212,19 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     using T = typename decltype(tag)::type;
     Workspace& memory = workspace();
     Classifier<T> classifier(memory.arena, of.model, classifier_widths, parameters.const_data_ptr<T>());
-    Pass<T> pass(memory, of.model, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), of.seg, of.ids, of.graphs,
-                 true, nullptr);
-    double sum = 0;
-    while (pass.next()) {
-      const int64_t graphs = pass.end() - pass.begin();
-      const auto [readout, grad] = classifier.reserve(graphs);
-      pass.forward(readout, classifier.stride());
-      sum += classifier.step(graphs, of.graphs, [&](int64_t i) { return label_of(pass.begin() + i); });
-      pass.backward(grad);
-    }
-    *loss.mutable_data_ptr<T>() = static_cast<T>(sum);
-    pass.write_gradient(gradient.mutable_data_ptr<T>());
+    T* no_rows = nullptr;
+    with_pass(memory, of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, no_rows, [&](auto& pass) {
+      double sum = 0;
+      while (pass.next()) {
+        const int64_t graphs = pass.end() - pass.begin();
+        const auto [readout, grad] = classifier.reserve(graphs);
+        pass.forward(readout, classifier.stride());
+        sum += classifier.step(graphs, of.graphs, [&](int64_t i) { return label_of(pass.begin() + i); });
+        pass.backward(grad);
+      }
+      *loss.mutable_data_ptr<T>() = static_cast<T>(sum);
+      pass.write_gradient(gradient.mutable_data_ptr<T>());
+    });
     classifier.write_gradient(gradient.mutable_data_ptr<T>());
   });
   return {loss, gradient};

@@ -115,22 +115,31 @@ inline Vector<T> leaky(Vector<T> value, T slope) {
 }
 
 template <class T>
-void mlp_forward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, T* const* activations) {
+void mlp_forward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, T* const* activations,
+                 const T* const* gates) {
   const int64_t rows = padded_to(row_multiple, n);
   for (int64_t l = 0; l < mlp.depth; ++l) {
     const Layer<T>& layer = mlp.layers[l];
     T* out = activations[l];
-    product(
-        x, stride, layer.weight, layer.stride, layer.in, layer.bias, rows,
-        [&](int64_t i, int64_t j, Vector<T> sum) { store(out + i * layer.stride + j, leaky<T>(sum, layer.slope)); });
+    const auto forward = [&](auto finish) {
+      product(x, stride, layer.weight, layer.stride, layer.in, layer.bias, rows,
+              [&](int64_t i, int64_t j, Vector<T> sum) {
+                const int64_t at = i * layer.stride + j;
+                store(out + at, finish(at, sum));
+              });
+    };
+    if (gates)
+      forward([&](int64_t at, Vector<T> sum) { return load(gates[l] + at) > 0 ? sum : layer.slope * sum; });
+    else
+      forward([&](int64_t, Vector<T> sum) { return leaky<T>(sum, layer.slope); });
     x = out;
     stride = layer.stride;
   }
 }
 
 template <class T>
-void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, const T* const* activations, T* dz,
-                  T* first, T* second, T* const* gradient, T* dx) {
+void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, const T* const* activations,
+                  const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx) {
   for (int64_t l = mlp.depth - 1; l >= 0; --l) {
     const Layer<T>& layer = mlp.layers[l];
     const T* below = l ? activations[l - 1] : x;
@@ -139,11 +148,11 @@ void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, cons
     if (l == 0 && !dx) return;
     T* out = l ? first : dx;
     const T slope = l ? mlp.layers[l - 1].slope : 1;
-    const T* no_bias = nullptr;
+    const T *no_bias = nullptr, *gate = l ? gates[l - 1] : nullptr;
     product(dz, layer.stride, layer.transposed, layer.below, layer.out, no_bias, padded_to(row_multiple, n),
             [&](int64_t i, int64_t j, Vector<T> value) {
               const int64_t at = i * layer.below + j;
-              if (l) value = load(below + at) > 0 ? value : slope * value;
+              if (gate) value = load(gate + at) > 0 ? value : slope * value;
               store(out + at, value);
             });
     std::swap(first, second);
@@ -268,7 +277,7 @@ void branch_forward(const Branch<T>& branch, const BlockScratch<T>& scratch, int
     T* kept = branch.activations[l];
     activations[l] = kept ? kept + begin * branch.mlp.layers[l].stride : l % 2 ? scratch.second : scratch.first;
   }
-  mlp_forward<T>({branch.mlp.depth, block.layers}, block.x, block.stride, n, activations);
+  mlp_forward<T>({branch.mlp.depth, block.layers}, block.x, block.stride, n, activations, nullptr);
   if (!branch.w) return;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
   const T* z = activations[branch.mlp.depth - 1];
@@ -451,8 +460,8 @@ void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, in
     gradients[0] = scratch.gradient;
     __builtin_memset(scratch.gradient, 0, compact * first.stride * sizeof(T));
   }
-  mlp_backward<T>({depth, block.layers}, block.x, block.stride, n, activations, dz, scratch.first, scratch.second,
-                  gradients, branch.dx ? scratch.dx : nullptr);
+  mlp_backward<T>({depth, block.layers}, block.x, block.stride, n, activations, activations, dz, scratch.first,
+                  scratch.second, gradients, branch.dx ? scratch.dx : nullptr);
   if (!all) {
     const auto add = [&](int64_t from, int64_t to) {
       const T* of = scratch.gradient + from * first.stride;

@@ -347,3 +347,19 @@ inline Vector<T> exp_of(Vector<T> x) {
   const Vector<T> result = p * reinterpret_cast<Vector<T>>(power);
   return x < E::lowest ? Vector<T>{} : result;
 }
+
+// How many lanes are at most x.
+template <class T>
+inline int lanes_at_most(Vector<T> values, T x) {
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (sizeof(T) == 4)
+    return __builtin_popcount(_mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(x), _CMP_LE_OQ));
+  else
+    return __builtin_popcount(_mm512_cmp_pd_mask((__m512d)values, _mm512_set1_pd(x), _CMP_LE_OQ));
+#else
+  const auto at_most = values <= x;
+  int number = 0;
+  for (int i = 0; i < lanes<T>; ++i) number -= static_cast<int>(at_most[i]);
+  return number;
+#endif
+}

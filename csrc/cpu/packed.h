@@ -147,6 +147,13 @@ struct PackedBranch {
     w_gradient = mlp.gradient_size;
     mlp.gradient_size += stride;
   }
+
+  // Writes a buffer of gradients into the flat vector.
+  void unpack(const Model& model, int64_t branch, const double* from, T* gradient) const {
+    mlp.unpack(from, gradient);
+    for (int64_t j = 0; w && j < model.width(); ++j)
+      gradient[branch * model.width() + j] = static_cast<T>(from[w_gradient + j]);
+  }
 };
 
 }  // namespace spin_fast

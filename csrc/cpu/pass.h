@@ -87,6 +87,7 @@ struct Part {
 // What a thread keeps from call to call.
 struct Workspace {
   Arena arena;
+  std::vector<Arena> branch_arenas;
   std::vector<int32_t> marks;  // row in the chunk of each row of x, or -1: always that outside of a call
   std::vector<Part> parts;
 };
@@ -209,13 +210,8 @@ class Pass {
 
   // The gradients of all chunks, into the flat vector.
   void write_gradient(T* gradient) const {
-    for (int64_t b = 0; b < model_.branches; ++b) {
-      const double* total = total_.data() + b * packed_[0].mlp.gradient_size;
-      packed_[b].mlp.unpack(total, gradient);
-      if (model_.attention)
-        for (int64_t j = 0; j < model_.width(); ++j)
-          gradient[b * model_.width() + j] = static_cast<T>(total[packed_[b].w_gradient + j]);
-    }
+    for (int64_t b = 0; b < model_.branches; ++b)
+      packed_[b].unpack(model_, b, total_.data() + b * packed_[0].mlp.gradient_size, gradient);
   }
 
  private:

@@ -8,6 +8,7 @@
 #include "readout.inl"
 // Shares with it.
 #include "branch.inl"
+#include "line.inl"
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {
@@ -23,8 +24,8 @@ ReadoutKernels<S> readout_table() {
 
 template <class T>
 BranchKernels<T> branch_table() {
-  return {mlp_forward<T>,    mlp_backward<T>, branch_forward<T>, branch_readout<T>, branch_readout_backward<T>,
-          branch_backward<T>};
+  return {mlp_forward<T>,     mlp_backward<T>, branch_forward<T>,        branch_readout<T>, branch_readout_backward<T>,
+          branch_backward<T>, line_readout<T>, line_readout_backward<T>, line_backward<T>};
 }
 
 #define SPIN_FAST_TABLE(make, ...) \

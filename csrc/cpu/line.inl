@@ -1,0 +1,138 @@
+// The readouts of graphs with one feature, and their gradients.
+//
+// A branch is then a piecewise affine function of a number x: in each of its intervals z(x) = (1 - t) z(left) + t
+// z(right), and likewise the logit. So the MLP is evaluated at the ends of the intervals alone, an entry costs no more
+// than finding its interval and its weight, and a readout is the product of the weights that a graph has at the ends
+// with z there.
+//
+// Layout: entries graph by graph; share [graphs, 2 * ends], left ends before right ones. Parallel axis: branches and
+// groups of graphs. Accumulator: weights of a graph at the ends in float64, products in T.
+
+// How many of n values, a multiple of column_multiple, are at most x.
+template <class T>
+inline int64_t number_at_most(const T* values, int64_t n, T x) {
+  int64_t number = 0;
+  for (int64_t i = 0; i < n; i += lanes<T>) number += lanes_at_most(load(values + i), x);
+  return number;
+}
+
+// Finds the interval, t and beta of the entries [begin, end); returns the largest beta.
+template <class T>
+T locate(const Line<T>& line, int64_t begin, int64_t end) {
+  T top = 0;
+  for (int64_t e = begin; e < end; ++e) {
+    const T x = line.x[e];
+    const int64_t block = (number_at_most(line.coarse, line.blocks, x) - 1) * column_multiple;
+    const int64_t at = block + number_at_most(line.start + block, column_multiple, x) - 1;
+    const Interval<T> here = line.intervals[at];
+    const T t = (x - here.left) * here.inverse, beta = here.beta + t * here.rise;
+    line.interval[e] = static_cast<int32_t>(at);
+    line.t[e] = t;
+    line.weight[e] = beta;
+    top = beta > top ? beta : top;
+  }
+  return top;
+}
+
+// Turns the beta of the entries [begin, end) into weights, count exp(beta - top).
+template <class T>
+void weigh(const Line<T>& line, int64_t begin, int64_t end, T top) {
+  constexpr int L = lanes<T>;
+  for (int64_t e = begin; e < end; e += L) {
+    const Vector<T> beta = load_first(line.weight + e, end - e);
+    const Vector<T> mass = line.w ? exp_of<T>(beta - top) : Vector<T>{} + 1;
+    store_first(line.weight + e, line.count ? mass * load_first(line.count + e, end - e) : mass, end - e);
+  }
+}
+
+template <class T>
+void line_readout(const Line<T>& line, double* sum, int64_t begin, int64_t end) {
+  constexpr int D = lanes<double>;
+  const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
+  const int64_t ends = line.ends, stride = 2 * ends;
+  // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
+  constexpr T high = sizeof(T) == 4 ? 60 : 600;
+  const bool overflows = locate(line, line.ptr[begin], line.ptr[end]) > high;
+  if (!overflows) weigh<T>(line, line.ptr[begin], line.ptr[end], 0);
+  for (int64_t g = begin; g < end; ++g) {
+    const int64_t first = line.ptr[g], after = line.ptr[g + 1];
+    if (overflows) {
+      T top = 0;
+      for (int64_t e = first; e < after; ++e) top = line.weight[e] > top ? line.weight[e] : top;
+      weigh(line, first, after, top);
+    }
+    for (int64_t k = 0; k < stride; ++k) sum[k] = 0;
+    for (int64_t e = first; e < after; ++e) {
+      const T right = line.weight[e] * line.t[e];
+      const int32_t interval = line.interval[e];
+      sum[interval] += static_cast<double>(line.weight[e] - right);
+      sum[ends + interval] += static_cast<double>(right);
+    }
+    Vector<double> parts = {};
+    for (int64_t k = 0; k < stride; k += D) parts += load(sum + k);
+    double total = 0;
+    for (int i = 0; i < D; ++i) total += parts[i];
+    const double scale = !line.w ? 1 : first < after ? 1 / total : 0;
+    line.scale[g] = static_cast<T>(scale);
+    for (int64_t k = 0; k < stride; ++k) line.share[g * stride + k] = static_cast<T>(sum[k] * scale);
+  }
+  const T* no_bias = nullptr;
+  product(line.share + begin * stride, stride, line.z, last.stride, stride, no_bias,
+          padded_to(row_multiple, end - begin), [&](int64_t i, int64_t j, Vector<T> value) {
+            if (i < end - begin && j < last.out)
+              store_first(line.readout + (begin + i) * line.readout_stride + j, value, last.out - j);
+          });
+}
+
+// With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), which goes to the ends of the interval as z_e comes from them.
+template <class T>
+void line_readout_backward(const Line<T>& line, const T* grad, T* dz, double* dlogit, int64_t begin, int64_t end) {
+  const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
+  const int64_t ends = line.ends, stride = 2 * ends;
+  for (int64_t g = begin; g < end; ++g)
+    for (int64_t j = 0; j < last.stride; j += lanes<T>)
+      store(line.ds + g * last.stride + j,
+            j < last.out ? load_first(grad + g * line.readout_stride + j, last.out - j) : Vector<T>{});
+  if (!line.w) return;
+  const T* no_bias = nullptr;
+  product(line.ds + begin * last.stride, last.stride, line.transposed, stride, last.out, no_bias,
+          padded_to(row_multiple, end - begin),
+          [&](int64_t i, int64_t k, Vector<T> value) { store(dz + i * stride + k, value); });
+  for (int64_t k = 0; k < stride; ++k) dlogit[k] = 0;
+  for (int64_t g = begin; g < end; ++g) {
+    const T* at_left = dz + (g - begin) * stride;
+    const T* readout = line.readout + g * line.readout_stride;
+    const T shift = static_cast<T>(wide_dot(grad + g * line.readout_stride, readout, last.out));
+    for (int64_t e = line.ptr[g]; e < line.ptr[g + 1]; ++e) {
+      const int64_t left = line.interval[e], right = ends + left;
+      const T product = at_left[left] + line.t[e] * (at_left[right] - at_left[left]);
+      const T value = line.weight[e] * line.scale[g] * (product - shift), to_right = value * line.t[e];
+      dlogit[left] += static_cast<double>(value - to_right);
+      dlogit[right] += static_cast<double>(to_right);
+    }
+  }
+}
+
+template <class T>
+void line_backward(const Line<T>& line, const double* dlogit, T* dz, T* dw) {
+  constexpr int L = lanes<T>;
+  const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
+  __builtin_memset(dz, 0, 2 * line.ends * last.stride * sizeof(T));
+  add_outer(line.share, 2 * line.ends, 2 * line.ends, line.ds, last.stride, line.graphs, dz);
+  for (int64_t j = 0; j < last.stride; j += L) {
+    const Vector<T> w = line.w ? load(line.w + j) : Vector<T>{};
+    Vector<T> sum = {};
+    for (int64_t k = 0; k < 2 * line.ends; ++k) {
+      const int64_t at = k * last.stride + j, interval = k < line.ends ? k : k - line.ends;
+      Vector<T> value = load(dz + at);
+      const bool open = line.intervals[interval].beta != 0 || line.intervals[interval].rise != 0;
+      if (line.w && open) {
+        const T logit = static_cast<T>(dlogit[k]);
+        value += logit * w;
+        sum += logit * load(line.z + at);
+      }
+      store(dz + at, load(line.gate + interval * last.stride + j) > 0 ? value : last.slope * value);
+    }
+    if (line.w) store(dw + j, load(dw + j) + sum);
+  }
+}
