@@ -246,7 +246,7 @@ def lines(draw: st.DrawFn) -> dict:
         "few": lambda n: rng.integers(-2, 3, n).astype(float),
         "one": lambda n: np.full(n, 1.7),
         "zero": np.zeros,
-        "wide": lambda n: 10.0 ** rng.uniform(-6, 4, n),
+        "wide": lambda n: 10.0 ** rng.uniform(-6, 2, n),
     }[values](int(sizes.sum()))
     order = rng.permutation(len(rows)) if draw(st.booleans()) else None
     weights, biases, w = drawn_layers(rng, branches, widths, dtype)
