@@ -83,14 +83,16 @@ class Fit:
 
 
 class _Adam(torch.optim.Adam):
-    """torch's fused Adam for a single parameter, without what ``step`` does for lists of them at every call."""
+    """torch's fused Adam for a single parameter, with a step that does not prepare for lists of them at every call."""
 
-    def step(self, closure: Any = None) -> Any:
+    def quick_step(self) -> None:
         (group,) = self.param_groups
         (parameter,) = group["params"]
         state = self.state.get(parameter)
-        if closure is not None or not state:  # the first step makes the state
-            return super().step(closure)
+        if not state:  # the first step makes it
+            self.step()
+            return
+        self._opt_called = True  # as step does: schedulers ask for it
         beta1, beta2 = group["betas"]
         state["step"] += 1
         torch._fused_adam_(
@@ -108,7 +110,6 @@ class _Adam(torch.optim.Adam):
             amsgrad=False,
             maximize=False,
         )
-        return None
 
 
 class Trainer:
@@ -141,8 +142,9 @@ class Trainer:
             return 0.0
         order = ids[torch.randperm(len(ids), generator=generator)]
         step = self._prepared(features)
-        losses = [step(batch) * len(batch) for batch in order.split(batch_size)]
-        return torch.stack(losses).sum().item() / len(ids)
+        batches = order.split(batch_size)
+        losses = torch.stack([step(batch) for batch in batches]).double()
+        return (losses @ torch.tensor([len(batch) for batch in batches]).double()).item() / len(ids)
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
@@ -184,7 +186,7 @@ class Trainer:
         def step(ids: Tensor) -> Tensor:
             ids = ids if features.ids is None else features.ids[ids]
             loss, self._flat.grad = call(features.rows, flat, *data, ids, *options)
-            self.optimizer.step()
+            self.optimizer.quick_step()
             return loss
 
         return step
@@ -220,7 +222,7 @@ def predict(model: SPIN, features: PowerFeatures, ids: GraphIds | None = None, b
 
 
 CHUNK_BYTES = 4 << 20
-"""Of powers that :func:`predict_proba` has in memory at a time, unless a single graph needs more."""
+"""Of powers and arcs that :func:`predict_proba` takes at a time, unless a single graph has more."""
 
 
 @torch.inference_mode()
@@ -246,10 +248,12 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
         raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
     model.eval()
     bytes_per_node = (config["num_hops"] + 1) * config["in_features"] * graphs.x.element_size()
+    arcs_before = graphs.indptr[graphs.ptr].long()
+    bytes_before = graphs.ptr * bytes_per_node + arcs_before * graphs.indices.element_size()
     probabilities = torch.empty(len(graphs), config["out_features"], dtype=graphs.x.dtype)
     memory = graphs.x.new_empty(0)
     with _progress_bar("graphs", len(graphs), progress) as advance:
-        for begin, end in _chunks(graphs.ptr, max(CHUNK_BYTES // max(bytes_per_node, 1), 1)):
+        for begin, end in _chunks(bytes_before, CHUNK_BYTES):
             part = graphs[begin:end]
             shape = (config["num_hops"] + 1, *part.x.shape)
             if memory.numel() < math.prod(shape):
@@ -262,11 +266,11 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     return probabilities
 
 
-def _chunks(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
-    """Ranges of graphs of about so many nodes, each of at least one graph."""
-    begin, num_graphs = 0, ptr.numel() - 1
+def _chunks(before: Tensor, most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of graphs that cost ``most``, or of a single graph; ``before [G + 1]`` sums up the costs."""
+    begin, num_graphs = 0, before.numel() - 1
     while begin < num_graphs:
-        end = int(torch.searchsorted(ptr, ptr[begin] + num_nodes, right=True)) - 1
+        end = int(torch.searchsorted(before, before[begin] + most, right=True)) - 1
         end = min(max(end, begin + 1), num_graphs)
         yield begin, end
         begin = end

@@ -159,7 +159,6 @@ class LinePass {
     }
     for_each_group([&](int64_t b, int64_t, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        if (i + 2 < end) fetch(b, begin_ + i + 2);
         const int64_t first = first_entry(seg_, b, graph_of(begin_ + i));
         T* to = branches_[b].x + branches_[b].ptr[i];
         const int64_t n = branches_[b].ptr[i + 1] - branches_[b].ptr[i];
@@ -174,16 +173,6 @@ class LinePass {
       }
     });
     return true;
-  }
-
-  // Asks for what is read of a graph that is to come: it may stand anywhere.
-  void fetch(int64_t b, int64_t i) const {
-    const int64_t first = first_entry(seg_, b, graph_of(i)), last = first_entry(seg_, b, graph_of(i) + 1);
-    for (int64_t e = first; e < last; e += line / static_cast<int64_t>(sizeof(int32_t))) {
-      if (seg_.narrow_index) __builtin_prefetch(seg_.narrow_index + e);
-      if (seg_.wide_index) __builtin_prefetch(seg_.wide_index + e);
-      if (seg_.count) __builtin_prefetch(seg_.count + e);
-    }
   }
 
   // f(branch, number of the group, first graph, end) of the chunk.

@@ -147,7 +147,6 @@ class Pass {
       return true;
     }
     do {
-      fetch(end_ + 4);
       for (int64_t b = 0; b < model_.branches; ++b) {
         const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
         rows -= parts_[b].rows;
@@ -313,21 +312,6 @@ class Pass {
     for (Part& part : parts_) {
       for (int64_t u = 0; shares_rows() && u < part.rows; ++u) workspace_.marks[part.source[u]] = -1;
       part.clear();
-    }
-  }
-
-  // Asks for what is read of a graph that is to come: it may stand anywhere.
-  void fetch(int64_t i) const {
-    constexpr int64_t further = 4;
-    for (int64_t b = 0; b < model_.branches; ++b) {
-      if (i + further < graphs_) __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(i + further));
-      if (i >= graphs_) continue;
-      const int64_t first = first_entry(seg_, b, graph_of(i)), last = first_entry(seg_, b, graph_of(i) + 1);
-      for (int64_t e = first; e < last; e += line / static_cast<int64_t>(sizeof(int32_t))) {
-        if (seg_.narrow_index) __builtin_prefetch(seg_.narrow_index + e);
-        if (seg_.wide_index) __builtin_prefetch(seg_.wide_index + e);
-        if (seg_.count) __builtin_prefetch(seg_.count + e);
-      }
     }
   }
 
