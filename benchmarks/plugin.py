@@ -19,7 +19,7 @@ from spin_fast import GraphBatch, datasets
 
 from . import floors as machine_floors
 from . import report
-from .race import Contender, Effort, Floors, Race, frozen_garbage, num_threads
+from .race import SHORTEST_SAMPLE, Contender, Effort, Floors, Race, frozen_garbage, num_threads
 from .report import Session
 
 DATASETS = (
@@ -47,7 +47,8 @@ NO_FLOORS: Floors = {}
 class RunRace(Protocol):
     """Run one race, ours first; once per test.
 
-    ``also`` names another of ours, to which ratios are taken too; rivals of ``once`` are timed once, without rounds.
+    ``also`` names another of ours, to which ratios are taken too; rivals of ``once`` are timed once, without rounds; a
+    sample lasts ``shortest`` seconds at least.
     """
 
     def __call__(
@@ -58,6 +59,7 @@ class RunRace(Protocol):
         floors: Floors = ...,
         also: str | None = ...,
         once: Collection[str] = ...,
+        shortest: float = ...,
     ) -> Race: ...
 
 
@@ -232,9 +234,10 @@ def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Sess
         floors: Floors = NO_FLOORS,
         also: str | None = None,
         once: Collection[str] = (),
+        shortest: float = SHORTEST_SAMPLE,
     ) -> Race:
         suite = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-        race = Race(suite, case, on, threads, also)
+        race = Race(suite, case, on, threads, also, shortest)
         entered = race.enter(contenders, floors)
         with frozen_garbage():
             of_round = race.warm_up(entered, effort.patience, once)

@@ -3,8 +3,8 @@
 Floors take part like rivals: what the machine needs for the least that the operation must do.
 
 One thread is timed by the CPU time of the process, which other processes disturb least, and two or more by wall time. A
-sample is one call, or as many as last 10 ms: caches are as warm as a repeated call leaves them. Ratios are taken round
-by round; reported are medians and quartiles over the rounds.
+sample is one call, or as many as last 10 ms, of epochs 100 ms: caches are as warm as a repeated call leaves them.
+Ratios are taken round by round; reported are medians and quartiles over the rounds.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Race:
         on: the input, a row of that table.
         threads: torch's threads.
         also: another contender of ours, to which ratios are taken too.
+        shortest: seconds that a sample lasts at least.
         calls: calls per sample and contender.
         seconds: seconds per call, contender and round.
         floors: the names of those contenders that are floors, by kind.
@@ -79,6 +80,7 @@ class Race:
     on: str
     threads: int
     also: str | None = None
+    shortest: float = SHORTEST_SAMPLE
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     floors: dict[str, list[str]] = field(default_factory=dict)
@@ -137,10 +139,10 @@ class Race:
                 continue
             if seconds < WARM_AT_ONCE:
                 seconds = self._sample(contender, 1)
-            while calls * seconds < SHORTEST_SAMPLE / 2:
-                calls = min(10 * calls, ceil(SHORTEST_SAMPLE / seconds))
+            while calls * seconds < self.shortest / 2:
+                calls = min(10 * calls, ceil(self.shortest / seconds))
                 seconds = self._sample(contender, calls)
-            self.calls[name] = max(calls, ceil(SHORTEST_SAMPLE / seconds))
+            self.calls[name] = max(calls, ceil(self.shortest / seconds))
             of_round += self.calls[name] * seconds
         return of_round
 
