@@ -120,7 +120,9 @@ constexpr int number_bits = 40;
 constexpr uint64_t claimed = uint64_t{1} << (number_bits - 1);
 constexpr auto relaxed = std::memory_order_relaxed;  // only slots themselves are shared while threads run
 
-uint64_t tag_of(uint64_t hash) { return (hash | taken) >> number_bits << number_bits; }
+// Of a row, the lower half of its hash: the low bits are where its slot is looked for.
+uint64_t tag_of(uint32_t hash) { return taken | uint64_t{hash >> 9} << number_bits; }
+uint64_t tag_in(uint64_t slot) { return slot >> number_bits << number_bits; }
 uint64_t number_in(uint64_t slot) { return slot & (claimed - 1); }
 
 // An array filled from its beginning. There is room for all that could come: what is never written takes no memory.
@@ -151,6 +153,7 @@ class Filled {
 template <class W, class I>
 struct Store {
   Filled<W> rows;                // [U, d]
+  Filled<uint32_t> hashes;       // [U], to make a larger table from
   Filled<int64_t> lists;         // [G] entries of each graph
   Filled<I> index;               // [nnz]
   Filled<int32_t> count;         // [nnz]
@@ -234,16 +237,16 @@ struct Branch {
     slots = std::vector<Slot>();  // before there is another
     slots = std::vector<Slot>(size);
     const auto same_cost = [](int64_t u) { return u; };
-    parallel_items(store.size, store.size * (width + 16), same_cost, [&](int64_t begin, int64_t end) {
+    parallel_items(store.size, store.size * 16, same_cost, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
-        const uint64_t h = hash_of(store.rows.begin() + u * width, width, keys) & hash_mask;
+        const uint32_t h = store.hashes.begin()[u];
         uint64_t i = h & mask, free = 0;
         for (; !slots[i].compare_exchange_strong(free, tag_of(h) | u, relaxed); free = 0) i = (i + 1) & mask;
       }
     });
   }
 
-  // Finds for each entry the slot that it shares with all entries of the same row, for now in `hash`. Which of them
+  // Finds for each entry the slot that it shares with all entries of the same row, for now in `row`. Which of them
   // claims it is a matter of chance, and does not matter.
   void find_slots() const {
     const std::vector<Slot>& slots = store.slots;
@@ -251,48 +254,52 @@ struct Branch {
       for (int64_t b = from; b < to; ++b) {
         if (b + 1 < to)
           for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]); });
-        for_each_entry(b, [&](int64_t e) { hash[e] = find_slot(first_node[e], hash[e]); });
+        for_each_entry(b, [&](int64_t e) { row[e] = static_cast<I>(find_slot(first_node[e], hash[e])); });
       }
     });
   }
 
-  uint64_t find_slot(uint64_t node, uint64_t h) const {
+  uint64_t find_slot(uint64_t node, uint32_t h) const {
     std::vector<Slot>& slots = store.slots;
     const uint64_t tag = tag_of(h), mask = slots.size() - 1;
     for (uint64_t i = h & mask;; i = (i + 1) & mask) {
       uint64_t other = slots[i].load(relaxed);
       if (other == 0 && slots[i].compare_exchange_strong(other, tag | claimed | node, relaxed)) return i;
       const W* its_row = (other & claimed ? rows : store.rows.begin()) + number_in(other) * width;
-      if (tag_of(other) == tag && equal(its_row, rows + node * width, width)) return i;
+      if (tag_in(other) == tag && equal(its_row, rows + node * width, width)) return i;
     }
   }
 
+  Slot& slot_of(int64_t entry) const { return store.slots[static_cast<std::make_unsigned_t<I>>(row[entry])]; }
+
   // Numbers the rows that are new by first appearance, and keeps them.
-  void number_rows(std::vector<I>& node_of_row) const {
-    std::vector<Slot>& slots = store.slots;
-    node_of_row.clear();
+  void number_rows(std::vector<I>& entry_of_row) const {
+    entry_of_row.clear();
     for (int64_t b = 0; b < blocks.size(); ++b) {
-      rows_before[b] = store.size + node_of_row.size();
-      if (b + 1 < blocks.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slots[hash[e]]); });
+      rows_before[b] = store.size + entry_of_row.size();
+      if (b + 1 < blocks.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slot_of(e)); });
       for_each_entry(b, [&](int64_t e) {
-        Slot& slot = slots[hash[e]];
-        const uint64_t value = slot.load(relaxed);
-        row[e] = static_cast<I>(number_in(value));
+        Slot& slot = slot_of(e);
+        uint64_t value = slot.load(relaxed);
         if (value & claimed) {
-          row[e] = static_cast<I>(store.size + node_of_row.size());
-          slot.store(tag_of(value) | row[e], relaxed);
-          node_of_row.push_back(first_node[e]);
+          value = tag_in(value) | (store.size + entry_of_row.size());
+          slot.store(value, relaxed);
+          entry_of_row.push_back(static_cast<I>(e));
         }
+        row[e] = static_cast<I>(number_in(value));
       });
     }
-    const int64_t fresh = node_of_row.size();
+    const int64_t fresh = entry_of_row.size();
     W* distinct = store.rows.add(fresh * width);
+    uint32_t* hashes = store.hashes.add(fresh);
     store.size += fresh;
     const auto same_cost = [](int64_t item) { return item; };
     parallel_items(fresh, fresh * (width + 4), same_cost, [&](int64_t begin, int64_t end) {
-      for (int64_t u = begin; u < end; ++u)
-        std::transform(rows + node_of_row[u] * width, rows + (node_of_row[u] + int64_t{1}) * width,
-                       distinct + u * width, canonical<W>);
+      for (int64_t u = begin; u < end; ++u) {
+        const W* values = rows + first_node[entry_of_row[u]] * width;
+        std::transform(values, values + width, distinct + u * width, canonical<W>);
+        hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
+      }
     });
   }
 
@@ -352,15 +359,15 @@ class Parts final : public DistinctRows {
         hash_mask_(hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1),
         keys_(hash_keys(width)) {
     for (int64_t r = 0; r < branches; ++r)
-      stores_.push_back({Filled<W>(nodes * width), Filled<int64_t>(graphs), Filled<I>(nodes), Filled<int32_t>(nodes),
-                         Filled<I>(node_rows ? nodes : 0)});
+      stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
+                         Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0)});
   }
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
     const Blocks blocks = blocks_of(ptr, graphs);
     std::vector<int64_t> sizes(blocks.begin.size()), rows_before(blocks.begin.size());
-    std::vector<I> node_of_row;
+    std::vector<I> entry_of_row;
     Tensor hash = empty({nodes}, ScalarType::Long), first_node = empty({nodes}, index_type);
     Tensor row = empty({nodes}, index_type), count = empty({nodes}, ScalarType::Int);
     Tensor row_of_node = empty({node_rows_ ? 0 : nodes}, index_type);
@@ -385,7 +392,7 @@ class Parts final : public DistinctRows {
       branch.find_entries();
       branch.grow_table(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
       branch.find_slots();
-      branch.number_rows(node_of_row);
+      branch.number_rows(entry_of_row);
       branch.list_entries(store.lists.add(graphs));
       branch.keep_lists();
       rows += nodes * width_;
@@ -406,6 +413,7 @@ class Parts final : public DistinctRows {
     for (int64_t r = 0; r < branches; ++r) {
       first_row[r + 1] = first_row[r] + stores_[r].size;
       std::vector<Slot>().swap(stores_[r].slots);
+      stores_[r].hashes.free();
     }
     const auto same = [](int64_t, auto value) { return value; };
     const auto of_all = [&](int64_t branch, I row) { return static_cast<I>(first_row[branch] + row); };
