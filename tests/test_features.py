@@ -213,7 +213,9 @@ def test_wrong_arguments_are_named() -> None:
         PowerFeatures.from_graphs(random_graphs([2]), 2, "nosuch")
 
 
-@pytest.mark.parametrize("name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "IMDB-BINARY", "Peking_1"])
+@pytest.mark.parametrize(
+    "name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "IMDB-BINARY", "REDDIT-BINARY", "ogbg-molhiv", "Peking_1"]
+)
 def test_deduplication_changes_no_result(name: str, request: pytest.FixtureRequest) -> None:
     """Scores and every gradient of a step, with and without, in float64 on features made in float32."""
     graphs = datasets.load(name) if name == "digits" else datasets.load(name, request.getfixturevalue("data_root"))
