@@ -87,6 +87,8 @@ using spin_fast::Tensor;
 ScalarType word_of(int64_t bytes) { return bytes == 4 ? ScalarType::Float : ScalarType::Double; }
 
 void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>& ptr) {
+  if (powers.ndim() != 3 || ptr.size() == 0 || powers.shape(1) != *ptr.data(ptr.size() - 1))
+    throw py::value_error("powers must be [branches, N, d], and ptr must end with N");
   found.add(powers.data(), ptr.data(), ptr.size() - 1);
 }
 

@@ -14,7 +14,7 @@ from . import _check, ops, reference
 from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
-CHUNK_BYTES = 4 << 20  # of powers, and what finding their distinct rows takes, unless a single graph needs more
+CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
 NODE_BYTES = 24  # that finding distinct rows takes for each node
 
 
@@ -87,10 +87,10 @@ class PowerFeatures:
     ) -> PowerFeatures:
         """Compute the powers of ``graphs`` and find the distinct rows of each branch.
 
-        Chunk after chunk of the graphs, so that the powers of all of them are never in memory at once, unless they are
-        what is returned. Deduplication is exact: rows are compared bit by bit (with -0 made +0). Where hardly any row
-        repeats, less than one in ten over all branches, it is left out: the model then runs faster on one row per
-        node. That is decided after every chunk for the graphs so far, at the first that ends beyond 4 MB of powers.
+        Deduplication is exact: rows are compared bit by bit (with -0 made +0). It goes through the graphs in chunks of
+        some 8 MB, at least one graph each, and the powers of all of them are never in memory at once. Where hardly any
+        row repeats, less than one in ten over all branches, it is left out: the model then runs faster on one row per
+        node. So it is as soon as that holds after a chunk for the graphs so far, whatever comes after them.
 
         Args:
             graphs: the graphs.
@@ -295,7 +295,7 @@ def power_chunks(
     """The graphs in consecutive chunks, each with its powers ``[R + 1, n, d]``, which the next chunk overwrites.
 
     Args:
-        num_bytes: that the powers of a chunk have at most, as have its arcs, unless it is a single graph.
+        num_bytes: of the powers of a chunk, and of its arcs, at most, unless it is a single graph.
         bytes_beside: count for each node as well.
         canonical: as in :func:`spin_fast.power_features`.
     """

@@ -113,6 +113,19 @@ def test_many_parts(native, width: int, threads: None) -> None:
         assert_same(found.take(), expected)
 
 
+def test_parts_beyond_the_room_are_refused(native) -> None:
+    powers, ptr = torch.ones(2, 5, 3), torch.tensor([0, 2, 5])
+    found = ops.DistinctRows(2, powers[0], 2)
+    with pytest.raises(ValueError, match="ptr must end with N"):
+        found.add(powers[:, :4], ptr)
+    found.add(powers, ptr)
+    with pytest.raises(RuntimeError, match="more than there is room for"):
+        found.add(powers, ptr)
+    found.take()
+    with pytest.raises(RuntimeError, match="more than there is room for"):
+        found.add(powers, ptr)
+
+
 def test_compares_bits(backend: str) -> None:
     nan = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001, -0x400000], dtype=torch.int32).view(torch.float32)
     x = torch.stack([torch.cat([torch.tensor([0.0, -0.0, 1.0, -1.0]), nan, nan[:1]]), torch.ones(9)], 1)

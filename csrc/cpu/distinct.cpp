@@ -129,24 +129,26 @@ uint64_t number_in(uint64_t slot) { return slot & (claimed - 1); }
 template <class T>
 class Filled {
  public:
-  explicit Filled(int64_t room) : memory_(empty({room * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte)) {}
+  explicit Filled(int64_t room)
+      : memory_(empty({room * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte)), room_(room) {}
 
   T* begin() const { return begin_; }
   int64_t size() const { return size_; }
   // Returns where `more` elements begin, to be written.
   T* add(int64_t more) {
+    STD_TORCH_CHECK(more <= room_ - size_, "there is more than there is room for");
     size_ += more;
     return begin_ + (size_ - more);
   }
   void free() {
     memory_ = empty({0}, ScalarType::Byte);
-    size_ = 0;
+    room_ = size_ = 0;
   }
 
  private:
   Tensor memory_;
   T* begin_ = reinterpret_cast<T*>(memory_.mutable_data_ptr<uint8_t>());
-  int64_t size_ = 0;
+  int64_t room_, size_ = 0;
 };
 
 // What is found of a branch so far; its rows are numbered from 0.
