@@ -70,6 +70,7 @@ def native_extension() -> dict:
         depends=[
             "csrc/kernels.h",
             "csrc/check.h",
+            "csrc/cpu/distinct.h",
             "csrc/cpu/isa.h",
             "csrc/cpu/line_pass.h",
             "csrc/cpu/ops.h",

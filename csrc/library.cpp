@@ -14,7 +14,7 @@
 #include <optional>
 
 #include "check.h"
-#include "cpu/ops.h"
+#include "cpu/distinct.h"
 
 STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
@@ -80,6 +80,34 @@ std::string check_segments(const Array<int64_t>& ptr, const std::optional<Array<
                                    index ? index->size() : num_rows, num_rows);
 }
 
+using spin_fast::DistinctRows;
+using spin_fast::ScalarType;
+using spin_fast::Tensor;
+
+ScalarType word_of(int64_t bytes) { return bytes == 4 ? ScalarType::Float : ScalarType::Double; }
+
+void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>& ptr) {
+  if (powers.ndim() != 3 || ptr.size() == 0 || powers.shape(1) != *ptr.data(ptr.size() - 1))
+    throw py::value_error("powers must be [branches, N, d], and ptr must end with N");
+  found.add(powers.data(), ptr.data(), ptr.size() - 1);
+}
+
+// An array that keeps its tensor.
+py::array array_of(const Tensor& t) {
+  const char* dtype = t.scalar_type() == ScalarType::Float    ? "float32"
+                      : t.scalar_type() == ScalarType::Double ? "float64"
+                      : t.scalar_type() == ScalarType::Int    ? "int32"
+                                                              : "int64";
+  std::vector<int64_t> shape;
+  for (int64_t axis = 0; axis < t.dim(); ++axis) shape.push_back(t.size(axis));
+  const py::capsule owner(new Tensor(t), [](void* tensor) { delete static_cast<Tensor*>(tensor); });
+  return py::array(py::dtype(dtype), shape, t.data_ptr(), owner);
+}
+
+py::tuple take_rows(DistinctRows& found) {
+  return std::apply([](const auto&... tensors) { return py::make_tuple(array_of(tensors)...); }, found.take());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
@@ -90,6 +118,14 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
         py::arg());
   m.def("check_segments", &check_segments<int32_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
   m.def("check_segments", &check_segments<int64_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
+  py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come part by part.")
+      .def(py::init([](int64_t branches, int64_t nodes, int64_t width, int64_t graphs, int64_t bytes, bool wide_index,
+                       bool node_rows) {
+        return spin_fast::distinct_rows_of(branches, nodes, width, graphs, word_of(bytes), wide_index, node_rows, 64);
+      }))
+      .def("add", &add_rows, py::arg().noconvert(), py::arg().noconvert())
+      .def("num_rows", &DistinctRows::num_rows)
+      .def("take", &take_rows);
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");

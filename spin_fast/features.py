@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +14,8 @@ from . import _check, ops, reference
 from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
+CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
+NODE_BYTES = 24  # that finding distinct rows takes for each node
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -83,8 +87,10 @@ class PowerFeatures:
     ) -> PowerFeatures:
         """Compute the powers of ``graphs`` and find the distinct rows of each branch.
 
-        Deduplication is exact: rows are compared bit by bit (with -0 made +0). Where hardly any row repeats, less than
-        one in ten over all branches, it is left out: the model then runs faster on one row per node.
+        Deduplication is exact: rows are compared bit by bit (with -0 made +0). It goes through the graphs in chunks of
+        some 8 MB, at least one graph each, and the powers of all of them are never in memory at once. Where hardly any
+        row repeats, less than one in ten over all branches, it is left out: the model then runs faster on one row per
+        node. So it is as soon as that holds after a chunk for the graphs so far, whatever comes after them.
 
         Args:
             graphs: the graphs.
@@ -96,24 +102,20 @@ class PowerFeatures:
         """
         if not isinstance(graphs, GraphBatch):
             raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
-        powers = ops.power_features(
-            graphs.indptr,
-            graphs.indices,
-            graphs.x.detach(),
-            num_hops,
-            operator,
-            ptr=graphs.ptr,
-            edge_weight=graphs.edge_weight,
-            canonical=deduplicate,
-            checked=True,
-        )
+        _check.integer("num_hops", num_hops, 0)
+        _check.operator(operator)
         if not deduplicate:
-            return cls._dense(powers, graphs.ptr, graphs.y, operator)
-        distinct = ops.distinct_rows(powers, graphs.ptr, checked=True)
-        if powers.shape[:2].numel() < WORTHWHILE * len(distinct[0]):
-            return cls._dense(powers, graphs.ptr, graphs.y, operator)
-        made = cls(*distinct, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
-        return made if node_rows else replace(made, row_of_node=None)
+            return cls._dense(_powers(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
+        found = ops.DistinctRows(num_hops + 1, graphs.x, len(graphs), node_rows=node_rows)
+        num_nodes = 0
+        for part, powers in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
+            found.add(powers, part.ptr)
+            num_nodes += part.num_nodes
+            if num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
+                del found
+                whole = powers if len(part) == len(graphs) else _powers(graphs, num_hops, operator, True)
+                return cls._dense(whole, graphs.ptr, graphs.y, operator)
+        return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
     @classmethod
     def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
@@ -272,6 +274,39 @@ class PowerFeatures:
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)
         return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
+
+
+def _powers(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool, out: Tensor | None = None) -> Tensor:
+    """The powers of the graphs, ``[R + 1, N, d]``."""
+    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
+    weight = graphs.edge_weight
+    return ops.power_features(*arrays, ptr=graphs.ptr, edge_weight=weight, out=out, canonical=canonical, checked=True)
+
+
+def power_chunks(
+    graphs: GraphBatch,
+    num_hops: int,
+    operator: str,
+    num_bytes: int,
+    bytes_beside: int = 0,
+    *,
+    canonical: bool = False,
+) -> Iterator[tuple[GraphBatch, Tensor]]:
+    """The graphs in consecutive chunks, each with its powers ``[R + 1, n, d]``, which the next chunk overwrites.
+
+    Args:
+        num_bytes: of the powers of a chunk, and of its arcs, at most, unless it is a single graph.
+        bytes_beside: count for each node as well.
+        canonical: as in :func:`spin_fast.power_features`.
+    """
+    bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
+    memory = graphs.x.new_empty(0)
+    for part in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
+        shape = (num_hops + 1, *part.x.shape)
+        if memory.numel() < math.prod(shape):
+            memory = graphs.x.new_empty(0)  # free before there is more
+            memory = graphs.x.new_empty(math.prod(shape))
+        yield part, _powers(part, num_hops, operator, canonical, memory[: math.prod(shape)].view(shape))
 
 
 def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:

@@ -7,7 +7,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -197,6 +197,46 @@ def distinct_rows(
         return reference.distinct_rows(powers, ptr, index_dtype=index_dtype)
     trusted = checked or not torch.compiler.is_compiling()
     return torch.ops.spin_fast.distinct_rows.default(powers, ptr, index_dtype == torch.int64, 64, trusted)
+
+
+class DistinctRows:
+    """:func:`distinct_rows` of powers that come part by part and need never be in memory at once.
+
+    For :meth:`spin_fast.PowerFeatures.from_graphs`: arguments are not checked.
+
+    Args:
+        num_branches: ``R + 1``.
+        x: ``[N, d]`` float32 or float64, as large as a branch of all parts together.
+        num_graphs: of all parts together.
+        node_rows: keep ``row_of_node``.
+    """
+
+    def __init__(self, num_branches: int, x: Tensor, num_graphs: int, *, node_rows: bool = True) -> None:
+        wide, self._node_rows = num_branches * len(x) >= 2**31, node_rows
+        self._native: Any = None
+        if _has_kernel(x.device):
+            sizes = (num_branches, *x.shape, num_graphs, x.element_size())
+            self._native = _native.library.DistinctRows(*sizes, wide, node_rows)  # type: ignore[union-attr]
+        else:
+            self._twin = reference.DistinctRows(num_branches, x[:0], torch.int64 if wide else torch.int32)
+
+    def add(self, powers: Tensor, ptr: Tensor) -> None:
+        """Take in the next graphs: contiguous ``powers [R + 1, n, d]``, and ``ptr [graphs + 1]`` into them."""
+        if self._native is None:
+            self._twin.add(powers, ptr)
+        else:
+            self._native.add(powers.numpy(), ptr.numpy())
+
+    @property
+    def num_rows(self) -> int:
+        """Distinct rows of all branches so far."""
+        return (self._twin if self._native is None else self._native).num_rows()
+
+    def take(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+        """Return what :func:`distinct_rows` does if all parts are one, and keep nothing."""
+        found = self._twin.take() if self._native is None else map(torch.from_numpy, self._native.take())
+        rows, row_ptr, ptr, index, count, row_of_node = found
+        return rows, row_ptr, ptr, index, count, row_of_node if self._node_rows else None
 
 
 def sum_readout(

@@ -289,6 +289,46 @@ def distinct_rows(
     )
 
 
+class DistinctRows:
+    """Twin of :class:`spin_fast.ops.DistinctRows`; always with ``row_of_node``.
+
+    The rows so far stand before those of a part, as one more graph, and so keep their numbers.
+    """
+
+    def __init__(self, num_branches: int, x: Tensor, index_dtype: torch.dtype) -> None:
+        self._rows = [x[:0]] * num_branches
+        self._lists: list[list[tuple[Tensor, ...]]] = [[] for _ in self._rows]
+        self._index_dtype = index_dtype
+        self.add(x.new_empty(num_branches, 0, x.shape[1]), torch.zeros(1, dtype=torch.int64, device=x.device))
+
+    def add(self, powers: Tensor, ptr: Tensor) -> None:
+        for r, power in enumerate(powers):
+            known = len(self._rows[r])
+            rows, bounds = torch.cat([self._rows[r], power]), torch.cat([ptr[:1], ptr + known])
+            found = distinct_rows(rows[None], bounds, index_dtype=self._index_dtype)
+            self._rows[r], _, ends, index, count, row_of_node = found
+            self._lists[r].append((ends[1:].diff(), index[known:], count[known:], row_of_node[0, known:]))
+
+    def num_rows(self) -> int:
+        return sum(map(len, self._rows))
+
+    def take(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        row_ptr = torch.tensor([0, *map(len, self._rows)]).cumsum(0)
+        sizes, index, count, row_of_node = (
+            [torch.cat(pieces) for pieces in lists]
+            for lists in zip(*(zip(*parts, strict=True) for parts in self._lists), strict=True)
+        )
+        shifts = row_ptr.tolist()
+        return (
+            torch.cat(self._rows),
+            row_ptr,
+            torch.cat([sizes[0].new_zeros(1), torch.cat(sizes).cumsum(0)]),
+            torch.cat([rows + shift for rows, shift in zip(index, shifts, strict=False)]),
+            torch.cat(count),
+            torch.stack([rows + shift for rows, shift in zip(row_of_node, shifts, strict=False)]),
+        )
+
+
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

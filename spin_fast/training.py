@@ -17,9 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import ops
 from ._native import available as native_available
-from .features import PowerFeatures
+from .features import PowerFeatures, power_chunks
 from .graphs import GraphBatch, GraphIds, graph_ids
 from .nn import SPIN
 
@@ -247,33 +246,14 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     if graphs.num_features != config["in_features"]:
         raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
     model.eval()
-    bytes_per_node = (config["num_hops"] + 1) * config["in_features"] * graphs.x.element_size()
-    arcs_before = graphs.indptr[graphs.ptr].long()
-    bytes_before = graphs.ptr * bytes_per_node + arcs_before * graphs.indices.element_size()
     probabilities = torch.empty(len(graphs), config["out_features"], dtype=graphs.x.dtype)
-    memory = graphs.x.new_empty(0)
+    done = 0
     with _progress_bar("graphs", len(graphs), progress) as advance:
-        for begin, end in _chunks(bytes_before, CHUNK_BYTES):
-            part = graphs[begin:end]
-            shape = (config["num_hops"] + 1, *part.x.shape)
-            if memory.numel() < math.prod(shape):
-                memory = graphs.x.new_empty(math.prod(shape))
-            powers = memory[: math.prod(shape)].view(shape)
-            arrays = (part.indptr, part.indices, part.x, config["num_hops"], operator)
-            ops.power_features(*arrays, ptr=part.ptr, edge_weight=part.edge_weight, out=powers, checked=True)
-            probabilities[begin:end] = model.forward_tensors(powers, part.ptr).softmax(1)
-            advance("", end - begin)
+        for part, powers in power_chunks(graphs, config["num_hops"], operator, CHUNK_BYTES):
+            probabilities[done : done + len(part)] = model.forward_tensors(powers, part.ptr).softmax(1)
+            done += len(part)
+            advance("", len(part))
     return probabilities
-
-
-def _chunks(before: Tensor, most: int) -> Iterator[tuple[int, int]]:
-    """Ranges of graphs that cost ``most``, or of a single graph; ``before [G + 1]`` sums up the costs."""
-    begin, num_graphs = 0, before.numel() - 1
-    while begin < num_graphs:
-        end = int(torch.searchsorted(before, before[begin] + most, right=True)) - 1
-        end = min(max(end, begin + 1), num_graphs)
-        yield begin, end
-        begin = end
 
 
 def fit(

@@ -364,7 +364,21 @@ def test_folded_batch_norm_is_evaluation(backend: str) -> None:
     torch.testing.assert_close(model(features), model.forward_tensors(*features.branch_rows()))
 
 
-@pytest.mark.parametrize("name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "DD", "IMDB-BINARY", "IMDB-MULTI", "COLLAB"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "digits",
+        "NCI1",
+        "PROTEINS",
+        "ENZYMES",
+        "DD",
+        "IMDB-BINARY",
+        "IMDB-MULTI",
+        "COLLAB",
+        "REDDIT-BINARY",
+        "ogbg-molhiv",
+    ],
+)
 def test_sharing_rows_changes_no_step(native, name: str, request: pytest.FixtureRequest) -> None:
     """Loss and gradient with and without deduplication, in float64 on features made in float32."""
     graphs = datasets.load(name) if name == "digits" else datasets.load(name, request.getfixturevalue("data_root"))

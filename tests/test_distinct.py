@@ -75,6 +75,57 @@ def test_equals_oracle(native, case: tuple[torch.Tensor, torch.Tensor], wide: bo
     assert_same(made, ops.distinct_rows(*case, index_dtype=dtype))
 
 
+@given(case=powers_and_ptr(), data=st.data(), node_rows=st.booleans())
+def test_parts_are_as_one(
+    backend: str, case: tuple[torch.Tensor, torch.Tensor], data: st.DataObject, node_rows: bool
+) -> None:
+    """Cut between graphs, also where there are none; each part's memory is the next one's."""
+    powers, ptr = case
+    powers = powers.double() if powers.dtype.itemsize == 2 else powers
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(ptr) - 1), max_size=4)))
+    found = ops.DistinctRows(len(powers), powers[0], len(ptr) - 1, node_rows=node_rows)
+    for begin, end in pairwise([0, *cuts, len(ptr) - 1]):
+        part = powers[:, ptr[begin] : ptr[end]].clone()
+        found.add(part, ptr[begin : end + 1] - ptr[begin])
+        part.fill_(7)
+    expected = ops.distinct_rows(powers, ptr)
+    assert found.num_rows == len(expected[0])
+    *made, row_of_node = found.take()
+    assert_same((*made, expected[-1] if row_of_node is None else row_of_node), expected)
+    assert (row_of_node is None) != node_rows
+
+
+@pytest.mark.parametrize("width", [1, 37])
+def test_many_parts(native, width: int, threads: None) -> None:
+    """The table of all rows is made anew as it fills; the result does not depend on threads."""
+    generator = torch.Generator().manual_seed(width)
+    sizes = torch.tensor([30] * 3000)
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    pool = torch.randn(40_000, width, generator=generator)
+    powers = pool[torch.randint(0, len(pool), (2, int(ptr[-1])), generator=generator)]
+    expected = ops.distinct_rows(powers, ptr)
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        found = ops.DistinctRows(2, powers[0], len(sizes))
+        for graph in range(0, 3000, 250):
+            end = graph + 250
+            found.add(powers[:, ptr[graph] : ptr[end]].contiguous(), ptr[graph : end + 1] - ptr[graph])
+        assert_same(found.take(), expected)
+
+
+def test_parts_beyond_the_room_are_refused(native) -> None:
+    powers, ptr = torch.ones(2, 5, 3), torch.tensor([0, 2, 5])
+    found = ops.DistinctRows(2, powers[0], 2)
+    with pytest.raises(ValueError, match="ptr must end with N"):
+        found.add(powers[:, :4], ptr)
+    found.add(powers, ptr)
+    with pytest.raises(RuntimeError, match="more than there is room for"):
+        found.add(powers, ptr)
+    found.take()
+    with pytest.raises(RuntimeError, match="more than there is room for"):
+        found.add(powers, ptr)
+
+
 def test_compares_bits(backend: str) -> None:
     nan = torch.tensor([0x7FC00000, 0x7FC00001, 0x7F800001, -0x400000], dtype=torch.int32).view(torch.float32)
     x = torch.stack([torch.cat([torch.tensor([0.0, -0.0, 1.0, -1.0]), nan, nan[:1]]), torch.ones(9)], 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets
+from spin_fast import SPIN, PowerFeatures, datasets, features
 from spin_fast.features import identical_segments
 
 
@@ -74,6 +74,55 @@ def test_rows_that_hardly_repeat_are_not_deduplicated(backend: str) -> None:
         made = PowerFeatures.from_graphs(replace(graphs, x=x), 0)
         assert (made.index is not None) == deduplicated
         assert torch.equal(made.dense_rows()[0], x)
+
+
+def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
+    for name, value in vars(one).items():
+        twin = getattr(other, name)
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == twin.dtype, name
+            assert torch.equal(value, twin), name
+        else:
+            assert value == twin, name
+
+
+@given(graphs=graph_batches(weighted=True), chunk_bytes=st.sampled_from([1, 200, 2000]), node_rows=st.booleans())
+def test_chunks_change_nothing(backend: str, graphs: spin_fast.GraphBatch, chunk_bytes: int, node_rows: bool) -> None:
+    graphs = replace(graphs, x=graphs.x.sign())
+    whole = PowerFeatures.from_graphs(graphs, 2, "rw", node_rows=node_rows)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(features, "WORTHWHILE", 0.0 if whole.index is not None else features.WORTHWHILE)
+        assert_same_features(PowerFeatures.from_graphs(graphs, 2, "rw", node_rows=node_rows), whole)
+
+
+def test_powers_of_a_chunk_are_all_that_is_in_memory(monkeypatch: pytest.MonkeyPatch, data_root) -> None:
+    graphs = datasets.load("NCI1", data_root)
+    whole = PowerFeatures.from_graphs(graphs, 3)
+    sizes, power_features = [], spin_fast.ops.power_features
+
+    def recorded(*args, **options):
+        powers = power_features(*args, **options)
+        sizes.append(powers.nbytes)
+        return powers
+
+    monkeypatch.setattr(spin_fast.ops, "power_features", recorded)
+    monkeypatch.setattr(features, "CHUNK_BYTES", 1 << 20)
+    assert_same_features(PowerFeatures.from_graphs(graphs, 3), whole)
+    assert len(sizes) > 50
+    assert max(sizes) <= 1 << 20
+
+
+def test_sharing_is_decided_chunk_by_chunk(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first chunk of which hardly a row repeats decides, whatever comes after it."""
+    graphs = random_graphs([30] * 4, density=0.2)
+    x = graphs.x.clone()
+    x[60:] = x[0]
+    monkeypatch.setattr(features, "CHUNK_BYTES", 30 * (graphs.x.element_size() * 3 + features.NODE_BYTES))
+    assert PowerFeatures.from_graphs(replace(graphs, x=x), 0).index is None
+    assert PowerFeatures.from_graphs(replace(graphs, x=x.flip(0)), 0).index is not None
+    monkeypatch.undo()
+    assert PowerFeatures.from_graphs(replace(graphs, x=x), 0).index is not None
 
 
 def identical_by_multisets(features: PowerFeatures) -> list[int]:
@@ -164,7 +213,9 @@ def test_wrong_arguments_are_named() -> None:
         PowerFeatures.from_graphs(random_graphs([2]), 2, "nosuch")
 
 
-@pytest.mark.parametrize("name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "IMDB-BINARY", "Peking_1"])
+@pytest.mark.parametrize(
+    "name", ["digits", "NCI1", "PROTEINS", "ENZYMES", "IMDB-BINARY", "REDDIT-BINARY", "ogbg-molhiv", "Peking_1"]
+)
 def test_deduplication_changes_no_result(name: str, request: pytest.FixtureRequest) -> None:
     """Scores and every gradient of a step, with and without, in float64 on features made in float32."""
     graphs = datasets.load(name) if name == "digits" else datasets.load(name, request.getfixturevalue("data_root"))

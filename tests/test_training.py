@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers import random_graphs
 
+import spin_fast
 from spin_fast import SPIN, PowerFeatures, datasets, training
 
 
@@ -127,6 +128,26 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         training.predict_proba(model, random_graphs([3], num_features=5))
     with pytest.raises(ValueError, match="operator must be one of"):
         training.predict_proba(model, graphs, "nosuch")
+
+
+def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of powers do not grow with the number of graphs, and no chunk is far from full."""
+    graphs = random_graphs([4, 9, 20, 1], dtype=torch.float32)
+    model = SPIN(3, 8, 2, 2)
+    expected = training.predict_proba(model, graphs)
+    sizes, power_features = [], spin_fast.ops.power_features
+
+    def recorded(*args, **options):
+        powers = power_features(*args, **options)
+        sizes.append((powers.untyped_storage().nbytes(), powers.nbytes))
+        return powers
+
+    monkeypatch.setattr(spin_fast.ops, "power_features", recorded)
+    monkeypatch.setattr(training, "CHUNK_BYTES", 8000)
+    result = training.predict_proba(model, graphs[list(range(4)) * 300])
+    torch.testing.assert_close(result, expected.repeat(300, 1))
+    assert max(memory for memory, _ in sizes) <= 8000
+    assert all(used > 4000 for _, used in sizes[:-1])
 
 
 def test_losses_and_metrics() -> None:

@@ -1,18 +1,20 @@
 // distinct_rows: which rows of a branch are equal, and how often each graph has each.
 //
 // A hash only proposes: rows are equal if their bits are, -0 read as +0. Who comes first does not depend on how the
-// work is cut, so neither does the result on the number of threads.
+// work is cut, into blocks or into parts that come one after the other, so neither does the result on the number of
+// threads or of parts.
+
+#include "distinct.h"
 
 #include <atomic>
 #include <bit>
 #include <cstring>
 #include <string>
-#include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "../check.h"
-#include "ops.h"
 
 namespace spin_fast {
 namespace {
@@ -110,13 +112,59 @@ int64_t write_sorted(std::vector<Entry<I>>& entries, int64_t size, bool distinct
   return left;
 }
 
-// A slot of the table of all rows is free, or holds the node that claimed it and part of its hash, or a row number.
+// A slot of the table of all rows is 0, or holds part of the hash of a row and its number, or, until it has one, the
+// node that claimed the slot.
 using Slot = std::atomic<uint64_t>;
-constexpr uint64_t claimed = uint64_t{1} << 63;
-constexpr int node_bits = 40;
+constexpr uint64_t taken = uint64_t{1} << 63;
+constexpr int number_bits = 40;
+constexpr uint64_t claimed = uint64_t{1} << (number_bits - 1);
 constexpr auto relaxed = std::memory_order_relaxed;  // only slots themselves are shared while threads run
 
-// One branch: its rows as bits W; numbers of nodes, entries and rows are of type I.
+// Of a row, the lower half of its hash: the low bits are where its slot is looked for.
+uint64_t tag_of(uint32_t hash) { return taken | uint64_t{hash >> 9} << number_bits; }
+uint64_t tag_in(uint64_t slot) { return slot >> number_bits << number_bits; }
+uint64_t number_in(uint64_t slot) { return slot & (claimed - 1); }
+
+// An array filled from its beginning. There is room for all that could come: what is never written takes no memory.
+template <class T>
+class Filled {
+ public:
+  explicit Filled(int64_t room)
+      : memory_(empty({room * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte)), room_(room) {}
+
+  T* begin() const { return begin_; }
+  int64_t size() const { return size_; }
+  // Returns where `more` elements begin, to be written.
+  T* add(int64_t more) {
+    STD_TORCH_CHECK(more <= room_ - size_, "there is more than there is room for");
+    size_ += more;
+    return begin_ + (size_ - more);
+  }
+  void free() {
+    memory_ = empty({0}, ScalarType::Byte);
+    room_ = size_ = 0;
+  }
+
+ private:
+  Tensor memory_;
+  T* begin_ = reinterpret_cast<T*>(memory_.mutable_data_ptr<uint8_t>());
+  int64_t room_, size_ = 0;
+};
+
+// What is found of a branch so far; its rows are numbered from 0.
+template <class W, class I>
+struct Store {
+  Filled<W> rows;                // [U, d]
+  Filled<uint32_t> hashes;       // [U], to make a larger table from
+  Filled<int64_t> lists;         // [G] entries of each graph
+  Filled<I> index;               // [nnz]
+  Filled<int32_t> count;         // [nnz]
+  Filled<I> row_of_node;         // [N], if wanted
+  int64_t size = 0;              // U
+  std::vector<Slot> slots = {};  // at most half of them taken
+};
+
+// One branch of a part: its rows as bits W; numbers of nodes, entries and rows are of type I.
 template <class W, class I>
 struct Branch {
   const W* rows;  // [N, d]
@@ -127,6 +175,7 @@ struct Branch {
   const Blocks& blocks;
   const uint32_t* keys;
   uint64_t hash_mask;
+  Store<W, I>& store;
   // The entries of a block are its distinct rows. What belongs to them stands, in the order of their first appearance,
   // where the nodes of the block begin.
   int64_t* sizes;        // [blocks] entries
@@ -182,42 +231,78 @@ struct Branch {
     return next - begin;
   }
 
-  // Finds for each entry the slot that it shares with all entries of the same row, for now in `hash`. Which of them
-  // claims it is a matter of chance, and does not matter.
-  void find_slots(std::vector<Slot>& slots) const {
-    for_blocks([&](int64_t from, int64_t to) {
-      for (int64_t b = from; b < to; ++b) {
-        if (b + 1 < to)
-          for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]); });
-        for_each_entry(b, [&](int64_t e) { hash[e] = find_slot(slots, first_node[e], hash[e]); });
+  // Makes room for so many rows more.
+  void grow_table(int64_t entries) const {
+    std::vector<Slot>& slots = store.slots;
+    const uint64_t size = table_size(store.size + entries), mask = size - 1;
+    if (size <= slots.size()) return;
+    slots = std::vector<Slot>();  // before there is another
+    slots = std::vector<Slot>(size);
+    const auto same_cost = [](int64_t u) { return u; };
+    parallel_items(store.size, store.size * 16, same_cost, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) {
+        const uint32_t h = store.hashes.begin()[u];
+        uint64_t i = h & mask, free = 0;
+        for (; !slots[i].compare_exchange_strong(free, tag_of(h) | u, relaxed); free = 0) i = (i + 1) & mask;
       }
     });
   }
 
-  uint64_t find_slot(std::vector<Slot>& slots, uint64_t node, uint64_t h) const {
-    const uint64_t tag = (h | claimed) >> node_bits, mask = slots.size() - 1;
+  // Finds for each entry the slot that it shares with all entries of the same row, for now in `row`. Which of them
+  // claims it is a matter of chance, and does not matter.
+  void find_slots() const {
+    const std::vector<Slot>& slots = store.slots;
+    for_blocks([&](int64_t from, int64_t to) {
+      for (int64_t b = from; b < to; ++b) {
+        if (b + 1 < to)
+          for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]); });
+        for_each_entry(b, [&](int64_t e) { row[e] = static_cast<I>(find_slot(first_node[e], hash[e])); });
+      }
+    });
+  }
+
+  uint64_t find_slot(uint64_t node, uint32_t h) const {
+    std::vector<Slot>& slots = store.slots;
+    const uint64_t tag = tag_of(h), mask = slots.size() - 1;
     for (uint64_t i = h & mask;; i = (i + 1) & mask) {
       uint64_t other = slots[i].load(relaxed);
-      if (other == 0 && slots[i].compare_exchange_strong(other, tag << node_bits | node, relaxed)) return i;
-      const uint64_t other_node = other & ((uint64_t{1} << node_bits) - 1);
-      if (other >> node_bits == tag && equal(rows + other_node * width, rows + node * width, width)) return i;
+      if (other == 0 && slots[i].compare_exchange_strong(other, tag | claimed | node, relaxed)) return i;
+      const W* its_row = (other & claimed ? rows : store.rows.begin()) + number_in(other) * width;
+      if (tag_in(other) == tag && equal(its_row, rows + node * width, width)) return i;
     }
   }
 
-  // Numbers the rows by first appearance, and appends the node of each.
-  void number_rows(std::vector<Slot>& slots, std::vector<I>& node_of_row, int64_t nodes_before) const {
+  Slot& slot_of(int64_t entry) const { return store.slots[static_cast<std::make_unsigned_t<I>>(row[entry])]; }
+
+  // Numbers the rows that are new by first appearance, and keeps them.
+  void number_rows(std::vector<I>& entry_of_row) const {
+    entry_of_row.clear();
     for (int64_t b = 0; b < blocks.size(); ++b) {
-      rows_before[b] = node_of_row.size();
-      if (b + 1 < blocks.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slots[hash[e]]); });
+      rows_before[b] = store.size + entry_of_row.size();
+      if (b + 1 < blocks.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slot_of(e)); });
       for_each_entry(b, [&](int64_t e) {
-        Slot& slot = slots[hash[e]];
-        if (slot.load(relaxed) >= claimed) {
-          slot.store(node_of_row.size(), relaxed);
-          node_of_row.push_back(static_cast<I>(nodes_before + first_node[e]));
+        Slot& slot = slot_of(e);
+        uint64_t value = slot.load(relaxed);
+        if (value & claimed) {
+          value = tag_in(value) | (store.size + entry_of_row.size());
+          slot.store(value, relaxed);
+          entry_of_row.push_back(static_cast<I>(e));
         }
-        row[e] = static_cast<I>(slot.load(relaxed));
+        row[e] = static_cast<I>(number_in(value));
       });
     }
+    const int64_t fresh = entry_of_row.size();
+    W* distinct = store.rows.add(fresh * width);
+    uint32_t* hashes = store.hashes.add(fresh);
+    store.size += fresh;
+    const auto same_cost = [](int64_t item) { return item; };
+    parallel_items(fresh, fresh * (width + 4), same_cost, [&](int64_t begin, int64_t end) {
+      for (int64_t u = begin; u < end; ++u) {
+        const W* values = rows + first_node[entry_of_row[u]] * width;
+        std::transform(values, values + width, distinct + u * width, canonical<W>);
+        hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
+      }
+    });
   }
 
   // Gives each node its row; writes the entries of each graph, sorted by row, where its nodes begin, and how many.
@@ -247,97 +332,177 @@ struct Branch {
       }
     });
   }
+
+  // Keeps the lists of all graphs, closed up.
+  void keep_lists() const {
+    const int64_t* list_sizes = store.lists.begin() + store.lists.size() - graphs;
+    std::vector<int64_t> ends(graphs + 1);
+    std::partial_sum(list_sizes, list_sizes + graphs, ends.begin() + 1);
+    I* index = store.index.add(ends[graphs]);
+    int32_t* times = store.count.add(ends[graphs]);
+    const auto cost = [&](int64_t g) { return ends[g]; };
+    parallel_items(graphs, ends[graphs] * 8, cost, [&](int64_t begin, int64_t end) {
+      for (int64_t g = begin; g < end; ++g) {
+        std::copy_n(row + ptr[g], list_sizes[g], index + ends[g]);
+        std::copy_n(count + ptr[g], list_sizes[g], times + ends[g]);
+      }
+    });
+  }
 };
 
-using Result = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
 template <class W, class I>
-Result find_distinct(const Tensor& powers, const Tensor& ptr_tensor, uint64_t hash_mask) {
-  constexpr ScalarType index_type = std::is_same_v<I, int32_t> ? ScalarType::Int : ScalarType::Long;
-  const int64_t branches = powers.size(0), nodes = powers.size(1), width = powers.size(2);
-  const int64_t graphs = ptr_tensor.numel() - 1, segments = branches * graphs;
-  const W* values = static_cast<const W*>(powers.const_data_ptr());
-  const int64_t* ptr = ptr_tensor.const_data_ptr<int64_t>();
-  const Blocks blocks = blocks_of(ptr, graphs);
-  const std::vector<uint32_t> keys = hash_keys(width);
-  std::vector<int64_t> sizes(blocks.begin.size()), rows_before(blocks.begin.size());
-  std::vector<I> node_of_row;
-
-  Tensor row_ptr = empty({branches + 1}, ScalarType::Long), list_ptr = empty({segments + 1}, ScalarType::Long);
-  Tensor row_of_node = empty({branches, nodes}, index_type);
-  Tensor row = empty({branches, nodes}, index_type), count = empty({branches, nodes}, ScalarType::Int);
-  Tensor hash = empty({nodes}, ScalarType::Long), first_node = empty({nodes}, index_type);
-  int64_t *row_ends = row_ptr.mutable_data_ptr<int64_t>(), *list_ends = list_ptr.mutable_data_ptr<int64_t>();
-  *row_ends++ = *list_ends++ = 0;
-  for (int64_t r = 0; r < branches; ++r) {
-    const Branch<W, I> branch = {values + r * nodes * width,
-                                 width,
-                                 nodes,
-                                 ptr,
-                                 graphs,
-                                 blocks,
-                                 keys.data(),
-                                 hash_mask,
-                                 sizes.data(),
-                                 rows_before.data(),
-                                 reinterpret_cast<uint64_t*>(hash.mutable_data_ptr<int64_t>()),
-                                 first_node.mutable_data_ptr<I>(),
-                                 row.mutable_data_ptr<I>() + r * nodes,
-                                 count.mutable_data_ptr<int32_t>() + r * nodes,
-                                 row_of_node.mutable_data_ptr<I>() + r * nodes};
-    branch.find_entries();
-    std::vector<Slot> slots(table_size(std::accumulate(sizes.begin(), sizes.end(), int64_t{0})));
-    branch.find_slots(slots);
-    branch.number_rows(slots, node_of_row, r * nodes);
-    branch.list_entries(list_ends + r * graphs);
-    row_ends[r] = static_cast<int64_t>(node_of_row.size());
+class Parts final : public DistinctRows {
+ public:
+  Parts(int64_t branches, int64_t nodes, int64_t width, int64_t graphs, ScalarType value, bool node_rows,
+        int64_t hash_bits)
+      : width_(width),
+        value_(value),
+        node_rows_(node_rows),
+        hash_mask_(hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1),
+        keys_(hash_keys(width)) {
+    for (int64_t r = 0; r < branches; ++r)
+      stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
+                         Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0)});
   }
-  std::partial_sum(list_ends, list_ends + segments, list_ends);
 
-  const int64_t num_rows = static_cast<int64_t>(node_of_row.size()), entries = list_ends[segments - 1];
-  Tensor rows = empty({num_rows, width}, powers.scalar_type());
-  W* distinct = static_cast<W*>(rows.mutable_data_ptr());
-  const auto same_cost = [](int64_t item) { return item; };
-  parallel_items(num_rows, num_rows * (width + 4), same_cost, [&](int64_t begin, int64_t end) {
-    for (int64_t u = begin; u < end; ++u)
-      std::transform(values + node_of_row[u] * width, values + (node_of_row[u] + int64_t{1}) * width,
-                     distinct + u * width, canonical<W>);
-  });
-  Tensor index = empty({entries}, index_type), times = empty({entries}, ScalarType::Int);
-  parallel_items(
-      segments, entries * 8, [&](int64_t s) { return list_ends[s - 1]; },
-      [&](int64_t begin, int64_t end) {
-        for (int64_t s = begin; s < end; ++s) {
-          const int64_t from = s / graphs * nodes + ptr[s % graphs], to = list_ends[s - 1], size = list_ends[s] - to;
-          std::copy_n(row.const_data_ptr<I>() + from, size, index.mutable_data_ptr<I>() + to);
-          std::copy_n(count.const_data_ptr<int32_t>() + from, size, times.mutable_data_ptr<int32_t>() + to);
-        }
+  void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
+    const int64_t nodes = ptr[graphs];
+    const Blocks blocks = blocks_of(ptr, graphs);
+    std::vector<int64_t> sizes(blocks.begin.size()), rows_before(blocks.begin.size());
+    std::vector<I> entry_of_row;
+    Tensor hash = empty({nodes}, ScalarType::Long), first_node = empty({nodes}, index_type);
+    Tensor row = empty({nodes}, index_type), count = empty({nodes}, ScalarType::Int);
+    Tensor row_of_node = empty({node_rows_ ? 0 : nodes}, index_type);
+    const W* rows = static_cast<const W*>(powers);
+    for (Store<W, I>& store : stores_) {
+      const Branch<W, I> branch = {rows,
+                                   width_,
+                                   nodes,
+                                   ptr,
+                                   graphs,
+                                   blocks,
+                                   keys_.data(),
+                                   hash_mask_,
+                                   store,
+                                   sizes.data(),
+                                   rows_before.data(),
+                                   reinterpret_cast<uint64_t*>(hash.mutable_data_ptr<int64_t>()),
+                                   first_node.mutable_data_ptr<I>(),
+                                   row.mutable_data_ptr<I>(),
+                                   count.mutable_data_ptr<int32_t>(),
+                                   node_rows_ ? store.row_of_node.add(nodes) : row_of_node.mutable_data_ptr<I>()};
+      branch.find_entries();
+      branch.grow_table(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+      branch.find_slots();
+      branch.number_rows(entry_of_row);
+      branch.list_entries(store.lists.add(graphs));
+      branch.keep_lists();
+      rows += nodes * width_;
+    }
+  }
+
+  int64_t num_rows() const override {
+    int64_t sum = 0;
+    for (const Store<W, I>& store : stores_) sum += store.size;
+    return sum;
+  }
+
+  DistinctTensors take() override {
+    const int64_t branches = stores_.size();
+    Tensor row_ptr = empty({branches + 1}, ScalarType::Long);
+    int64_t* first_row = row_ptr.mutable_data_ptr<int64_t>();
+    first_row[0] = 0;
+    for (int64_t r = 0; r < branches; ++r) {
+      first_row[r + 1] = first_row[r] + stores_[r].size;
+      std::vector<Slot>().swap(stores_[r].slots);
+      stores_[r].hashes.free();
+    }
+    const auto same = [](int64_t, auto value) { return value; };
+    const auto of_all = [&](int64_t branch, I row) { return static_cast<I>(first_row[branch] + row); };
+    Tensor rows = empty({first_row[branches], width_}, value_);
+    move_to(static_cast<W*>(rows.mutable_data_ptr()), &Store<W, I>::rows, same);
+    Tensor ptr = empty({size_of(&Store<W, I>::lists) + 1}, ScalarType::Long);
+    int64_t* ends = ptr.mutable_data_ptr<int64_t>();
+    *ends = 0;
+    move_to(ends + 1, &Store<W, I>::lists, same);
+    std::partial_sum(ends, ends + ptr.numel(), ends);
+    Tensor index = empty({size_of(&Store<W, I>::index)}, index_type);
+    move_to(index.mutable_data_ptr<I>(), &Store<W, I>::index, of_all);
+    Tensor count = empty({index.numel()}, ScalarType::Int);
+    move_to(count.mutable_data_ptr<int32_t>(), &Store<W, I>::count, same);
+    Tensor row_of_node = empty({branches, stores_[0].row_of_node.size()}, index_type);
+    move_to(row_of_node.mutable_data_ptr<I>(), &Store<W, I>::row_of_node, of_all);
+    return {rows, row_ptr, ptr, index, count, row_of_node};
+  }
+
+ private:
+  static constexpr ScalarType index_type = std::is_same_v<I, int32_t> ? ScalarType::Int : ScalarType::Long;
+
+  template <class T>
+  int64_t size_of(Filled<T> Store<W, I>::* array) const {
+    int64_t sum = 0;
+    for (const Store<W, I>& store : stores_) sum += (store.*array).size();
+    return sum;
+  }
+
+  // Writes the arrays of all branches one after the other, each freed before the next is touched.
+  template <class T, class F>
+  void move_to(T* to, Filled<T> Store<W, I>::* array, F change) {
+    const auto same_cost = [](int64_t item) { return item; };
+    for (size_t r = 0; r < stores_.size(); ++r) {
+      Filled<T>& from = stores_[r].*array;
+      const T* values = from.begin();
+      parallel_items(from.size(), from.size(), same_cost, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) to[i] = change(r, values[i]);
       });
-  return {rows, row_ptr, list_ptr, index, times, row_of_node};
-}
+      to += from.size();
+      from.free();
+    }
+  }
 
-Result distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits, bool checked) {
+  std::vector<Store<W, I>> stores_;
+  int64_t width_;
+  ScalarType value_;
+  bool node_rows_;
+  uint64_t hash_mask_;
+  std::vector<uint32_t> keys_;
+};
+
+DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits,
+                              bool checked) {
   expect("powers", powers, {-1, -1, -1}, powers.scalar_type());
   expect("ptr", ptr, {-1}, ScalarType::Long);
   STD_TORCH_CHECK(ptr.numel() >= 1, "ptr must have at least one entry");
+  const int64_t* offsets = ptr.const_data_ptr<int64_t>();
+  const int64_t graphs = ptr.numel() - 1;
   if (!checked) {
-    const int64_t graphs = ptr.numel() - 1;
-    const std::string problem = check_offsets("ptr", ptr.const_data_ptr<int64_t>(), graphs, powers.size(1), "nodes");
+    const std::string problem = check_offsets("ptr", offsets, graphs, powers.size(1), "nodes");
     STD_TORCH_CHECK(problem.empty(), problem);
   }
   STD_TORCH_CHECK(wide_index || powers.size(0) * powers.size(1) <= INT32_MAX, "so many rows need int64 numbers");
-  STD_TORCH_CHECK(hash_bits >= 0 && hash_bits <= 64, "hash_bits must be between 0 and 64");
-  const uint64_t mask = hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1;
-  Result result;
-  dispatch_storage(powers.scalar_type(), [&](auto value_tag) {
-    constexpr size_t bytes = sizeof(typename decltype(value_tag)::type);
-    using W = std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>;
-    result = wide_index ? find_distinct<W, int64_t>(powers, ptr, mask) : find_distinct<W, int32_t>(powers, ptr, mask);
-  });
-  return result;
+  const auto parts = distinct_rows_of(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
+                                      wide_index, true, hash_bits);
+  parts->add(powers.const_data_ptr(), offsets, graphs);
+  return parts->take();
 }
 
 }  // namespace
+
+std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
+                                               ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits) {
+  STD_TORCH_CHECK(branches > 0, "there must be at least one branch");
+  STD_TORCH_CHECK(hash_bits >= 0 && hash_bits <= 64, "hash_bits must be between 0 and 64");
+  std::unique_ptr<DistinctRows> parts;
+  dispatch_storage(value, [&](auto value_tag) {
+    constexpr size_t bytes = sizeof(typename decltype(value_tag)::type);
+    using W = std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>;
+    if (wide_index)
+      parts = std::make_unique<Parts<W, int64_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+    else
+      parts = std::make_unique<Parts<W, int32_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+  });
+  return parts;
+}
 
 STABLE_TORCH_LIBRARY_IMPL(spin_fast, CPU, m) { m.impl("distinct_rows", TORCH_BOX(&distinct_rows)); }
 

@@ -1,0 +1,30 @@
+// The distinct rows of branches whose powers come part by part, so that they need never be in memory as a whole.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <tuple>
+
+#include "ops.h"
+
+namespace spin_fast {
+
+// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.py.
+using DistinctTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+class DistinctRows {
+ public:
+  virtual ~DistinctRows() = default;
+  // The graphs that come next: `powers` [R + 1, N, d], `ptr` [graphs + 1] from 0 to N.
+  virtual void add(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
+  // Of all branches, so far.
+  virtual int64_t num_rows() const = 0;
+  // What is found, as if all parts had been one; nothing is left behind.
+  virtual DistinctTensors take() = 0;
+};
+
+// For at most so many nodes and graphs in all. `node_rows`: keep row_of_node, which is [R + 1, 0] otherwise.
+std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
+                                               ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits);
+
+}  // namespace spin_fast
