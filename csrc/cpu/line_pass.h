@@ -117,7 +117,7 @@ class LinePass {
   }
 
  private:
-  static constexpr int64_t entries_per_unit = 3;
+  static constexpr int64_t entries_per_unit = 4;
   static constexpr int64_t group = 16;  // graphs that are one task
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
