@@ -254,8 +254,8 @@ struct Branch {
     const std::vector<Slot>& slots = store.slots;
     for_blocks([&](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b) {
-        if (b + 1 < to)
-          for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]); });
+        const int64_t next = b + 1 < to ? blocks.begin[b + 1] : 0, after = b + 1 < to ? next + sizes[b + 1] : 0;
+        for (int64_t e = next; e < after; ++e) __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]);
         for_each_entry(b, [&](int64_t e) { row[e] = static_cast<I>(find_slot(first_node[e], hash[e])); });
       }
     });
@@ -279,7 +279,9 @@ struct Branch {
     entry_of_row.clear();
     for (int64_t b = 0; b < blocks.size(); ++b) {
       rows_before[b] = store.size + entry_of_row.size();
-      if (b + 1 < blocks.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slot_of(e)); });
+      const int64_t next = b + 1 < blocks.size() ? blocks.begin[b + 1] : 0;
+      const int64_t after = b + 1 < blocks.size() ? next + sizes[b + 1] : 0;
+      for (int64_t e = next; e < after; ++e) __builtin_prefetch(&slot_of(e));
       for_each_entry(b, [&](int64_t e) {
         Slot& slot = slot_of(e);
         uint64_t value = slot.load(relaxed);

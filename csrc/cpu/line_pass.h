@@ -159,6 +159,7 @@ class LinePass {
     }
     for_each_group([&](int64_t b, int64_t, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
+        if (i + ahead < end) prefetch_entries(seg_, b, graph_of(begin_ + i + ahead));
         const int64_t first = first_entry(seg_, b, graph_of(begin_ + i));
         T* to = branches_[b].x + branches_[b].ptr[i];
         const int64_t n = branches_[b].ptr[i + 1] - branches_[b].ptr[i];

@@ -17,6 +17,7 @@
 namespace spin_fast {
 
 inline constexpr int64_t chunk_bytes = 4 << 20;  // of activations and their gradients
+inline constexpr int64_t ahead = 4;              // graphs between asking for the entries of one and reading them
 inline constexpr int64_t group_rows = 16 * mlp_block_rows;
 
 // Runs f(i) for i in [0, n): the next free thread takes the next.
@@ -148,6 +149,8 @@ class Pass {
     }
     do {
       for (int64_t b = 0; b < model_.branches; ++b) {
+        if (end_ + 2 * ahead < graphs_) __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(end_ + 2 * ahead));
+        if (end_ + ahead < graphs_) prefetch_entries(seg_, b, graph_of(end_ + ahead));
         const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
         rows -= parts_[b].rows;
         parts_[b].add(seg_, first, last, workspace_.marks.data());

@@ -58,4 +58,16 @@ inline int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
+// Asks for the entries of a segment: graphs are chosen at random, and stand anywhere. Inlined at once, because GCC
+// drops calls of a function that has no other effect.
+inline __attribute__((always_inline)) void prefetch_entries(const Segments& seg, int64_t branch, int64_t graph) {
+  constexpr int64_t line = 64 / sizeof(int32_t);
+  const int64_t end = first_entry(seg, branch, graph + 1) + line;  // they need not begin with a line of the cache
+  for (int64_t e = first_entry(seg, branch, graph); e < end; e += line) {
+    if (seg.narrow_index) __builtin_prefetch(seg.narrow_index + e);
+    if (seg.wide_index) __builtin_prefetch(seg.wide_index + e);
+    if (seg.count) __builtin_prefetch(seg.count + e);
+  }
+}
+
 }  // namespace spin_fast
