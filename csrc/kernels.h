@@ -206,7 +206,8 @@ struct Interval {
   T beta, rise;     // ReLU(<w, z>) is beta + t rise
 };
 
-// One branch of some graphs with one feature, and the memory for it. `ends` is the number of intervals, padded.
+// One branch of some graphs with one feature, and the memory for it. `ends` is the number of
+// intervals, padded: as many left ends, and as many right ones.
 template <class T>
 struct Line {
   Mlp<T> mlp;
@@ -270,8 +271,8 @@ struct BranchKernels {
   // its LeakyReLU a unit is on, or null for its own.
   void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations,
                       const T* const* gates);
-  // From dz, the gradient before the last LeakyReLU, which is overwritten: adds to the gradient of each layer, [padded
-  // in, stride] and a row of biases; writes dx if not null.
+  // From dz, the gradient of what goes into the last LeakyReLU: adds to the gradient of each layer, [padded in, stride]
+  // and a row of biases; writes dx if not null. `gates` may be the activations; `first` and `second` take n rows each.
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
@@ -284,9 +285,10 @@ struct BranchKernels {
   void (*backward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
   // The readouts of graphs [begin, end) of a line; sum: [2 * ends].
   void (*line_readout)(const Line<T>&, double* sum, int64_t begin, int64_t end);
-  // Their ds and, with attention, the gradient of the logits at the ends, [2 * ends]; dz: [graphs, 2 * ends].
-  void (*line_readout_backward)(const Line<T>&, const T* grad, T* dz, double* dlogit, int64_t begin, int64_t end);
-  // The gradient dz [2 * ends, stride] before the last LeakyReLU at the ends, and what they add to that of w.
+  // Their ds and, with attention, the gradient of the logits at the ends, [2 * ends]; at_ends: [padded graphs, 2 *
+  // ends] for <ds, z> there.
+  void (*line_readout_backward)(const Line<T>&, const T* grad, T* at_ends, double* dlogit, int64_t begin, int64_t end);
+  // At the ends the gradient dz [2 * ends, stride] of what goes into the last LeakyReLU; what they add to that of w.
   void (*line_backward)(const Line<T>&, const double* dlogit, T* dz, T* dw);
 };
 

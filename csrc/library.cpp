@@ -87,8 +87,12 @@ using spin_fast::Tensor;
 ScalarType word_of(int64_t bytes) { return bytes == 4 ? ScalarType::Float : ScalarType::Double; }
 
 void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>& ptr) {
-  if (powers.ndim() != 3 || ptr.size() == 0 || powers.shape(1) != *ptr.data(ptr.size() - 1))
-    throw py::value_error("powers must be [branches, N, d], and ptr must end with N");
+  if (powers.ndim() != 3 || powers.shape(0) != found.branches || powers.shape(2) != found.width ||
+      powers.itemsize() != found.bytes || !(powers.flags() & py::array::c_style))
+    throw py::value_error("powers must be [branches, N, d], contiguous, and of the dtype of all parts");
+  if (ptr.size() == 0) throw py::value_error("ptr must have at least one entry");
+  const std::string problem = spin_fast::check_offsets("ptr", ptr.data(), ptr.size() - 1, powers.shape(1), "nodes");
+  if (!problem.empty()) throw py::value_error(problem);
   found.add(powers.data(), ptr.data(), ptr.size() - 1);
 }
 

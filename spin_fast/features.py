@@ -16,6 +16,7 @@ from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
 CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
 NODE_BYTES = 24  # that finding distinct rows takes for each node
+SAMPLE_NODES = 4096  # before so many, a few nodes that repeat no row do not tell that hardly any will
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -90,7 +91,8 @@ class PowerFeatures:
         Deduplication is exact: rows are compared bit by bit (with -0 made +0). It goes through the graphs in chunks of
         some 8 MB, at least one graph each, and the powers of all of them are never in memory at once. Where hardly any
         row repeats, less than one in ten over all branches, it is left out: the model then runs faster on one row per
-        node. So it is as soon as that holds after a chunk for the graphs so far, whatever comes after them.
+        node. So it is as soon as that holds after a chunk for the graphs so far, if these have some thousand nodes,
+        whatever comes after them.
 
         Args:
             graphs: the graphs.
@@ -111,7 +113,8 @@ class PowerFeatures:
         for part, powers in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
             found.add(powers, part.ptr)
             num_nodes += part.num_nodes
-            if num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
+            decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
+            if decided and num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
                 del found
                 whole = powers if len(part) == len(graphs) else _powers(graphs, num_hops, operator, True)
                 return cls._dense(whole, graphs.ptr, graphs.y, operator)
@@ -295,16 +298,17 @@ def power_chunks(
     """The graphs in consecutive chunks, each with its powers ``[R + 1, n, d]``, which the next chunk overwrites.
 
     Args:
-        num_bytes: of the powers of a chunk, and of its arcs, at most, unless it is a single graph.
+        num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
         bytes_beside: count for each node as well.
         canonical: as in :func:`spin_fast.power_features`.
     """
+    if graphs.edge_weight is not None:  # a wrong one is named by its node, before any work
+        reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
     bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
     memory = graphs.x.new_empty(0)
     for part in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
         shape = (num_hops + 1, *part.x.shape)
         if memory.numel() < math.prod(shape):
-            memory = graphs.x.new_empty(0)  # free before there is more
             memory = graphs.x.new_empty(math.prod(shape))
         yield part, _powers(part, num_hops, operator, canonical, memory[: math.prod(shape)].view(shape))
 

@@ -96,7 +96,7 @@ class GraphBatch:
             got = list(self.y.shape) if isinstance(self.y, Tensor) else type(self.y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
         ops.check_csr(self.indptr, self.indices, self.ptr, num_nodes)
-        for name in ("ptr", "indptr", "indices", "x", "edge_weight"):
+        for name in ("ptr", "indptr", "indices", "x", "y", "edge_weight"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, value.contiguous())  # once, instead of at every operation
 

@@ -218,7 +218,7 @@ class DistinctRows:
             sizes = (num_branches, *x.shape, num_graphs, x.element_size())
             self._native = _native.library.DistinctRows(*sizes, wide, node_rows)  # type: ignore[union-attr]
         else:
-            self._twin = reference.DistinctRows(num_branches, x[:0], torch.int64 if wide else torch.int32)
+            self._twin = reference.DistinctRows(num_branches, x[:0].detach(), torch.int64 if wide else torch.int32)
 
     def add(self, powers: Tensor, ptr: Tensor) -> None:
         """Take in the next graphs: contiguous ``powers [R + 1, n, d]``, and ``ptr [graphs + 1]`` into them."""

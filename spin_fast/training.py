@@ -82,7 +82,10 @@ class Fit:
 
 
 class _Adam(torch.optim.Adam):
-    """torch's fused Adam for a single parameter, with a step that does not prepare for lists of them at every call."""
+    """torch's fused Adam for a single parameter, with a step that does not prepare for lists of them at every call.
+
+    ``quick_step`` runs no hooks of the optimiser.
+    """
 
     def quick_step(self) -> None:
         (group,) = self.param_groups
@@ -142,8 +145,8 @@ class Trainer:
         order = ids[torch.randperm(len(ids), generator=generator)]
         step = self._prepared(features)
         batches = order.split(batch_size)
-        losses = torch.stack([step(batch) for batch in batches]).double()
-        return (losses @ torch.tensor([len(batch) for batch in batches]).double()).item() / len(ids)
+        losses = torch.stack([step(batch) for batch in batches])
+        return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
@@ -221,7 +224,7 @@ def predict(model: SPIN, features: PowerFeatures, ids: GraphIds | None = None, b
 
 
 CHUNK_BYTES = 4 << 20
-"""Of powers and arcs that :func:`predict_proba` takes at a time, unless a single graph has more."""
+"""Of powers, and of arcs, that :func:`predict_proba` takes at a time, unless a single graph has more."""
 
 
 @torch.inference_mode()

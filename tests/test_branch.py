@@ -307,6 +307,39 @@ def test_one_feature_that_is_not_finite_stays_in_its_graph(native, value: float)
         assert readout[1].isfinite().all()
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_one_feature_with_parameters_that_are_not_finite(native, value: float) -> None:
+    """It shows, as it does with more features: training then stops, and says so."""
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 1, [1, 20, 20], torch.float32)
+    for wrong in (w, weights[1], biases[0]):
+        kept = wrong.flatten()[3].item()
+        wrong.view(-1)[3] = value
+        readout = spin_fast.branch_readout(torch.randn(600, 1), weights, biases, w, torch.tensor([0, 300, 600]))
+        assert readout.isnan().any()
+        wrong.view(-1)[3] = kept
+    assert spin_fast.branch_readout(torch.randn(600, 1), weights, biases, w, torch.tensor([0, 600])).isfinite().all()
+
+
+def test_one_feature_with_more_intervals_than_pay(native) -> None:
+    """A tent map applied again and again doubles its kinks with every layer."""
+    weights = [torch.tensor([[[2.0, 4.0]]]), *[torch.tensor([[[2.0, 4.0], [-2.0, -4.0]]])] * 7]
+    biases = [torch.tensor([[0.0, -2.0]])] * 8
+    rows = torch.rand(3001, 1, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    arguments = {
+        "rows": rows,
+        "weights": [weight.double() for weight in weights],
+        "biases": [bias.double() for bias in biases],
+        "w": None,
+        "ptr": torch.tensor([0, 1000, 3001]),
+        "index": None,
+        "count": None,
+        "ids": None,
+        "negative_slope": 0.0,
+    }
+    torch.testing.assert_close(spin_fast.branch_readout(**arguments), looped_branches(arguments))
+    compare_gradients(arguments, with_rows=False)
+
+
 @pytest.mark.parametrize("num_features", [1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype, num_features: int) -> None:

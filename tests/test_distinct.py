@@ -113,15 +113,20 @@ def test_many_parts(native, width: int, threads: None) -> None:
         assert_same(found.take(), expected)
 
 
-def test_parts_beyond_the_room_are_refused(native) -> None:
+@pytest.mark.parametrize("node_rows", [True, False])
+def test_parts_beyond_the_room_are_refused(native, node_rows: bool) -> None:
     powers, ptr = torch.ones(2, 5, 3), torch.tensor([0, 2, 5])
-    found = ops.DistinctRows(2, powers[0], 2)
-    with pytest.raises(ValueError, match="ptr must end with N"):
-        found.add(powers[:, :4], ptr)
+    found = ops.DistinctRows(2, powers[0], 2, node_rows=node_rows)
+    with pytest.raises(ValueError, match="ptr must end with the number of nodes, 4, got 5"):
+        found.add(powers[:, :4].contiguous(), ptr)
+    for wrong in (powers[:1], powers[:, :, :2], powers.double(), torch.ones(2, 3, 5).transpose(1, 2)):
+        with pytest.raises(ValueError, match=r"powers must be \[branches, N, d\]"):
+            found.add(wrong, ptr)
     found.add(powers, ptr)
     with pytest.raises(RuntimeError, match="more than there is room for"):
         found.add(powers, ptr)
-    found.take()
+    assert len(found.take()[0]) == 2
+    assert len(found.take()[0]) == 0
     with pytest.raises(RuntimeError, match="more than there is room for"):
         found.add(powers, ptr)
 

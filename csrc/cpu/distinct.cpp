@@ -129,26 +129,24 @@ uint64_t number_in(uint64_t slot) { return slot & (claimed - 1); }
 template <class T>
 class Filled {
  public:
-  explicit Filled(int64_t room)
-      : memory_(empty({room * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte)), room_(room) {}
+  explicit Filled(int64_t room) : memory_(empty({room * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte)) {}
 
   T* begin() const { return begin_; }
   int64_t size() const { return size_; }
   // Returns where `more` elements begin, to be written.
   T* add(int64_t more) {
-    STD_TORCH_CHECK(more <= room_ - size_, "there is more than there is room for");
     size_ += more;
     return begin_ + (size_ - more);
   }
   void free() {
     memory_ = empty({0}, ScalarType::Byte);
-    room_ = size_ = 0;
+    size_ = 0;
   }
 
  private:
   Tensor memory_;
   T* begin_ = reinterpret_cast<T*>(memory_.mutable_data_ptr<uint8_t>());
-  int64_t room_, size_ = 0;
+  int64_t size_ = 0;
 };
 
 // What is found of a branch so far; its rows are numbered from 0.
@@ -357,9 +355,11 @@ class Parts final : public DistinctRows {
  public:
   Parts(int64_t branches, int64_t nodes, int64_t width, int64_t graphs, ScalarType value, bool node_rows,
         int64_t hash_bits)
-      : width_(width),
+      : DistinctRows(branches, width, sizeof(W)),
         value_(value),
         node_rows_(node_rows),
+        nodes_left_(nodes),
+        graphs_left_(graphs),
         hash_mask_(hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1),
         keys_(hash_keys(width)) {
     for (int64_t r = 0; r < branches; ++r)
@@ -369,6 +369,9 @@ class Parts final : public DistinctRows {
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
+    STD_TORCH_CHECK(nodes <= nodes_left_ && graphs <= graphs_left_, "there is more than there is room for");
+    nodes_left_ -= nodes;
+    graphs_left_ -= graphs;
     const Blocks blocks = blocks_of(ptr, graphs);
     std::vector<int64_t> sizes(blocks.begin.size()), rows_before(blocks.begin.size());
     std::vector<I> entry_of_row;
@@ -378,7 +381,7 @@ class Parts final : public DistinctRows {
     const W* rows = static_cast<const W*>(powers);
     for (Store<W, I>& store : stores_) {
       const Branch<W, I> branch = {rows,
-                                   width_,
+                                   width,
                                    nodes,
                                    ptr,
                                    graphs,
@@ -399,7 +402,7 @@ class Parts final : public DistinctRows {
       branch.number_rows(entry_of_row);
       branch.list_entries(store.lists.add(graphs));
       branch.keep_lists();
-      rows += nodes * width_;
+      rows += nodes * width;
     }
   }
 
@@ -410,18 +413,19 @@ class Parts final : public DistinctRows {
   }
 
   DistinctTensors take() override {
-    const int64_t branches = stores_.size();
+    nodes_left_ = graphs_left_ = 0;
     Tensor row_ptr = empty({branches + 1}, ScalarType::Long);
     int64_t* first_row = row_ptr.mutable_data_ptr<int64_t>();
     first_row[0] = 0;
     for (int64_t r = 0; r < branches; ++r) {
       first_row[r + 1] = first_row[r] + stores_[r].size;
+      stores_[r].size = 0;
       std::vector<Slot>().swap(stores_[r].slots);
       stores_[r].hashes.free();
     }
     const auto same = [](int64_t, auto value) { return value; };
     const auto of_all = [&](int64_t branch, I row) { return static_cast<I>(first_row[branch] + row); };
-    Tensor rows = empty({first_row[branches], width_}, value_);
+    Tensor rows = empty({first_row[branches], width}, value_);
     move_to(static_cast<W*>(rows.mutable_data_ptr()), &Store<W, I>::rows, same);
     Tensor ptr = empty({size_of(&Store<W, I>::lists) + 1}, ScalarType::Long);
     int64_t* ends = ptr.mutable_data_ptr<int64_t>();
@@ -463,9 +467,9 @@ class Parts final : public DistinctRows {
   }
 
   std::vector<Store<W, I>> stores_;
-  int64_t width_;
   ScalarType value_;
   bool node_rows_;
+  int64_t nodes_left_, graphs_left_;
   uint64_t hash_mask_;
   std::vector<uint32_t> keys_;
 };

@@ -14,6 +14,7 @@ using DistinctTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tenso
 
 class DistinctRows {
  public:
+  DistinctRows(int64_t branches, int64_t width, int64_t bytes) : branches(branches), width(width), bytes(bytes) {}
   virtual ~DistinctRows() = default;
   // The graphs that come next: `powers` [R + 1, N, d], `ptr` [graphs + 1] from 0 to N.
   virtual void add(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
@@ -21,6 +22,8 @@ class DistinctRows {
   virtual int64_t num_rows() const = 0;
   // What is found, as if all parts had been one; nothing is left behind.
   virtual DistinctTensors take() = 0;
+
+  const int64_t branches, width, bytes;  // of powers: R + 1, d, and the size of a value
 };
 
 // For at most so many nodes and graphs in all. `node_rows`: keep row_of_node, which is [R + 1, 0] otherwise.

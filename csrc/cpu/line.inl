@@ -86,7 +86,7 @@ void line_readout(const Line<T>& line, double* sum, int64_t begin, int64_t end) 
 
 // With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), which goes to the ends of the interval as z_e comes from them.
 template <class T>
-void line_readout_backward(const Line<T>& line, const T* grad, T* dz, double* dlogit, int64_t begin, int64_t end) {
+void line_readout_backward(const Line<T>& line, const T* grad, T* at_ends, double* dlogit, int64_t begin, int64_t end) {
   const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
   const int64_t ends = line.ends, stride = 2 * ends;
   for (int64_t g = begin; g < end; ++g)
@@ -97,15 +97,15 @@ void line_readout_backward(const Line<T>& line, const T* grad, T* dz, double* dl
   const T* no_bias = nullptr;
   product(line.ds + begin * last.stride, last.stride, line.transposed, stride, last.out, no_bias,
           padded_to(row_multiple, end - begin),
-          [&](int64_t i, int64_t k, Vector<T> value) { store(dz + i * stride + k, value); });
+          [&](int64_t i, int64_t k, Vector<T> value) { store(at_ends + i * stride + k, value); });
   for (int64_t k = 0; k < stride; ++k) dlogit[k] = 0;
   for (int64_t g = begin; g < end; ++g) {
-    const T* at_left = dz + (g - begin) * stride;
+    const T* of_graph = at_ends + (g - begin) * stride;
     const T* readout = line.readout + g * line.readout_stride;
     const T shift = static_cast<T>(wide_dot(grad + g * line.readout_stride, readout, last.out));
     for (int64_t e = line.ptr[g]; e < line.ptr[g + 1]; ++e) {
       const int64_t left = line.interval[e], right = ends + left;
-      const T product = at_left[left] + line.t[e] * (at_left[right] - at_left[left]);
+      const T product = of_graph[left] + line.t[e] * (of_graph[right] - of_graph[left]);
       const T value = line.weight[e] * line.scale[g] * (product - shift), to_right = value * line.t[e];
       dlogit[left] += static_cast<double>(value - to_right);
       dlogit[right] += static_cast<double>(to_right);

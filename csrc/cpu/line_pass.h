@@ -14,7 +14,7 @@ namespace spin_fast {
 template <class T>
 class LinePass {
  public:
-  // Whether so many entries are worth the search for intervals, of which there are about as many as units.
+  // Whether so many entries are worth the search for intervals, of which there are usually about as many as units.
   static bool pays(const Model& model, const Segments& seg, const int64_t* ids, int64_t graphs) {
     if (model.features != 1) return false;
     int64_t units = 1, entries = 0;
@@ -38,22 +38,23 @@ class LinePass {
     for (; take(); ++chunks)
       for (Of& of : branches_)
         for (int64_t e = 0; e < of.ptr.back(); ++e) {
-          finite_ &= std::abs(of.x[e]) <= std::numeric_limits<T>::max();
+          usable_ &= std::abs(of.x[e]) <= 1 / std::numeric_limits<T>::min();  // of whose inverse nothing is lost
           of.low = std::min(of.low, of.x[e]);
           of.high = std::max(of.high, of.x[e]);
         }
     taken_ = chunks == 1;
     begin_ = 0;
     if (!taken_) end_ = 0;
-    if (!finite_) return;
+    if (!usable_) return;
     parallel_tasks(model.branches, false, [&](int64_t b) { find_intervals(b); });
-    for (const Of& of : branches_) finite_ = finite_ && of.finite;
+    for (const Of& of : branches_) usable_ = usable_ && of.usable;
   }
   LinePass(const LinePass&) = delete;
   LinePass& operator=(const LinePass&) = delete;
 
-  // False where a product of all ends would carry what is not finite from graph to graph.
-  bool usable() const { return finite_; }
+  // False where a product of all ends would carry what is not finite from graph to graph, be it a feature, z or a
+  // logit, and where there are so many intervals that Pass is faster.
+  bool usable() const { return usable_; }
 
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
@@ -61,9 +62,8 @@ class LinePass {
   bool next() {
     if (!std::exchange(taken_, false) && !take()) return false;
     Arena& arena = workspace_.arena;
-    const int64_t stride = packed_[0].mlp.layers.back().stride, graphs = padded_to(row_multiple, end_ - begin_);
-    const bool more = end_ - begin_ > prepared_graphs_;
-    prepared_graphs_ = std::max(prepared_graphs_, end_ - begin_);
+    const int64_t stride = packed_[0].mlp.layers.back().stride;
+    const int64_t graphs = padded_to(row_multiple, std::min(graphs_, most_graphs));
     for (Of& of : branches_) {
       Line<T>& line = of.line;
       const int64_t entries = of.ptr.back();
@@ -73,7 +73,7 @@ class LinePass {
         line.t = arena.take<T>(of.prepared);
         line.weight = arena.take<T>(of.prepared);
       }
-      if (more) {
+      if (!line.share) {
         line.scale = arena.take<T>(graphs);
         line.share = arena.take<T>(graphs * 2 * line.ends);
         line.ds = arena.take<T>(backward_ ? graphs * stride : 0);
@@ -118,17 +118,18 @@ class LinePass {
 
  private:
   static constexpr int64_t entries_per_unit = 4;
-  static constexpr int64_t group = 16;  // graphs that are one task
+  static constexpr size_t kinks_per_unit = 4;  // at most: one or less is usual
+  static constexpr int64_t group = 16;         // graphs that are one task
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
   // What is kept of a branch.
   struct Of {
     Line<T> line{};
     T low = std::numeric_limits<T>::infinity(), high = -low;
-    bool finite = true;
+    bool usable = true;
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
-    int64_t room = 0, prepared = 0;  // entries for which there is memory
+    int64_t room = 0, prepared = 0;  // entries: of x and count, and of what comes from them
     std::vector<T> kinks;
     T* ends_x = nullptr;                  // [2 * ends, row_multiple]
     T* activations[3][most_layers] = {};  // in the middles, at the left and at the right ends
@@ -192,15 +193,16 @@ class LinePass {
     for (size_t i = 0; i + 1 < kinks.size(); ++i) {
       const T *one = values + static_cast<int64_t>(i) * stride, *other = one + stride;
       here.clear();
-      for (int64_t j = 0; j < units; ++j)
-        if (one[j] * other[j] < 0) {
-          const double share = one[j] / (static_cast<double>(one[j]) - other[j]);
-          here.push_back(static_cast<T>(kinks[i] + share * (static_cast<double>(kinks[i + 1]) - kinks[i])));
-        }
+      for (int64_t j = 0; j < units; ++j) {
+        if (!((one[j] < 0 && other[j] > 0) || (one[j] > 0 && other[j] < 0))) continue;
+        const double share = one[j] / (static_cast<double>(one[j]) - other[j]);
+        const auto kink = static_cast<T>(kinks[i] + share * (static_cast<double>(kinks[i + 1]) - kinks[i]));
+        if (kink > kinks[i] && kink < kinks[i + 1]) here.push_back(kink);
+      }
       std::sort(here.begin(), here.end());
       all.push_back(kinks[i]);
       for (const T kink : here)
-        if (kink > all.back() && kink < kinks[i + 1]) all.push_back(kink);
+        if (kink > all.back()) all.push_back(kink);
     }
     all.push_back(kinks.back());
     kinks.swap(all);
@@ -240,8 +242,13 @@ class LinePass {
     of.kinks = {of.low};
     if (of.low < 0 && of.high > 0) of.kinks.push_back(0);
     if (of.low < of.high) of.kinks.push_back(of.high);
-    for (int64_t depth = 1; depth <= mlp.depth; ++depth)
+    size_t units = 1;
+    for (int64_t depth = 1; depth <= mlp.depth; ++depth) {
+      units += mlp.layers[depth - 1].out;
       refine(of.kinks, at_kinks(arena, of, mlp, depth), mlp.layers[depth - 1].stride, mlp.layers[depth - 1].out);
+      if (of.kinks.size() > kinks_per_unit * units) of.usable = false;
+      if (!of.usable) return;
+    }
     if (line.w) {
       const T* z = at_kinks(arena, of, mlp, mlp.depth);
       std::vector<T> logits(of.kinks.size());
@@ -257,7 +264,8 @@ class LinePass {
     evaluate_ends(arena, of);
   }
 
-  // From the kinks. 0 is an interval of its own: there every unit has its kink whose bias is 0.
+  // From the kinks. 0 is an interval of one point, for units without a bias have their kink exactly there, where the
+  // gates of neither neighbour hold; positive denormals count as 0.
   void place_intervals(Arena& arena, Of& of) {
     Line<T>& line = of.line;
     const int64_t number = static_cast<int64_t>(of.kinks.size()) + 1;
@@ -291,29 +299,31 @@ class LinePass {
     Line<T>& line = of.line;
     const Mlp<T>& mlp = line.mlp;
     const int64_t ends = line.ends, stride = mlp.layers[mlp.depth - 1].stride;
-    T* middle = arena.take<T>(ends * row_multiple);
+    T* middles = arena.take<T>(ends * row_multiple);
     const T *left = of.ends_x, *right = left + ends * row_multiple;
-    for (int64_t i = 0; i < ends * row_multiple; i += row_multiple) middle[i] = left[i] + (right[i] - left[i]) / 2;
+    for (int64_t i = 0; i < ends * row_multiple; i += row_multiple) middles[i] = left[i] + (right[i] - left[i]) / 2;
     for (int64_t l = 0; l < mlp.depth; ++l) {
       const int64_t size = ends * mlp.layers[l].stride;
       of.activations[0][l] = arena.take<T>(size);
       of.activations[1][l] = arena.take<T>(2 * size);
       of.activations[2][l] = of.activations[1][l] + size;
     }
-    kernels.mlp_forward(mlp, middle, row_multiple, ends, of.activations[0], nullptr);
+    kernels.mlp_forward(mlp, middles, row_multiple, ends, of.activations[0], nullptr);
     kernels.mlp_forward(mlp, left, row_multiple, ends, of.activations[1], of.activations[0]);
     kernels.mlp_forward(mlp, right, row_multiple, ends, of.activations[2], of.activations[0]);
     line.gate = of.activations[0][mlp.depth - 1];
     line.z = of.activations[1][mlp.depth - 1];
-    for (int64_t i = 0; i < 2 * ends * stride; ++i) of.finite = of.finite && std::isfinite(line.z[i]);
+    for (int64_t i = 0; i < 2 * ends * stride; ++i) of.usable = of.usable && std::isfinite(line.z[i]);
     Interval<T>* intervals = arena.take<Interval<T>>(ends);
     for (int64_t i = 0; i < ends; ++i) {
       const T width = right[i * row_multiple] - left[i * row_multiple];
       Interval<T>& interval = intervals[i] = {left[i * row_multiple], 0, 0, 0};
       if (width >= std::numeric_limits<T>::min()) interval.inverse = 1 / width;
-      if (!line.w || !(logit(of, line.w, line.gate + i * stride) > 0)) continue;
-      interval.beta = logit(of, line.w, line.z + i * stride);
-      interval.rise = logit(of, line.w, line.z + (ends + i) * stride) - interval.beta;
+      if (!line.w) continue;
+      const T middle = logit(of, line.w, line.gate + i * stride), beta = logit(of, line.w, line.z + i * stride);
+      const T rise = logit(of, line.w, line.z + (ends + i) * stride) - beta;
+      of.usable = of.usable && std::isfinite(middle) && std::isfinite(beta) && std::isfinite(rise);
+      if (middle > 0) interval.beta = beta, interval.rise = rise;
     }
     line.intervals = intervals;
     if (!backward_ || !line.w) return;
@@ -362,10 +372,9 @@ class LinePass {
   int64_t graphs_;
   bool backward_;
   const T* x_;
-  bool finite_ = true;
+  bool usable_ = true;
   bool taken_ = false;  // the features of the next chunk are gathered already
   int64_t begin_ = 0, end_ = 0;
-  int64_t prepared_graphs_ = 0;
   std::vector<PackedBranch<T>> packed_;
   std::vector<Of> branches_;
   std::vector<double> total_;

@@ -17,8 +17,9 @@ class Arena {
     const int64_t bytes = padded_to(line, n * static_cast<int64_t>(sizeof(T))) + line;
     if (blocks_.empty() || used_ + bytes > blocks_.back().second) {
       const int64_t size = std::max<int64_t>(bytes, blocks_.empty() ? 1 << 16 : 2 * blocks_.back().second);
-      blocks_.emplace_back(static_cast<char*>(std::aligned_alloc(line, padded_to(line, size))), size);
-      if (!blocks_.back().first) throw std::bad_alloc();
+      std::unique_ptr<char, Free> memory(static_cast<char*>(std::aligned_alloc(line, padded_to(line, size))));
+      if (!memory) throw std::bad_alloc();
+      blocks_.emplace_back(std::move(memory), size);
       used_ = 0;
     }
     char* at = blocks_.back().first.get() + used_;
