@@ -269,7 +269,7 @@ def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> 
 
 
 @pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")
-@pytest.mark.prefer("NCI1", "REDDIT-BINARY", "COLLAB")
+@pytest.mark.prefer("NCI1", "REDDIT-BINARY", "COLLAB", "ogbg-molhiv", "DD")
 def test_peak_memory(session: Session, quick: bool, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
     """What a training run takes, with the graphs in the form that it keeps them in."""
     contenders = ["SPIN-att", "GIN, DataLoader"] if quick else list(peak.TRAINED)
