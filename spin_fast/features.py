@@ -110,13 +110,13 @@ class PowerFeatures:
             return cls._dense(_powers(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
         found = ops.DistinctRows(num_hops + 1, graphs.x, len(graphs), node_rows=node_rows)
         num_nodes = 0
-        for part, powers in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
-            found.add(powers, part.ptr)
-            num_nodes += part.num_nodes
+        for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
+            found.add(powers, ptr)
+            num_nodes += powers.shape[1]
             decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
             if decided and num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
                 del found
-                whole = powers if len(part) == len(graphs) else _powers(graphs, num_hops, operator, True)
+                whole = powers if powers.shape[1] == graphs.num_nodes else _powers(graphs, num_hops, operator, True)
                 return cls._dense(whole, graphs.ptr, graphs.y, operator)
         return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
@@ -279,11 +279,11 @@ class PowerFeatures:
         return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
 
 
-def _powers(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool, out: Tensor | None = None) -> Tensor:
+def _powers(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool) -> Tensor:
     """The powers of the graphs, ``[R + 1, N, d]``."""
     arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
     weight = graphs.edge_weight
-    return ops.power_features(*arrays, ptr=graphs.ptr, edge_weight=weight, out=out, canonical=canonical, checked=True)
+    return ops.power_features(*arrays, ptr=graphs.ptr, edge_weight=weight, canonical=canonical, checked=True)
 
 
 def power_chunks(
@@ -294,8 +294,8 @@ def power_chunks(
     bytes_beside: int = 0,
     *,
     canonical: bool = False,
-) -> Iterator[tuple[GraphBatch, Tensor]]:
-    """The graphs in consecutive chunks, each with its powers ``[R + 1, n, d]``, which the next chunk overwrites.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Consecutive chunks of the graphs: their powers ``[R + 1, n, d]``, which the next chunk overwrites, and offsets.
 
     Args:
         num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
@@ -305,12 +305,16 @@ def power_chunks(
     if graphs.edge_weight is not None:  # a wrong one is named by its node, before any work
         reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
     bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
+    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
+    options = {"edge_weight": graphs.edge_weight, "canonical": canonical, "checked": True}
     memory = graphs.x.new_empty(0)
-    for part in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
-        shape = (num_hops + 1, *part.x.shape)
+    for begin, end in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
+        ptr = graphs.ptr[begin : end + 1]
+        shape = (num_hops + 1, int(ptr[-1] - ptr[0]), graphs.num_features)
         if memory.numel() < math.prod(shape):
             memory = graphs.x.new_empty(math.prod(shape))
-        yield part, _powers(part, num_hops, operator, canonical, memory[: math.prod(shape)].view(shape))
+        out = memory[: math.prod(shape)].view(shape)
+        yield ops.power_features(*arrays, ptr=ptr, out=out, **options), ptr - ptr[0]
 
 
 def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:

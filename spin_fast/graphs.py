@@ -209,15 +209,11 @@ class GraphBatch:
         end = max(begin, end)
         first, last = int(self.ptr[begin]), int(self.ptr[end])
         first_arc, last_arc = int(self.indptr[first]), int(self.indptr[last])
-
-        def counted_from(start: int, values: Tensor) -> Tensor:
-            return values - start if start else values
-
         selected = copy.copy(self)  # not a new object: its contents are checked already
         parts = {
-            "ptr": counted_from(first, self.ptr[begin : end + 1]),
-            "indptr": counted_from(first_arc, self.indptr[first : last + 1]),
-            "indices": counted_from(first, self.indices[first_arc:last_arc]),
+            "ptr": self.ptr[begin : end + 1] - first,
+            "indptr": self.indptr[first : last + 1] - first_arc,
+            "indices": self.indices[first_arc:last_arc] - first,
             "x": self.x[first:last],
             "y": None if self.y is None else self.y[begin:end],
             "edge_weight": None if self.edge_weight is None else self.edge_weight[first_arc:last_arc],
@@ -226,15 +222,15 @@ class GraphBatch:
             object.__setattr__(selected, name, value)
         return selected
 
-    def chunks(self, num_nodes: int, num_arcs: int) -> Iterator[GraphBatch]:
-        """Consecutive graphs, at most so many nodes and arcs at a time, but at least one graph."""
+    def chunks(self, num_nodes: int, num_arcs: int) -> Iterator[tuple[int, int]]:
+        """Where runs of graphs begin and end, of at most so many nodes and arcs each, but at least one graph."""
         begin = 0
         while begin < self.num_graphs:
             first = int(self.ptr[begin])
             arcs = min(int(self.indptr[first]) + num_arcs, self.num_arcs)
             last = min(first + num_nodes, int(torch.searchsorted(self.indptr, arcs, right=True)) - 1)
             end = max(int(torch.searchsorted(self.ptr, last, right=True)) - 1, begin + 1)
-            yield self._between(begin, end)
+            yield begin, end
             begin = end
 
     def __iter__(self) -> Iterator[GraphBatch]:

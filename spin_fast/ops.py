@@ -91,7 +91,8 @@ def power_features(
         ptr: ``[G + 1]`` int64 node offsets of a block-diagonal adjacency; None for one big graph. It changes the speed,
             and the values by rounding only.
         edge_weight: ``[E]``, dtype of ``x``, or float32 where that is of half precision; no gradient flows to it.
-        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients.
+        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients. With ``checked``,
+            ``ptr`` may be a run of the offsets, and ``N`` here the number of its nodes: other graphs are not read.
         canonical: sum everything in float64, so that nodes of equal neighbourhoods get equal bits in almost every order
             of their neighbours, which is what deduplication compares. Slower, most of all for wide ``x``.
         checked: the caller vouches for the contents of ``indptr``, ``indices`` and ``ptr`` (a ``GraphBatch`` does).
@@ -114,9 +115,11 @@ def power_features(
     indptr, indices = indptr.contiguous(), indices.contiguous()
     if not checked:
         check_csr(indptr, indices, ptr, num_nodes)
+    trusted = checked or not torch.compiler.is_compiling()
+    if out is not None and checked and ptr is not None and out.dim() == 3 and out.shape[1] != num_nodes:
+        return _power_features_of_run(indptr, indices, x, num_hops, operator, ptr, edge_weight, out, canonical)
     if edge_weight is not None:
         edge_weight = _checked_weight(indptr, indices, x, operator, edge_weight)
-    trusted = checked or not torch.compiler.is_compiling()
     if out is not None:
         _check_out(out, x, num_hops)
         if _has_kernel(x.device):
@@ -130,6 +133,29 @@ def power_features(
             indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted, canonical
         )
     return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)
+
+
+def _power_features_of_run(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    num_hops: int,
+    operator: str,
+    ptr: Tensor,
+    edge_weight: Tensor | None,
+    out: Tensor,
+    canonical: bool,
+) -> Tensor:
+    first, last = int(ptr[0]), int(ptr[-1])
+    _check_out(out, x[first:last], num_hops)
+    if _has_kernel(x.device):
+        arrays = (indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight)
+        torch.ops.spin_fast.power_features_out.default(*arrays, True, canonical, out)
+        return out
+    arcs = slice(int(indptr[first]), int(indptr[last]))
+    part = (indptr[first : last + 1] - arcs.start, indices[arcs] - first, x[first:last])
+    weight = None if edge_weight is None else edge_weight[arcs]
+    return out.copy_(reference.power_features(*part, num_hops, operator, edge_weight=weight))
 
 
 def _checked_weight(indptr: Tensor, indices: Tensor, x: Tensor, operator: str, edge_weight: Tensor) -> Tensor:

@@ -252,10 +252,11 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     probabilities = torch.empty(len(graphs), config["out_features"], dtype=graphs.x.dtype)
     done = 0
     with _progress_bar("graphs", len(graphs), progress) as advance:
-        for part, powers in power_chunks(graphs, config["num_hops"], operator, CHUNK_BYTES):
-            probabilities[done : done + len(part)] = model.forward_tensors(powers, part.ptr).softmax(1)
-            done += len(part)
-            advance("", len(part))
+        for powers, ptr in power_chunks(graphs, config["num_hops"], operator, CHUNK_BYTES):
+            number = len(ptr) - 1
+            probabilities[done : done + number] = model.forward_tensors(powers, ptr).softmax(1)
+            done += number
+            advance("", number)
     return probabilities
 
 

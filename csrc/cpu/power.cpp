@@ -20,10 +20,11 @@ struct Adjacency {
   int64_t nodes, arcs;
 };
 
-// left and right of Ā[v, u] = A[v, u] * (left[v] * right[u] + plain); both empty for `adj`.
+// left and right of Ā[v, u] = A[v, u] * (left[v] * right[u] + plain), from node `first` on; both empty for `adj`.
 struct Scales {
   std::vector<double> left, right;
   double plain;
+  int64_t first;
 };
 
 // Runs `rows(begin, end)` over the rows of nodes [first, last), pieces in parallel.
@@ -34,12 +35,13 @@ void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t
                  [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
 }
 
+// Of the nodes [first, last), the only ones whose scales are read.
 template <class T, class I>
-Scales scales_of(const Adjacency<T, I>& a, const std::string& op) {
-  if (op == "adj") return {{}, {}, 1.0};
-  std::vector<double> scale(a.nodes);
+Scales scales_of(const Adjacency<T, I>& a, const std::string& op, int64_t first, int64_t last) {
+  if (op == "adj") return {{}, {}, 1.0, first};
+  std::vector<double> scale(last - first);
   std::atomic<bool> negative = false;
-  for_each_row(a, 0, a.nodes, 16, [&](int64_t begin, int64_t end) {
+  for_each_row(a, first, last, 16, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       double degree = static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
       if (a.weight) {
@@ -47,20 +49,20 @@ Scales scales_of(const Adjacency<T, I>& a, const std::string& op) {
         for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) degree += static_cast<double>(a.weight[e]);
       }
       if (op != "rw" && degree < 0) negative = true;
-      scale[v] = degree == 0 ? 0 : 1 / (op == "rw" ? degree : std::sqrt(degree));
+      scale[v - first] = degree == 0 ? 0 : 1 / (op == "rw" ? degree : std::sqrt(degree));
     }
   });
   STD_TORCH_CHECK(!negative, "edge_weight must give no negative row sum under sym");
-  if (op == "rw") return {std::move(scale), std::vector<double>(a.nodes, 1.0), 0.0};
-  return {scale, scale, op == "sym+adj" ? 1.0 : 0.0};
+  if (op == "rw") return {std::move(scale), std::vector<double>(last - first, 1.0), 0.0, first};
+  return {scale, scale, op == "sym+adj" ? 1.0 : 0.0, first};
 }
 
 template <class T, class I>
 Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) {
   const bool scaled = !scales.left.empty();
-  return {
-      a.indptr,     a.indices, a.weight, scaled ? scales.left.data() : nullptr, scaled ? scales.right.data() : nullptr,
-      scales.plain, width,     a.arcs};
+  const double* left = scaled ? scales.left.data() - scales.first : nullptr;
+  const double* right = scaled ? scales.right.data() - scales.first : nullptr;
+  return {a.indptr, a.indices, a.weight, left, right, scales.plain, width, a.arcs};
 }
 
 // Graphs with larger sources or more arcs go hop by hop, their rows in parallel.
@@ -72,8 +74,8 @@ constexpr int64_t stream_bytes = 32 << 20;
 // holds those of two hops.
 template <class T, class I, class A>
 void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t first, int64_t last, const T* x,
-                     int64_t hops, T* out) {
-  const int64_t width = hop.width, plane = a.nodes * width;
+                     int64_t hops, int64_t plane, T* out) {
+  const int64_t width = hop.width;
   const auto table = isa_kernels<PowerKernels<T, I>>();
   for_each_row(a, first, last, width,
                [&](int64_t begin, int64_t end) { std::copy(x + begin * width, x + end * width, out + begin * width); });
@@ -97,17 +99,20 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
   }
 }
 
+// Nodes [first, last), all or those of a run of graphs; `out` has a row for each.
 template <class T, class I, class A>
-void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* x,
-            int64_t width, int64_t hops, bool canonical, T* out) {
+void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, int64_t first,
+            int64_t last, const T* x, int64_t width, int64_t hops, bool canonical, T* out) {
   if (hops == 0 || width == 0) {
-    std::copy(x, x + a.nodes * width, out);
+    std::copy(x + first * width, x + last * width, out);
     return;
   }
+  out -= first * width;  // rows of nodes stand at the nodes' numbers
+  const int64_t plane = (last - first) * width;
   const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = canonical ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
   const auto arcs_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
-  const int64_t total = (a.arcs + a.nodes) * width * hops;
+  const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * width * hops;
   const auto is_large = [&](int64_t g) {
     const int64_t nodes = nodes_of(g), arcs = arcs_of(g), cost = (arcs + nodes) * width * hops;
     if (cost > 256 * piece_cost && cost > total / 8) return true;  // too much for one thread
@@ -117,19 +122,19 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   const bool by_degree = !a.weight && op != "sym+adj";
   bool any_large = !ptr;
   for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
-  const Scales scales = any_large || !by_degree ? scales_of(a, op) : Scales{};
+  const Scales scales = any_large || !by_degree ? scales_of(a, op, first, last) : Scales{};
   const Scaling scaling = !by_degree    ? Scaling::factors
                           : op == "sym" ? Scaling::symmetric
                           : op == "rw"  ? Scaling::row
                                         : Scaling::none;
-  const bool stream = (hops + 1) * a.nodes * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
-  const Powers<T, I> task = {hop_of(a, scales, width), scaling, a.nodes, hops, x, out, stream};
-  if (!ptr) return powers_of_large(a, task.hop, 0, a.nodes, x, hops, out);
+  const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
+  const Powers<T, I> task = {hop_of(a, scales, width), scaling, last - first, hops, x, out, stream};
+  if (!ptr) return powers_of_large(a, task.hop, first, last, x, hops, plane, out);
   const auto table = isa_kernels<PowerKernels<T, I>>();
   const auto kernel = canonical ? table.canonical_powers : table.powers;
   for (int64_t g = 0, end = 0; g < graphs; g = end) {
     if (is_large(g)) {
-      powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, out);
+      powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, plane, out);
       end = g + 1;
       continue;
     }
@@ -140,8 +145,8 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
     }
     const auto cost = [&](int64_t i) { return static_cast<int64_t>(a.indptr[ptr[g + i]]) + ptr[g + i]; };
     // What is in cache takes a quarter of the time.
-    parallel_items(end - g, (cost(end - g) - cost(0)) * width * hops / 4, cost, [&](int64_t first, int64_t last) {
-      kernel(task, ptr + g + first, last - first, thread_scratch(scratch_bytes(nodes, arcs, width)));
+    parallel_items(end - g, (cost(end - g) - cost(0)) * width * hops / 4, cost, [&](int64_t from, int64_t to) {
+      kernel(task, ptr + g + from, to - from, thread_scratch(scratch_bytes(nodes, arcs, width)));
     });
   }
 }
@@ -177,7 +182,7 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
     std::copy(grad, grad + plane, dx);
     return;
   }
-  Scales scales = scales_of(a, op);
+  Scales scales = scales_of(a, op, 0, a.nodes);
   std::swap(scales.left, scales.right);
   const Transposed<T, I> t = transpose(a);
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
@@ -242,12 +247,14 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
   const ScalarType value = x.scalar_type();
   expect("x", x, {-1, -1}, value);
   STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
-  expect("out", out, {num_hops + 1, x.size(0), x.size(1)}, value);
   with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, checked,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
-                   powers(a, op, offsets, graphs, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops, canonical,
-                          static_cast<T*>(out.data_ptr()));
+                   const int64_t first = offsets ? offsets[0] : 0, last = offsets ? offsets[graphs] : a.nodes;
+                   STD_TORCH_CHECK(0 <= first && first <= last && last <= a.nodes, "ptr must be in [0, N]");
+                   expect("out", out, {num_hops + 1, last - first, x.size(1)}, value);
+                   powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops,
+                          canonical, static_cast<T*>(out.data_ptr()));
                  });
 }
 
