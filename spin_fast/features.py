@@ -306,7 +306,7 @@ def power_chunks(
         reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
     bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
     arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
-    options = {"edge_weight": graphs.edge_weight, "canonical": canonical, "checked": True}
+    weight = graphs.edge_weight
     memory = graphs.x.new_empty(0)
     for begin, end in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
         ptr = graphs.ptr[begin : end + 1]
@@ -314,7 +314,8 @@ def power_chunks(
         if memory.numel() < math.prod(shape):
             memory = graphs.x.new_empty(math.prod(shape))
         out = memory[: math.prod(shape)].view(shape)
-        yield ops.power_features(*arrays, ptr=ptr, out=out, **options), ptr - ptr[0]
+        ops.power_features(*arrays, ptr=ptr, edge_weight=weight, out=out, canonical=canonical, checked=True)
+        yield out, ptr - ptr[0]
 
 
 def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:

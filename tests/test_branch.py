@@ -315,7 +315,7 @@ def test_one_feature_with_parameters_that_are_not_finite(native, value: float) -
         kept = wrong.flatten()[3].item()
         wrong.view(-1)[3] = value
         readout = spin_fast.branch_readout(torch.randn(600, 1), weights, biases, w, torch.tensor([0, 300, 600]))
-        assert readout.isnan().any()
+        assert not readout.isfinite().all()
         wrong.view(-1)[3] = kept
     assert spin_fast.branch_readout(torch.randn(600, 1), weights, biases, w, torch.tensor([0, 600])).isfinite().all()
 

@@ -358,3 +358,22 @@ def test_raw_op_checks_contents_itself(native) -> None:
         op(GOOD.indptr[:3], GOOD.indices, GOOD.x, 2, "sym", None, None, True, False)
     with pytest.raises(RuntimeError):
         op(GOOD.indptr, GOOD.indices, GOOD.x.t(), 2, "sym", None, None, True, False)
+
+
+@pytest.mark.parametrize("operator", ["sym", "sym+adj", "rw", "adj"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_run_of_the_offsets_is_those_graphs(backend: str, operator: str, weighted: bool) -> None:
+    graphs = random_graphs([4, 9, 0, 30, 700, 1, 5], density=0.5, weighted=weighted)
+    weight = graphs.edge_weight
+    whole = spin_fast.power_features(
+        graphs.indptr, graphs.indices, graphs.x, 2, operator, ptr=graphs.ptr, edge_weight=weight
+    )
+    for begin, end in ((0, 2), (1, 5), (2, 3), (4, 7), (7, 7)):
+        ptr = graphs.ptr[begin : end + 1]
+        first, last = int(ptr[0]), int(ptr[-1])
+        out = torch.empty(3, last - first, 3, dtype=graphs.x.dtype)
+        arrays = (graphs.indptr, graphs.indices, graphs.x, 2, operator)
+        made = spin_fast.power_features(*arrays, ptr=ptr, edge_weight=weight, out=out, checked=True)
+        torch.testing.assert_close(made, whole[:, first:last])
+    with pytest.raises(ValueError, match="out must have shape"):
+        spin_fast.power_features(*arrays, ptr=graphs.ptr[1:5], out=out.new_empty(3, 5, 3), checked=True)
