@@ -46,7 +46,7 @@ class LinePass {
     begin_ = 0;
     if (!taken_) end_ = 0;
     if (!usable_) return;
-    parallel_tasks(model.branches, false, [&](int64_t b) { find_intervals(b); });
+    parallel_tasks(model.branches, tiny_, [&](int64_t b) { find_intervals(b); });
     for (const Of& of : branches_) usable_ = usable_ && of.usable;
   }
   LinePass(const LinePass&) = delete;
@@ -104,11 +104,11 @@ class LinePass {
     for (Of& of : branches_) of.dlogit.resize(model_.attention ? groups * 2 * of.line.ends : 0);
     for_each_group([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
       Of& of = branches_[b];
-      T* dz = reinterpret_cast<T*>(thread_scratch(group * 2 * of.line.ends * static_cast<int64_t>(sizeof(T))));
-      kernels.line_readout_backward(of.line, grad + b * model_.width(), dz, of.dlogit.data() + i * 2 * of.line.ends,
-                                    begin, end);
+      T* at_ends = reinterpret_cast<T*>(thread_scratch(group * 2 * of.line.ends * static_cast<int64_t>(sizeof(T))));
+      kernels.line_readout_backward(of.line, grad + b * model_.width(), at_ends,
+                                    of.dlogit.data() + i * 2 * of.line.ends, begin, end);
     });
-    parallel_tasks(model_.branches, false, [&](int64_t b) { add_gradients(b, groups); });
+    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, groups); });
   }
 
   void write_gradient(T* gradient) const {
@@ -120,6 +120,7 @@ class LinePass {
   static constexpr int64_t entries_per_unit = 4;
   static constexpr size_t kinks_per_unit = 4;  // at most: one or less is usual
   static constexpr int64_t group = 16;         // graphs that are one task
+  static constexpr int64_t tiny_entries = 1 << 13;
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
   // What is kept of a branch.
@@ -145,6 +146,7 @@ class LinePass {
       entries += entries_of(end_);
       ++end_;
     } while (end_ < graphs_ && end_ - begin_ < most_graphs && entries + entries_of(end_) <= most_entries);
+    tiny_ = entries < tiny_entries;
     for (int64_t b = 0; b < model_.branches; ++b) {
       Of& of = branches_[b];
       of.ptr.assign(1, 0);
@@ -181,7 +183,7 @@ class LinePass {
   template <class F>
   void for_each_group(F f) {
     const int64_t graphs = end_ - begin_, groups = (graphs + group - 1) / group;
-    parallel_tasks(model_.branches * groups, false, [&](int64_t task) {
+    parallel_tasks(model_.branches * groups, tiny_, [&](int64_t task) {
       const int64_t b = task / groups, i = task % groups;
       f(b, i, i * group, std::min(graphs, (i + 1) * group));
     });
@@ -373,6 +375,7 @@ class LinePass {
   bool backward_;
   const T* x_;
   bool usable_ = true;
+  bool tiny_ = true;    // the chunk is not worth a second thread
   bool taken_ = false;  // the features of the next chunk are gathered already
   int64_t begin_ = 0, end_ = 0;
   std::vector<PackedBranch<T>> packed_;
