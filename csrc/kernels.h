@@ -206,8 +206,8 @@ struct Interval {
   T beta, rise;     // ReLU(<w, z>) is beta + t rise
 };
 
-// One branch of some graphs with one feature, and the memory for it. `ends` is the number of
-// intervals, padded: as many left ends, and as many right ones.
+// One branch of some graphs with one feature, and the memory for it. `ends` is the number of intervals, padded: as many
+// left ends, and as many right ones.
 template <class T>
 struct Line {
   Mlp<T> mlp;

@@ -237,8 +237,8 @@ def lines(draw: st.DrawFn) -> dict:
     widths = [1, *draw(st.lists(st.sampled_from([1, 3, 16, 24, 40]), min_size=1, max_size=4))]
     graphs = draw(st.sampled_from([1, 5, 21, 300]))
     sizes = rng.integers(0, 3, graphs * branches)
-    busy = rng.integers(0, graphs * branches, 3)
-    sizes[busy] += (4 * sum(widths) * branches) // len(busy) + 1
+    busy = rng.integers(0, graphs * branches, 3)  # may be the same
+    np.add.at(sizes, busy, (4 * sum(widths) * branches) // len(busy) + 1)
     values = draw(st.sampled_from(["normal", "positive", "few", "one", "zero", "wide"]))
     rows = {
         "normal": lambda n: rng.standard_normal(n),
