@@ -2,17 +2,26 @@
 
 Environment variables read at build time:
     SPIN_FAST_NATIVE=0    install the pure-Python package: no compiler needed, everything runs on the reference path
+    SPIN_FAST_CUDA=0|1    without, or not without, the CUDA kernels (default: with them where there is nvcc)
+    CUDA_HOME             where CUDA is, if nvcc is not on the PATH
+    TORCH_CUDA_ARCH_LIST  the GPUs to compile for, as for torch's own extensions (default: 8.0;9.0;10.0+PTX)
     CXX, CXXFLAGS, LDFLAGS, MAX_JOBS    as everywhere
 """
 
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from setuptools import Extension, setup
 
 TORCH_TARGET = "2.10"  # the oldest torch that the binary runs under (LibTorch Stable ABI)
+ARCHITECTURES = "8.0;9.0;10.0+PTX"
 
 
 def flag(name: str, default: bool) -> bool:
@@ -20,6 +29,110 @@ def flag(name: str, default: bool) -> bool:
     if value not in ("0", "1"):
         sys.exit(f"spin_fast: {name} must be 0 or 1, got {value!r}")
     return value == "1"
+
+
+def target_macros() -> list[tuple[str, str]]:
+    major, minor = TORCH_TARGET.split(".")
+    return [("TORCH_TARGET_VERSION", f"0x{int(major):02x}{int(minor):02x}000000000000")]
+
+
+def find_nvcc() -> str | None:
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
+    places = [str(Path(home, "bin")) for home in homes if home]
+    found = next((nvcc for place in places if (nvcc := shutil.which("nvcc", path=place))), None)
+    found = found or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    wanted = os.environ.get("SPIN_FAST_CUDA") is not None and flag("SPIN_FAST_CUDA", True)
+    if wanted and found is None:
+        sys.exit(
+            "spin_fast: SPIN_FAST_CUDA=1, but no nvcc found (looked in CUDA_HOME, the PATH and /usr/local/cuda). "
+            "Install the CUDA toolkit, or leave SPIN_FAST_CUDA out to install without CUDA kernels."
+        )
+    return found if flag("SPIN_FAST_CUDA", True) else None
+
+
+def architecture_flags() -> list[str]:
+    """nvcc's flags for TORCH_CUDA_ARCH_LIST: numbers such as 9.0 or 9.0a, +PTX for GPUs to come."""
+    flags = []
+    for entry in re.split(r"[;\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", ARCHITECTURES).strip()):
+        match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", entry)
+        if match is None:
+            sys.exit(f"spin_fast: TORCH_CUDA_ARCH_LIST must list numbers such as 8.0;9.0+PTX, got {entry!r}")
+        number = "".join(match.groups("")[:3])
+        flags.append(f"-gencode=arch=compute_{number},code=sm_{number}")
+        if match[4]:
+            flags.append(f"-gencode=arch=compute_{number},code=compute_{number}")
+    return flags
+
+
+class CudaLibrary:
+    """The second library, ``_C_cuda``: torch loads it where torch has CUDA, and nothing else needs a GPU.
+
+    torch's own CUDAExtension refuses to run under a torch without CUDA, whose headers are all that is needed: the
+    library is linked against a stub of libtorch_cuda with the names that it uses.
+    """
+
+    SYMBOLS = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
+    SOURCES = ("power", "readout", "branch", "distinct", "transpose")
+
+    def __init__(self, nvcc: str) -> None:
+        self.nvcc = nvcc
+        headers = [*Path("csrc").glob("*.h"), *Path("csrc/cuda").glob("*.h")]
+        sources = [f"csrc/cuda/{name}.cu" for name in self.SOURCES]
+        self.extension = Extension("spin_fast._C_cuda", sources=sources, depends=[*map(str, headers), "setup.py"])
+
+    def build(self, target: Path, folder: Path) -> None:
+        """Compile what has changed, and link."""
+        from torch.utils import cpp_extension
+
+        folder.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        flags = [
+            "-std=c++20",
+            "-O3",
+            "--expt-relaxed-constexpr",
+            "--threads=2",
+            "-Xcompiler=-fPIC,-fvisibility=hidden",
+            *[f"-D{name}={value}" for name, value in target_macros()],
+            *[f"-isystem={path}" for path in cpp_extension.include_paths()],
+            *architecture_flags(),
+        ]
+        newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
+
+        def compile_one(source: str) -> str:
+            out = folder / (Path(source).stem + ".o")
+            if not out.exists() or out.stat().st_mtime < max(newest, Path(source).stat().st_mtime):
+                self.run(self.nvcc, *flags, "-c", source, "-o", out)
+            return str(out)
+
+        jobs = int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count() or 1
+        with ThreadPoolExecutor(jobs) as pool:
+            objects = list(pool.map(compile_one, self.extension.sources))
+        with tempfile.TemporaryDirectory() as stubs:
+            paths = [*self.torch_with_cuda(Path(stubs)), *cpp_extension.library_paths()]
+            self.run(
+                *(self.nvcc, "-shared", "-cudart=static", *architecture_flags()[:1], *objects, "-o", target),
+                *[f"-L{path}" for path in paths],
+                *("-ltorch_cuda", "-ltorch_cpu", "-lc10", "-Xlinker=--no-undefined,--no-as-needed"),
+            )
+
+    def torch_with_cuda(self, folder: Path) -> list[str]:
+        """Where to find a libtorch_cuda, if not with torch: a stub."""
+        from torch.utils import cpp_extension
+
+        if any(Path(path, "libtorch_cuda.so").exists() for path in cpp_extension.library_paths()):
+            return []
+        source = folder / "stub.c"
+        source.write_text("".join(f"void {name}(void) {{}}\n" for name in self.SYMBOLS))
+        library = folder / "libtorch_cuda.so"
+        compiler = shlex.split(os.environ["CXX"])
+        self.run(*compiler, "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", source, "-o", library)
+        return [str(folder)]
+
+    @staticmethod
+    def run(*command: object) -> None:
+        print(" ".join(map(str, command)), flush=True)
+        if subprocess.run(list(map(str, command)), check=False).returncode != 0:
+            sys.exit(f"spin_fast: {command[0]} failed; SPIN_FAST_CUDA=0 installs without the CUDA kernels")
 
 
 def require_compiler() -> None:
@@ -36,14 +149,12 @@ def require_compiler() -> None:
     os.environ["CXX"] = found
 
 
-def native_extension() -> dict:
+def native_extensions() -> dict:
     import pybind11
     import torch
     from torch.utils import cpp_extension
 
     require_compiler()
-    major, minor = TORCH_TARGET.split(".")
-    target = f"0x{int(major):02x}{int(minor):02x}000000000000"
     flags = [
         "-O3",
         "-std=c++20",
@@ -70,6 +181,8 @@ def native_extension() -> dict:
         depends=[
             "csrc/kernels.h",
             "csrc/check.h",
+            "csrc/segments.h",
+            "csrc/tensors.h",
             "csrc/cpu/distinct.h",
             "csrc/cpu/isa.h",
             "csrc/cpu/line_pass.h",
@@ -87,15 +200,26 @@ def native_extension() -> dict:
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cpu", "c10"],
         define_macros=[
-            ("TORCH_TARGET_VERSION", target),
+            *target_macros(),
             ("SPIN_FAST_TORCH_TARGET", f'"{TORCH_TARGET}"'),
             ("SPIN_FAST_TORCH_BUILD", f'"{torch.__version__}"'),
         ],
         extra_compile_args=flags,
         language="c++",
     )
-    build = cpp_extension.BuildExtension.with_options(use_ninja=shutil.which("ninja") is not None)
-    return {"ext_modules": [extension], "cmdclass": {"build_ext": build}}
+    nvcc = find_nvcc()
+    cuda = CudaLibrary(nvcc) if nvcc else None
+
+    class Build(cpp_extension.BuildExtension.with_options(use_ninja=shutil.which("ninja") is not None)):
+        def build_extensions(self) -> None:
+            wanted, self.extensions = self.extensions, [extension]
+            super().build_extensions()
+            self.extensions = wanted
+            if cuda:
+                target = Path(self.get_ext_fullpath(cuda.extension.name)).resolve()
+                cuda.build(target, Path(self.build_temp, "csrc", "cuda"))
+
+    return {"ext_modules": [extension, *([cuda.extension] if cuda else [])], "cmdclass": {"build_ext": Build}}
 
 
-setup(**(native_extension() if flag("SPIN_FAST_NATIVE", True) else {}))
+setup(**(native_extensions() if flag("SPIN_FAST_NATIVE", True) else {}))

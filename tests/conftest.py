@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import cuda_kernels
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -24,14 +25,18 @@ torch.set_num_threads(1)
 LEVELS = ("baseline", "avx2", "avx512")
 
 
-@pytest.fixture(params=[*LEVELS, "reference"])
+@pytest.fixture(params=[*LEVELS, "reference", "cuda"])
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Every instruction set that this CPU has, and the reference path."""
+    """Every instruction set that this CPU has, the reference path, and the CUDA kernels, emulated without a GPU."""
     if request.param == "reference":
         monkeypatch.setattr(_native, "library", None)
         yield "reference"
         return
     library = require_native()
+    if request.param == "cuda":
+        with cuda_kernels.standing_in():
+            yield "cuda"
+        return
     if request.param not in library.isa_available():
         pytest.skip(f"this CPU does not have {request.param}")
     before = library.isa()

@@ -1,14 +1,8 @@
-// What the bindings of the CPU ops share: types, argument checks, the split of the work.
+// What the bindings of the CPU ops share: memory, and the split of the work.
 //
 // Work is cut into pieces of equal cost (arcs or entries, not graphs) whose number depends on the input alone, so
-// results do not depend on the number of threads. Arguments are validated in Python with better messages; what is
-// checked here keeps a raw call of an op from reading or writing outside its tensors.
+// results do not depend on the number of threads.
 #pragma once
-
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
 
 #if defined(__linux__)
 #include <sys/mman.h>
@@ -19,54 +13,17 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <initializer_list>
 #include <memory>
 #include <new>
 #include <numeric>
-#include <optional>
 #include <vector>
 
+#include "../tensors.h"
 #include "isa.h"
 
 namespace spin_fast {
 
-using torch::headeronly::ScalarType;
-using torch::stable::Tensor;
-using OptionalTensor = std::optional<Tensor>;
-
-template <class T>
-struct Tag {
-  using type = T;
-};
-
-// Calls f(Tag<I>) for the type of indices.
-template <class F>
-void dispatch_index(ScalarType index, F f) {
-  if (index == ScalarType::Int) return f(Tag<int32_t>{});
-  STD_TORCH_CHECK(index == ScalarType::Long, "indices must be int32 or int64");
-  f(Tag<int64_t>{});
-}
-
-// Calls f(Tag<S>) for the type of stored values.
-template <class F>
-void dispatch_storage(ScalarType value, F f) {
-  if (value == ScalarType::Float) return f(Tag<float>{});
-  if (value == ScalarType::Double) return f(Tag<double>{});
-  if (value == ScalarType::BFloat16) return f(Tag<BFloat16>{});
-  STD_TORCH_CHECK(value == ScalarType::Half, "values must be float32, float64, bfloat16 or float16");
-  f(Tag<Half>{});
-}
-
-inline void expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  STD_TORCH_CHECK(t.is_cpu() && t.is_contiguous() && t.scalar_type() == dtype, name,
-                  " must be a contiguous CPU tensor of the right dtype");
-  STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(shape.size()), name, " has the wrong number of axes");
-  int64_t axis = 0;
-  for (const int64_t size : shape) {
-    STD_TORCH_CHECK(size < 0 || t.size(axis) == size, name, " has the wrong shape");
-    ++axis;
-  }
-}
+inline bool is_here(const Tensor& t) { return t.is_cpu(); }
 
 // Large fresh memory costs more in page faults than in writing it: ask for huge pages. Smaller pieces the allocator
 // hands out again and again, with their pages; there the request itself would cost more.
@@ -114,11 +71,6 @@ inline char* thread_scratch(int64_t bytes) {
     size = bytes;
   }
   return poisoned(memory.get(), bytes);
-}
-
-template <class T>
-const T* data(const OptionalTensor& t) {
-  return t ? t->const_data_ptr<T>() : nullptr;
 }
 
 // Cost that one piece of work should have, in scalar multiply-adds: some ten microseconds.

@@ -12,15 +12,6 @@
 namespace spin_fast {
 namespace {
 
-ScalarType compute_type(ScalarType storage) {
-  return storage == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
-}
-
-template <class S>
-const S* stored(const Tensor& t) {
-  return static_cast<const S*>(t.const_data_ptr());
-}
-
 // A small tensor of S for the kernels to read and write as Compute<S>: itself, or a converted copy.
 template <class S>
 struct Converted {
@@ -45,29 +36,6 @@ struct Converted {
   int64_t size;
   std::vector<T> copy;
 };
-
-// The number of rows of z, [rows, h] or [R + 1, N, h].
-int64_t rows_of(const Tensor& z) {
-  const bool branches = z.dim() == 3;
-  STD_TORCH_CHECK(branches || z.dim() == 2, "z has the wrong number of axes");
-  if (branches)
-    expect("z", z, {-1, -1, -1}, z.scalar_type());
-  else
-    expect("z", z, {-1, -1}, z.scalar_type());
-  return branches ? z.size(0) * z.size(1) : z.size(0);
-}
-
-// The number of branches of w, [h] or [R + 1, h].
-int64_t branches_of(const Tensor& w, const Tensor& z) {
-  if (w.dim() == 1) {
-    expect("w", w, {z.size(-1)}, z.scalar_type());
-  } else {
-    expect("w", w, {-1, z.size(-1)}, z.scalar_type());
-  }
-  const int64_t branches = w.dim() == 1 ? 1 : w.size(0);
-  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == branches, "z and w must have as many branches");
-  return branches;
-}
 
 Tensor fresh_like(const Tensor& t) {
   if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());

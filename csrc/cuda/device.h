@@ -1,0 +1,78 @@
+// What the CUDA kernels share: shared memory, conversions from and to storage types, sums over a warp.
+#pragma once
+
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstdint>
+
+#include "../kernels.h"
+
+namespace spin_fast {
+
+constexpr int warp_size = 32;
+constexpr unsigned all_lanes = 0xffffffffu;
+
+// The shared memory of the block, as many bytes as the launch asked for.
+template <class T>
+__device__ T* shared_memory() {
+  extern __shared__ __align__(16) unsigned char dynamic_shared[];
+  return reinterpret_cast<T*>(dynamic_shared);
+}
+
+// A stored value as what is computed in, and back (round to nearest even).
+__device__ inline float widened(float value) { return value; }
+__device__ inline double widened(double value) { return value; }
+__device__ inline float widened(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
+__device__ inline float widened(Half value) { return __half2float(__ushort_as_half(value.bits)); }
+
+template <class S>
+struct Narrowed {
+  static __device__ S of(Compute<S> value) { return value; }
+};
+template <>
+struct Narrowed<BFloat16> {
+  static __device__ BFloat16 of(float value) {
+    const unsigned bits = __float_as_uint(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40)};  // NaN stays NaN
+    return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+  }
+};
+template <>
+struct Narrowed<Half> {
+  static __device__ Half of(float value) { return {__half_as_ushort(__float2half_rn(value))}; }
+};
+
+// The sum over the lanes of groups of `width` lanes (a power of two); every lane has it. The order is fixed.
+template <class T>
+__device__ T sum_over_lanes(T value, int width = warp_size) {
+  for (int step = width / 2; step > 0; step /= 2) value += __shfl_xor_sync(all_lanes, value, step);
+  return value;
+}
+
+template <class T>
+__device__ T max_over_lanes(T value, int width = warp_size) {
+  for (int step = width / 2; step > 0; step /= 2) {
+    const T other = __shfl_xor_sync(all_lanes, value, step);
+    value = other > value ? other : value;
+  }
+  return value;
+}
+
+// The last of the runs [0, n) that begins at or before item i: runs have n + 1 ascending offsets, with empty runs the
+// one that has the item. Needs offsets[0] <= i < offsets[n].
+template <class Offset>
+__host__ __device__ int64_t run_of(const Offset* offsets, int64_t n, int64_t i) {
+  int64_t low = 0, high = n;  // offsets[low] <= i < offsets[high]
+  while (high - low > 1) {
+    const int64_t middle = low + (high - low) / 2;
+    if (offsets[middle] <= i)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+}  // namespace spin_fast

@@ -1,0 +1,125 @@
+// What the bindings of the CUDA ops share: the device and stream of a call, memory, launches.
+//
+// No op waits for the device (but distinct_rows, whose results are as large as what it finds) and none reads the
+// contents of a tensor on the host, so calls can be captured in a CUDA graph. Work is cut by sizes alone and sums have
+// a fixed order, without float atomics: on one kind of device results are the same bits every time.
+//
+// The kernels compile as plain C++ too: the tests run them thread by thread on the CPU (tests/emulator). So launches go
+// through cudaLaunchKernelEx, and shared memory is always dynamic (device.h).
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "../tensors.h"
+
+// The dispatch key of the kernels; tests register them for another one.
+#ifndef SPIN_FAST_DEVICE
+#define SPIN_FAST_DEVICE CUDA
+#define spin_fast_device_type aoti_torch_device_type_cuda
+#endif
+
+// From libtorch_cuda, by torch's stable C interface; that declares them only where CUDA's headers are used throughout.
+extern "C" {
+int32_t aoti_torch_create_cuda_guard(int32_t device, void** guard);
+int32_t aoti_torch_delete_cuda_guard(void* guard);
+int32_t aoti_torch_get_current_cuda_stream(int32_t device, void** stream);
+}
+
+namespace spin_fast {
+
+inline bool is_here(const Tensor& t) {
+  int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
+  return type == spin_fast_device_type();
+}
+
+inline void check(cudaError_t error) {
+  STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
+}
+
+// Makes the device of a tensor the current one while a call lasts, and gives torch's current stream on it.
+class Device {
+ public:
+  explicit Device(const Tensor& t) : index_(t.get_device_index()) {
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(index_, &guard_));
+    void* stream = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    stream_ = static_cast<cudaStream_t>(stream);
+  }
+  Device(const Device&) = delete;
+  Device& operator=(const Device&) = delete;
+  ~Device() { aoti_torch_delete_cuda_guard(guard_); }
+
+  cudaStream_t stream() const { return stream_; }
+
+  // Uninitialised memory on the device, from torch's allocator.
+  Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
+    std::vector<int64_t> strides(shape.size(), 1);
+    for (size_t axis = shape.size(); axis-- > 1;)
+      strides[axis - 1] = strides[axis] * std::max<int64_t>(shape.begin()[axis], 1);
+    AtenTensorHandle handle = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
+                                                           static_cast<int32_t>(dtype), spin_fast_device_type(), index_,
+                                                           &handle));
+    return Tensor(handle);
+  }
+  template <class T>
+  Tensor bytes_for(int64_t n) const {
+    return empty({std::max<int64_t>(n, 1) * static_cast<int64_t>(sizeof(T))}, ScalarType::Byte);
+  }
+
+  void zero(Tensor& t) const { check(cudaMemsetAsync(t.mutable_data_ptr(), 0, t.numel() * t.element_size(), stream_)); }
+
+  int64_t multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
+  // Shared memory that a block may ask for.
+  int64_t most_shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
+  // Runs kernel(args...) on `grid` blocks of `threads`; nothing where the grid is empty.
+  template <class... Expected, class... Given>
+  void launch(void (*kernel)(Expected...), dim3 grid, int64_t threads, int64_t shared_bytes, Given&&... given) const {
+    if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
+    if (shared_bytes > (48 << 10))  // more is to be asked for
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = stream_;
+    check(cudaLaunchKernelEx(&config, kernel, static_cast<Expected>(std::forward<Given>(given))...));
+  }
+
+  // As many blocks of a kernel as the device holds at once.
+  template <class... Args>
+  int64_t resident_blocks(void (*kernel)(Args...), int64_t threads, int64_t shared_bytes) const {
+    if (shared_bytes > (48 << 10))
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    int blocks = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads),
+                                                        static_cast<size_t>(shared_bytes)));
+    return std::max<int64_t>(blocks, 1) * multiprocessors();
+  }
+
+ private:
+  int64_t attribute(cudaDeviceAttr which) const {
+    int value = 0;
+    check(cudaDeviceGetAttribute(&value, which, index_ < 0 ? 0 : index_));
+    return value;
+  }
+
+  int32_t index_;
+  void* guard_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+};
+
+// Blocks for n items, so many each; a grid has at most 2^31 - 1.
+inline dim3 blocks_for(int64_t n, int64_t each) {
+  const int64_t blocks = (n + each - 1) / each;
+  STD_TORCH_CHECK(blocks <= INT32_MAX, "the input is too large for one launch");
+  return dim3(static_cast<unsigned>(blocks));
+}
+
+}  // namespace spin_fast

@@ -1,0 +1,80 @@
+// The segments of a readout: from tensors to the kernels' view of them, checked.
+#pragma once
+
+#include <string>
+
+#include "check.h"
+#include "tensors.h"
+
+namespace spin_fast {
+
+struct Form {
+  int64_t rows, width, entries, branches, graphs;
+};
+
+// Checks ptr, index and count against a z of [rows, width]. `shared`: z is the dense form, every branch reads the same
+// ptr.
+inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
+                    const OptionalTensor& count, int64_t branches, bool shared, bool checked) {
+  expect("ptr", ptr, {-1}, ScalarType::Long);
+  STD_TORCH_CHECK(ptr.numel() >= 1 && branches >= 1, "ptr must have at least one entry, and there must be a branch");
+  if (index) expect("index", *index, {-1}, index->scalar_type());
+  const int64_t entries = index ? index->numel() : rows;
+  if (count) expect("count", *count, {entries}, ScalarType::Int);
+  const int64_t runs = ptr.numel() - 1;
+  STD_TORCH_CHECK(!shared || (!index && !count && rows % branches == 0),
+                  "the dense form takes neither index nor count, and as many rows in each branch");
+  STD_TORCH_CHECK(shared || runs % branches == 0, "ptr must have a multiple of the number of branches as segments");
+  if (!checked) {
+    const int64_t end = shared ? rows / branches : entries;
+    dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
+      using I = typename decltype(index_tag)::type;
+      const std::string problem =
+          check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows);
+      STD_TORCH_CHECK(problem.empty(), problem);
+    });
+  }
+  return {rows, width, entries, branches, shared ? runs : runs / branches};
+}
+
+inline Segments segments_of(const Form& form, const Tensor& ptr, const OptionalTensor& index,
+                            const OptionalTensor& count, bool shared) {
+  const bool narrow = index && index->scalar_type() == ScalarType::Int;
+  STD_TORCH_CHECK(!index || narrow || index->scalar_type() == ScalarType::Long, "index must be int32 or int64");
+  return {ptr.const_data_ptr<int64_t>(),
+          narrow ? data<int32_t>(index) : nullptr,
+          narrow ? nullptr : data<int64_t>(index),
+          data<int32_t>(count),
+          form.graphs,
+          form.branches,
+          shared ? 0 : form.graphs,
+          shared ? form.rows / form.branches : 0,
+          form.width,
+          form.rows,
+          form.entries};
+}
+
+// The number of rows of z, [rows, h] or [R + 1, N, h].
+inline int64_t rows_of(const Tensor& z) {
+  const bool branches = z.dim() == 3;
+  STD_TORCH_CHECK(branches || z.dim() == 2, "z has the wrong number of axes");
+  if (branches)
+    expect("z", z, {-1, -1, -1}, z.scalar_type());
+  else
+    expect("z", z, {-1, -1}, z.scalar_type());
+  return branches ? z.size(0) * z.size(1) : z.size(0);
+}
+
+// The number of branches of w, [h] or [R + 1, h].
+inline int64_t branches_of(const Tensor& w, const Tensor& z) {
+  if (w.dim() == 1) {
+    expect("w", w, {z.size(-1)}, z.scalar_type());
+  } else {
+    expect("w", w, {-1, z.size(-1)}, z.scalar_type());
+  }
+  const int64_t branches = w.dim() == 1 ? 1 : w.size(0);
+  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == branches, "z and w must have as many branches");
+  return branches;
+}
+
+}  // namespace spin_fast

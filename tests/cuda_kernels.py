@@ -1,0 +1,129 @@
+"""The CUDA kernels in place of the CPU's: on a GPU, or emulated on the CPU where there is none.
+
+While they stand in, ``spin_fast::op`` of CPU tensors runs the CUDA kernel of the op, so that every test of the
+operations is a test of theirs too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spin_fast import ops
+
+ROOT = Path(__file__).parents[1]
+OPS = (
+    "power_features",
+    "power_features_out",
+    "power_features_backward",
+    "sum_readout",
+    "sum_readout_backward",
+    "attention_readout",
+    "attention_readout_backward",
+    "branch_readout",
+    "branch_readout_backward",
+    "training_step",
+    "distinct_rows",
+)
+
+
+class Emulated:
+    """The CUDA sources, compiled for the CPU, as ops of the namespace ``spin_fast_emulated``."""
+
+    def __init__(self) -> None:
+        from torch.utils import cpp_extension
+
+        kernels, emulator = ROOT / "csrc" / "cuda", ROOT / "tests" / "emulator"
+        folder = ROOT / "build" / "emulator"
+        folder.mkdir(parents=True, exist_ok=True)
+        sources = [emulator / "emulator.cpp"]
+        for kernel in sorted(kernels.glob("*.cu")):  # by another name, the host compiler reads it
+            source = folder / f"{kernel.stem}.cpp"
+            text = f'#include "{kernel}"\n'
+            if not source.is_file() or source.read_text() != text:
+                source.write_text(text)
+            sources.append(source)
+        names = ("-Dspin_fast=spin_fast_emulated", "-DSPIN_FAST_DEVICE=CPU")
+        device = "-Dspin_fast_device_type=aoti_torch_device_type_cpu"
+        self.namespace = "spin_fast_emulated"
+        self._schemas = torch.library.Library(self.namespace, "DEF")
+        for op in OPS:
+            schema = str(getattr(torch.ops.spin_fast, op).default._schema)
+            self._schemas.define(schema.removeprefix("spin_fast::"))
+        path = cpp_extension.load(
+            self.namespace,
+            [str(source) for source in sources],
+            extra_cflags=[
+                "-O1",
+                "-g0",
+                "-fvisibility=hidden",
+                "-DTORCH_TARGET_VERSION=0x020a000000000000",
+                *names,
+                device,
+            ],
+            extra_include_paths=[str(emulator)],
+            build_directory=str(folder),
+            is_python_module=False,
+        )
+        self._library = ctypes.CDLL(path or str(folder / f"{self.namespace}.so"))
+
+    def set_order(self, order: int) -> None:
+        """Of threads and blocks: 0 as numbered, 1 the other way round, else shuffled by this seed."""
+        self._library.emulator_set_order(order)
+
+    def has(self, op: str) -> bool:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"{self.namespace}::{op}", "CPU")
+
+    def call(self, op: str, *arguments: Any) -> Any:
+        return getattr(getattr(torch.ops, self.namespace), op).default(*arguments)
+
+
+class Gpu:
+    """The CUDA library, with tensors moved to the GPU and back."""
+
+    def set_order(self, order: int) -> None:
+        pass
+
+    def has(self, op: str) -> bool:
+        return torch._C._dispatch_has_kernel_for_dispatch_key(f"spin_fast::{op}", "CUDA")
+
+    def call(self, op: str, *arguments: Any) -> Any:
+        moved = [value.cuda() if isinstance(value, torch.Tensor) else value for value in arguments]
+        result = getattr(torch.ops.spin_fast, op).default(*moved)
+        if op == "power_features_out":
+            arguments[-1].copy_(moved[-1])
+        return torch.utils._pytree.tree_map(lambda value: value.cpu() if torch.is_tensor(value) else value, result)
+
+
+@functools.cache
+def kernels() -> Emulated | Gpu:
+    return Gpu() if torch.cuda.is_available() else Emulated()
+
+
+@contextmanager
+def standing_in() -> Iterator[Emulated | Gpu]:
+    """Let the CUDA kernels run in place of the CPU's; contents are then checked in Python, as the kernels cannot."""
+    found, op_checks = kernels(), ops._op_checks
+    library = torch.library.Library("spin_fast", "IMPL")
+
+    def calls(op: str) -> Callable[..., Any]:
+        return lambda *arguments: found.call(op, *arguments)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        for op in OPS:
+            if found.has(op):
+                library.impl(op, calls(op), "CPU", allow_override=True)
+    ops._op_checks = lambda z: False
+    try:
+        yield found
+    finally:
+        library._destroy()
+        ops._op_checks = op_checks

@@ -1,0 +1,214 @@
+// The fibers of cuda_runtime.h, and the torch functions that only a torch with CUDA has.
+
+#include <ucontext.h>
+
+#include <csetjmp>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "cuda_runtime.h"
+
+namespace spin_fast {
+// As large as a block may ask for, and room behind it that must stay as it is.
+constexpr size_t most_shared = 227 << 10, watched = 4096;
+alignas(1024) unsigned char dynamic_shared[most_shared + watched];
+}  // namespace spin_fast
+
+dim3 threadIdx, blockIdx, blockDim, gridDim;
+
+namespace emulator {
+
+int order = 0;
+
+namespace {
+
+constexpr size_t stack_bytes = 256 << 10;
+constexpr unsigned char poison = 0xff, canary = 0xa5;
+
+enum class State { ready, at_block, at_warp, done };
+
+struct Fiber {
+  std::unique_ptr<char[]> stack{new char[stack_bytes]};
+  ucontext_t start;
+  jmp_buf saved;
+  bool started;
+  State state;
+  unsigned mask;  // that it waits with
+  uint64_t given;
+};
+
+std::vector<Fiber> fibers;
+size_t running, number;
+jmp_buf scheduler;
+const std::function<void()>* body;
+std::string failure;
+bool busy = false;
+
+[[noreturn]] void leave() { _longjmp(scheduler, 1); }
+
+void wait_in(State state) {
+  Fiber& self = fibers[running];
+  self.state = state;
+  if (_setjmp(self.saved) == 0) leave();
+}
+
+// The rest of the kernel does not run: its fibers are never resumed.
+[[noreturn]] void fail(const std::string& what) {
+  if (failure.empty())
+    failure = what + " (thread " + std::to_string(running) + " of block " + std::to_string(blockIdx.x) + ", " +
+              std::to_string(blockIdx.y) + ", " + std::to_string(blockIdx.z) + ")";
+  leave();
+}
+
+void entry() {
+  try {
+    (*body)();
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+  fibers[running].state = State::done;
+  leave();
+}
+
+size_t first_of_warp() { return running / 32 * 32; }
+bool exists(size_t i) { return i < number && fibers[i].state != State::done; }
+
+void resume(size_t i) {
+  running = i;
+  threadIdx = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
+  Fiber& fiber = fibers[i];
+  if (_setjmp(scheduler) != 0) return;
+  if (fiber.started) _longjmp(fiber.saved, 1);
+  fiber.started = true;
+  getcontext(&fiber.start);
+  fiber.start.uc_stack.ss_sp = fiber.stack.get();
+  fiber.start.uc_stack.ss_size = stack_bytes;
+  fiber.start.uc_link = nullptr;
+  makecontext(&fiber.start, &entry, 0);
+  setcontext(&fiber.start);
+}
+
+std::vector<size_t> in_order(size_t n, uint64_t salt) {
+  std::vector<size_t> items(n);
+  std::iota(items.begin(), items.end(), size_t{0});
+  if (order == 1) std::reverse(items.begin(), items.end());
+  if (order > 1) std::shuffle(items.begin(), items.end(), std::mt19937_64(order * 0x9e3779b97f4a7c15 + salt));
+  return items;
+}
+
+void run_block(size_t shared_bytes) {
+  using spin_fast::dynamic_shared, spin_fast::watched;
+  std::memset(dynamic_shared, poison, shared_bytes);
+  std::memset(dynamic_shared + shared_bytes, canary, watched);
+  number = size_t{blockDim.x} * blockDim.y * blockDim.z;
+  if (fibers.size() < number) fibers.resize(number);
+  for (size_t i = 0; i < number; ++i) fibers[i].started = false, fibers[i].state = State::ready;
+  for (uint64_t round = 0;; ++round) {
+    bool moved = false;
+    for (const size_t i : in_order(number, round))
+      if (fibers[i].state == State::ready) {
+        moved = true;
+        resume(i);
+        if (!failure.empty()) return;
+      }
+    if (moved) continue;
+    bool any = false;
+    for (size_t i = 0; i < number; ++i) {
+      if (fibers[i].state == State::at_warp) {
+        running = i;
+        failure = "a warp waits for lanes that do not come (thread " + std::to_string(i) + ")";
+        return;
+      }
+      any = any || fibers[i].state == State::at_block;
+    }
+    if (!any) break;
+    for (size_t i = 0; i < number; ++i)
+      if (fibers[i].state == State::at_block) fibers[i].state = State::ready;
+  }
+  for (size_t i = 0; i < watched; ++i)
+    if (dynamic_shared[shared_bytes + i] != canary) {
+      failure = "the kernel wrote behind its shared memory";
+      return;
+    }
+}
+
+}  // namespace
+
+int lane() { return static_cast<int>(running % 32); }
+
+void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void()>& kernel) {
+  if (busy) throw std::runtime_error("emulator: launched from two threads at once");
+  busy = true;
+  failure.clear();
+  body = &kernel;
+  gridDim = grid;
+  blockDim = size;
+  for (const size_t i : in_order(size_t{grid.x} * grid.y * grid.z, 0)) {
+    blockIdx = dim3(i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y);
+    run_block(shared_bytes);
+    if (!failure.empty()) break;
+  }
+  busy = false;
+  if (!failure.empty()) throw std::runtime_error("emulator: " + failure);
+}
+
+void wait_for_block() { wait_in(State::at_block); }
+
+void wait_for_warp(unsigned mask) {
+  const size_t first = first_of_warp();
+  if (!(mask >> lane() & 1)) fail("a lane waits with a mask that it is not in");
+  fibers[running].mask = mask;
+  fibers[running].state = State::at_warp;
+  bool all = true;
+  for (size_t i = 0; i < 32; ++i)
+    if ((mask >> i & 1) && exists(first + i)) {
+      const Fiber& other = fibers[first + i];
+      if (other.state != State::at_warp)
+        all = false;
+      else if (other.mask != mask)
+        fail("lanes of a warp wait with different masks");
+    }
+  if (all)
+    for (size_t i = 0; i < 32; ++i)
+      if ((mask >> i & 1) && exists(first + i)) fibers[first + i].state = State::ready;
+  // Released or not, the others come first.
+  if (_setjmp(fibers[running].saved) == 0) leave();
+}
+
+uint64_t exchange(unsigned mask, uint64_t value, int from) {
+  fibers[running].given = value;
+  wait_for_warp(mask);
+  if (!(mask >> from & 1) || !exists(first_of_warp() + from)) fail("a shuffle reads a lane that does not take part");
+  const uint64_t other = fibers[first_of_warp() + from].given;
+  wait_for_warp(mask);
+  return other;
+}
+
+unsigned ballot(unsigned mask, bool value) {
+  fibers[running].given = value;
+  wait_for_warp(mask);
+  unsigned votes = 0;
+  for (size_t i = 0; i < 32; ++i)
+    if ((mask >> i & 1) && exists(first_of_warp() + i) && fibers[first_of_warp() + i].given) votes |= 1u << i;
+  wait_for_warp(mask);
+  return votes;
+}
+
+}  // namespace emulator
+
+extern "C" {
+
+__attribute__((visibility("default"))) void emulator_set_order(int order) { emulator::order = order; }
+
+int32_t aoti_torch_create_cuda_guard(int32_t, void** guard) {
+  *guard = nullptr;
+  return 0;
+}
+int32_t aoti_torch_delete_cuda_guard(void*) { return 0; }
+int32_t aoti_torch_get_current_cuda_stream(int32_t, void** stream) {
+  *stream = nullptr;
+  return 0;
+}
+}
