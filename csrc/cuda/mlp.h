@@ -1,0 +1,232 @@
+// An MLP on a tile of rows, forward and backward, by one thread block.
+//
+// Layout: activations column by column, [columns, ld], so that a thread loads four rows of a column at once; ld is the
+// tile and four more, which keeps the columns of a product over rows on different banks. Weights [in, padded out], and
+// transposed for the gradient. Parallel axis: squares of 4 rows x 4 columns (of a weight's gradient: 4 x 4 weights),
+// one thread each. Accumulator: T within a tile and over the tiles of a block, float64 over blocks.
+//
+// Everything that a block works on lies in one stretch of memory: shared where it fits, else global.
+#pragma once
+
+#include <cmath>
+
+#include "device.h"
+
+namespace spin_fast {
+
+constexpr int side = 4;  // of the squares
+
+constexpr int padded_to_side(int n) { return (n + side - 1) / side * side; }
+
+template <class T>
+struct alignas(16) Four {
+  T at[side];
+};
+
+template <class T>
+__device__ Four<T> load_four(const T* from) {
+  return *reinterpret_cast<const Four<T>*>(from);
+}
+
+template <class T>
+__device__ void store_four(T* to, const Four<T>& value) {
+  *reinterpret_cast<Four<T>*>(to) = value;
+}
+
+// A linear layer and the LeakyReLU after it (none with a slope of 1), where its parameters stand in the flat vector of
+// all, and where it keeps things in the block's memory.
+struct Linear {
+  int in, out;
+  double slope;
+  int64_t weight, bias;                // of branch 0
+  int64_t weight_branch, bias_branch;  // from one branch to the next
+  int64_t in_step, out_step;           // from one weight to the next
+  int gradient;                        // [in, out] weights and [out] biases, in the gradient of a branch
+  int packed, packed_bias;             // [in, padded out], [padded out]
+  int transposed;                      // [out, padded in]; only where a gradient goes further down
+  int activation;                      // [padded out, ld]
+};
+
+// An MLP, the attention vector of its readout if it has one, and the memory of a block, in values of T.
+struct Stack {
+  int depth;
+  Linear layers[most_layers];
+  bool with_gradient, with_input_gradient;
+  int64_t w, w_branch;  // in the parameters; w < 0: none
+  int w_gradient;
+  int gradient_size;
+  int tile, ld;
+  int input;       // [padded in, ld]
+  int spare[2];    // [padded widest, ld]: gradients of activations
+  int packed_w;    // [padded out]
+  int gradient;    // [gradient_size]
+  int per_row;     // [3, ld]
+  int per_column;  // [2, padded out]
+  int size;
+
+  __host__ __device__ int in() const { return layers[0].in; }
+  __host__ __device__ int out() const { return layers[depth - 1].out; }
+};
+
+// Divides the memory of a block for tiles of so many rows.
+inline void lay_out(Stack& stack, int tile) {
+  int at = 0, widest = 0;
+  const auto take = [&](int n) {
+    const int here = at;
+    at += padded_to_side(n);
+    return here;
+  };
+  stack.tile = tile;
+  stack.ld = tile + side;
+  for (int l = 0; l < stack.depth; ++l) {
+    Linear& layer = stack.layers[l];
+    const int wide = padded_to_side(layer.out);
+    layer.packed = take(layer.in * wide);
+    layer.packed_bias = take(wide);
+    const bool passes_on = stack.with_gradient && (l > 0 || stack.with_input_gradient);
+    layer.transposed = passes_on ? take(layer.out * padded_to_side(layer.in)) : -1;
+    widest = std::max(widest, wide);
+  }
+  const int out = padded_to_side(stack.out());
+  stack.packed_w = take(out);
+  stack.input = take(padded_to_side(stack.in()) * stack.ld);
+  for (int l = 0; l < stack.depth; ++l)  // without gradients two of them take turns
+    stack.layers[l].activation =
+        stack.with_gradient || l < 2 ? take(widest * stack.ld) : stack.layers[l - 2].activation;
+  for (int& spare : stack.spare) spare = stack.with_gradient ? take(widest * stack.ld) : -1;
+  stack.gradient = stack.with_gradient ? take(stack.gradient_size) : -1;
+  stack.per_row = take(3 * stack.ld);
+  stack.per_column = take(2 * out);
+  stack.size = at;
+}
+
+// Copies a branch's parameters to where products read them, padded with zeros; zeros its gradient.
+template <class T>
+__device__ void pack(const Stack& stack, const T* parameters, int64_t branch, T* memory) {
+  for (int l = 0; l < stack.depth; ++l) {
+    const Linear& layer = stack.layers[l];
+    const T* weight = parameters + layer.weight + branch * layer.weight_branch;
+    const T* bias = parameters + layer.bias + branch * layer.bias_branch;
+    const int wide = padded_to_side(layer.out), deep = padded_to_side(layer.in);
+    for (int i = threadIdx.x; i < layer.in * wide; i += blockDim.x) {
+      const int k = i / wide, j = i % wide;
+      memory[layer.packed + i] = j < layer.out ? weight[k * layer.in_step + j * layer.out_step] : T(0);
+    }
+    for (int j = threadIdx.x; j < wide; j += blockDim.x) memory[layer.packed_bias + j] = j < layer.out ? bias[j] : T(0);
+    if (layer.transposed >= 0)
+      for (int i = threadIdx.x; i < layer.out * deep; i += blockDim.x) {
+        const int j = i / deep, k = i % deep;
+        memory[layer.transposed + i] = k < layer.in ? weight[k * layer.in_step + j * layer.out_step] : T(0);
+      }
+  }
+  if (stack.w >= 0)
+    for (int j = threadIdx.x; j < stack.out(); j += blockDim.x)
+      memory[stack.packed_w + j] = parameters[stack.w + branch * stack.w_branch + j];
+  if (stack.with_gradient)
+    for (int i = threadIdx.x; i < stack.gradient_size; i += blockDim.x) memory[stack.gradient + i] = T(0);
+}
+
+// finish(row, column, sums) of a w + bias, four rows of one column at a time, for `rows` rows (a multiple of 4) and the
+// padded columns.
+template <class T, class F>
+__device__ void product(const T* a, int ld, int depth, const T* w, int columns, const T* bias, int rows, F finish) {
+  const int groups = rows / side;
+  for (int m = threadIdx.x; m < groups * (columns / side); m += blockDim.x) {
+    const int row = m % groups * side, column = m / groups * side;
+    Four<T> sum[side];
+    for (int j = 0; j < side; ++j)
+      for (int i = 0; i < side; ++i) sum[j].at[i] = bias ? bias[column + j] : T(0);
+    for (int k = 0; k < depth; ++k) {
+      const Four<T> x = load_four(a + k * ld + row), y = load_four(w + k * columns + column);
+      for (int j = 0; j < side; ++j)
+        for (int i = 0; i < side; ++i) sum[j].at[i] += x.at[i] * y.at[j];
+    }
+    for (int j = 0; j < side; ++j) finish(row, column + j, sum[j]);
+  }
+}
+
+// sum[k, j] += sum_rows a[k, row] g[j, row]; a thread's weights are strided, so that its neighbours' are on other
+// banks.
+template <class T>
+__device__ void add_outer(const T* a, int in, const T* g, int out, int ld, int rows, T* sum) {
+  const int k_groups = (in + side - 1) / side, j_groups = (out + side - 1) / side;
+  for (int m = threadIdx.x; m < k_groups * j_groups; m += blockDim.x) {
+    const int first_k = m / j_groups, first_j = m % j_groups;
+    T part[side][side] = {};
+    for (int row = 0; row < rows; row += side) {
+      Four<T> x[side], y[side];
+      for (int i = 0; i < side; ++i) {  // what is too far is loaded in vain
+        x[i] = load_four(a + min(first_k + i * k_groups, in - 1) * ld + row);
+        y[i] = load_four(g + min(first_j + i * j_groups, out - 1) * ld + row);
+      }
+      for (int i = 0; i < side; ++i)
+        for (int j = 0; j < side; ++j)
+          for (int r = 0; r < side; ++r) part[i][j] += x[i].at[r] * y[j].at[r];
+    }
+    for (int i = 0; i < side; ++i)
+      for (int j = 0; j < side; ++j) {
+        const int to_k = first_k + i * k_groups, to_j = first_j + j * j_groups;
+        if (to_k < in && to_j < out) sum[to_k * out + to_j] += part[i][j];
+      }
+  }
+}
+
+template <class T>
+__device__ T gate(T activation, T slope) {
+  return activation > 0 ? T(1) : slope;
+}
+
+// The rows at `input` through all layers. Rows are a multiple of 4; the block is in step before and after.
+template <class T>
+__device__ void forward(const Stack& stack, T* memory, int rows) {
+  const T* from = memory + stack.input;
+  for (int l = 0; l < stack.depth; ++l) {
+    const Linear& layer = stack.layers[l];
+    const T slope = static_cast<T>(layer.slope);
+    T* to = memory + layer.activation;
+    product(from, stack.ld, layer.in, memory + layer.packed, padded_to_side(layer.out), memory + layer.packed_bias,
+            rows, [&](int row, int column, Four<T> sum) {
+              for (T& value : sum.at) value = value > 0 ? value : slope * value;
+              store_four(to + column * stack.ld + row, sum);
+            });
+    __syncthreads();
+    from = to;
+  }
+}
+
+// From the gradient of what goes into the last LeakyReLU, at spare[0]: adds to the gradients of all layers, and gives
+// that of the input to finish(row, column, values), if it is asked for.
+template <class T, class F>
+__device__ void backward(const Stack& stack, T* memory, int rows, F finish) {
+  T* g = memory + stack.spare[0];
+  T* next = memory + stack.spare[1];
+  for (int l = stack.depth - 1; l >= 0; --l) {
+    const Linear& layer = stack.layers[l];
+    const T* below = memory + (l > 0 ? stack.layers[l - 1].activation : stack.input);
+    T* sum = memory + stack.gradient + layer.gradient;
+    add_outer(below, layer.in, g, layer.out, stack.ld, rows, sum);
+    for (int j = threadIdx.x; j < layer.out; j += blockDim.x) {
+      T total = 0;
+      for (int row = 0; row < rows; ++row) total += g[j * stack.ld + row];
+      sum[layer.in * layer.out + j] += total;
+    }
+    const int deep = padded_to_side(layer.in);
+    if (l > 0) {
+      const T slope = static_cast<T>(stack.layers[l - 1].slope);
+      product(g, stack.ld, layer.out, memory + layer.transposed, deep, static_cast<const T*>(nullptr), rows,
+              [&](int row, int column, Four<T> values) {
+                const Four<T> activation = load_four(below + column * stack.ld + row);
+                for (int i = 0; i < side; ++i) values.at[i] *= gate(activation.at[i], slope);
+                store_four(next + column * stack.ld + row, values);
+              });
+    } else if (layer.transposed >= 0) {
+      product(g, stack.ld, layer.out, memory + layer.transposed, deep, static_cast<const T*>(nullptr), rows, finish);
+    }
+    __syncthreads();
+    T* const used = g;
+    g = next;
+    next = used;
+  }
+}
+
+}  // namespace spin_fast
