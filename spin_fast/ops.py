@@ -471,9 +471,14 @@ def branch_readout(
     widths = [weight.shape[2] for weight in weights]
     flat = rows.contiguous().flatten(0, 1) if dense else rows.contiguous()
     trusted = checked or not torch.compiler.is_compiling()
-    return torch.ops.spin_fast.branch_readout.default(
-        flat, parameters, ptr, index, count, ids, num_branches, widths, w is not None, negative_slope, dense, trusted
-    )
+    options = (num_branches, widths, w is not None, negative_slope, may_use_tf32(), dense, trusted)
+    return torch.ops.spin_fast.branch_readout.default(flat, parameters, ptr, index, count, ids, *options)
+
+
+@torch.compiler.assume_constant_result
+def may_use_tf32() -> bool:
+    """Whether torch's settings let products of float32 matrices on a GPU round their factors to TF32."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 MOST_LAYERS = 8

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import ops
 from ._native import available as native_available
 from .features import PowerFeatures, power_chunks
 from .graphs import GraphBatch, GraphIds, graph_ids
@@ -182,7 +183,7 @@ class Trainer:
             [config["hidden_features"]] * config["num_layers"],
             [*config["classifier_features"], config["out_features"]],
         )
-        options = (*sizes, config["attention"], config["negative_slope"], True)
+        options = (*sizes, config["attention"], config["negative_slope"], ops.may_use_tf32(), True)
         call, flat = torch.ops.spin_fast.training_step.default, self._flat.detach()
 
         def step(ids: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* para
 
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                      bool attention, double negative_slope, bool shared, bool checked) {
+                      bool attention, double negative_slope, bool /*tf32*/, bool shared, bool checked) {
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, shared, checked);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
@@ -54,7 +54,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                                    OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
-                                                   bool shared, bool checked, bool with_rows) {
+                                                   bool /*tf32*/, bool shared, bool checked, bool with_rows) {
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, shared, checked);
   const ScalarType value = rows.scalar_type();
@@ -160,7 +160,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                                          const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                          OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                                          std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
-                                         bool checked) {
+                                         bool /*tf32*/, bool checked) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, false, checked, more);

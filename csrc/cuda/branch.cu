@@ -9,6 +9,7 @@
 // refers to a row of its own once already.
 
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "../model.h"
@@ -105,7 +106,7 @@ __device__ T rectified(T value) {
   return value < 0 ? T(0) : value;
 }
 
-template <class T>
+template <Math math, class T>
 __global__ void forward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
   T* memory = block_memory(call);
@@ -128,7 +129,7 @@ __global__ void forward_kernel(Call<T> call) {
       __syncthreads();  // the tile before is done with
       const int rows = load_tile(call, tile, memory);
       __syncthreads();
-      forward(stack, memory, rows);
+      forward<math>(stack, memory, rows);
       T factor = 1;
       if (stack.w >= 0) {
         for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
@@ -188,7 +189,7 @@ __global__ void combine_kernel(Call<T> call) {
   }
 }
 
-template <class T>
+template <Math math, class T>
 __global__ void backward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
   T* memory = block_memory(call);
@@ -220,7 +221,7 @@ __global__ void backward_kernel(Call<T> call) {
       __syncthreads();  // the tile before is done with
       const int rows = load_tile(call, tile, memory);
       __syncthreads();
-      forward(stack, memory, rows);
+      forward<math>(stack, memory, rows);
       for (int row = threadIdx.x; row < rows; row += blockDim.x) {
         T a = 0, b = 0;
         if (row < tile.rows) {
@@ -251,10 +252,8 @@ __global__ void backward_kernel(Call<T> call) {
         memory[stack.gradient + stack.w_gradient + j] += more;
       }
       __syncthreads();
-      backward(stack, memory, rows, [&](int row, int column, const Four<T>& values) {
-        if (column >= stack.in()) return;
-        for (int i = 0; i < side && row + i < tile.rows; ++i)
-          call.dx[(tile.first + row + i) * stack.in() + column] = values.at[i];
+      backward<math>(stack, memory, rows, [&](int row, int column, T value) {
+        if (row < tile.rows && column < stack.in()) call.dx[(tile.first + row) * stack.in() + column] = value;
       });
     }
   }
@@ -277,7 +276,7 @@ __global__ void classifier_kernel(Stack stack, T* spill, const T* parameters, co
     memory[stack.input + column * stack.ld + row] = row < count ? readout[first * width + i] : T(0);
   }
   __syncthreads();
-  forward(stack, memory, rows);
+  forward<Math::exact>(stack, memory, rows);
   const T* scores = memory + stack.layers[stack.depth - 1].activation;
   T* dscores = memory + stack.spare[0];
   T* losses = memory + stack.per_row;
@@ -302,9 +301,8 @@ __global__ void classifier_kernel(Stack stack, T* spill, const T* parameters, co
     for (int row = 0; row < count; ++row) sum += losses[row];
     loss[blockIdx.x] = sum;
   }
-  backward(stack, memory, rows, [&](int row, int column, const Four<T>& values) {
-    for (int i = 0; i < side && row + i < count && column < width; ++i)
-      grad[(first + row + i) * width + column] = values.at[i];
+  backward<Math::exact>(stack, memory, rows, [&](int row, int column, T value) {
+    if (row < count && column < width) grad[(first + row) * width + column] = value;
   });
   __syncthreads();
   for (int i = threadIdx.x; i < stack.gradient_size; i += blockDim.x)
@@ -456,7 +454,7 @@ template <class T>
 class Pass {
  public:
   Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool with_gradient,
-       bool with_rows)
+       bool with_rows, bool tf32)
       : device_(device), value_(rows.scalar_type()), branches_(of.model.branches) {
     call_.seg = of.seg;
     call_.ids = of.ids;
@@ -467,6 +465,7 @@ class Pass {
     // Most graphs should fill their tiles, and the few large ones should not be one block's alone.
     const int64_t segments = std::max<int64_t>(of.seg.graphs * branches_, 1), chosen = of.graphs * branches_;
     fit_ = fit<T>(call_.stack, device, of.seg.entries / segments <= 40 ? 32 : 64);
+    tf32_ = tf32 && call_.stack.tile % 16 == 0 && device.has_tf32();
     const int64_t most = tiles_of(std::max<int64_t>(of.seg.entries, 1), call_.stack.tile);
     call_.parts = std::clamp<int64_t>(4096 / std::max<int64_t>(chosen, 1), 1, std::min<int64_t>(most, 1024));
   }
@@ -482,7 +481,10 @@ class Pass {
     call_.sum = memory(sum_);
     call_.scale = memory(scale_);
     call_.readout = readout;
-    run(&forward_kernel<T>);
+    auto* kernel = &forward_kernel<Math::exact, T>;
+    if constexpr (std::is_same_v<T, float>)
+      if (tf32_) kernel = &forward_kernel<Math::tf32, T>;
+    run(kernel);
     device_.launch(&combine_kernel<T>, blocks_for(chosen, combine_threads / warp_size), combine_threads, 0, call_);
   }
 
@@ -490,7 +492,10 @@ class Pass {
   void backward(const T* grad, T* dx) {
     call_.grad = grad;
     call_.dx = dx;
-    blocks_ = run(&backward_kernel<T>, true);
+    auto* kernel = &backward_kernel<Math::exact, T>;
+    if constexpr (std::is_same_v<T, float>)
+      if (tf32_) kernel = &backward_kernel<Math::tf32, T>;
+    blocks_ = run(kernel, true);
   }
 
   int64_t blocks() const { return blocks_; }
@@ -524,6 +529,7 @@ class Pass {
   int64_t branches_, blocks_ = 0;
   Call<T> call_ = {};
   Fit fit_;
+  bool tf32_;
   Tensor top_, total_, sum_, scale_, partial_, spill_;
 };
 
@@ -531,14 +537,14 @@ constexpr int64_t threads = 256;
 
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                      bool attention, double negative_slope, bool shared, bool) {
+                      bool attention, double negative_slope, bool tf32, bool shared, bool) {
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                        negative_slope, shared, true, 0);
   const Device device(rows);
   Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    Pass<T>(device, of, rows, parameters, false, false).forward(readout.mutable_data_ptr<T>());
+    Pass<T>(device, of, rows, parameters, false, false, tf32).forward(readout.mutable_data_ptr<T>());
   });
   return readout;
 }
@@ -547,7 +553,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                                    OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
-                                                   bool shared, bool, bool with_rows) {
+                                                   bool tf32, bool shared, bool, bool with_rows) {
   Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                  negative_slope, shared, true, 0);
   const ScalarType value = rows.scalar_type();
@@ -576,7 +582,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     Tensor readout = device.bytes_for<T>(of.graphs * width), dentries;
     T* to_rows = with_rows ? drows.mutable_data_ptr<T>() : nullptr;
     if (with_rows && index) dentries = device.empty({of.seg.entries, features}, value);
-    Pass<T> pass(device, of, rows, parameters, true, with_rows);
+    Pass<T> pass(device, of, rows, parameters, true, with_rows, tf32);
     pass.forward(Pass<T>::memory(readout));
     pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
     const double* no_losses = nullptr;
@@ -597,7 +603,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                                          const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                          OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                                          std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
-                                         bool) {
+                                         bool tf32, bool) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                        negative_slope, false, true, more);
@@ -609,7 +615,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     using T = typename decltype(tag)::type;
     const int64_t width = of.model.readout_width();
     Tensor readout = device.bytes_for<T>(of.graphs * width), grad = device.bytes_for<T>(of.graphs * width);
-    Pass<T> pass(device, of, rows, parameters, true, false);
+    Pass<T> pass(device, of, rows, parameters, true, false, tf32);
     pass.forward(Pass<T>::memory(readout));
 
     Stack stack = stack_of_classifier(of.model, classifier_widths);

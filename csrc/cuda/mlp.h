@@ -126,48 +126,109 @@ __device__ void pack(const Stack& stack, const T* parameters, int64_t branch, T*
     for (int i = threadIdx.x; i < stack.gradient_size; i += blockDim.x) memory[stack.gradient + i] = T(0);
 }
 
-// finish(row, column, sums) of a w + bias, four rows of one column at a time, for `rows` rows (a multiple of 4) and the
-// padded columns.
-template <class T, class F>
-__device__ void product(const T* a, int ld, int depth, const T* w, int columns, const T* bias, int rows, F finish) {
-  const int groups = rows / side;
-  for (int m = threadIdx.x; m < groups * (columns / side); m += blockDim.x) {
-    const int row = m % groups * side, column = m / groups * side;
-    Four<T> sum[side];
-    for (int j = 0; j < side; ++j)
-      for (int i = 0; i < side; ++i) sum[j].at[i] = bias ? bias[column + j] : T(0);
-    for (int k = 0; k < depth; ++k) {
-      const Four<T> x = load_four(a + k * ld + row), y = load_four(w + k * columns + column);
-      for (int j = 0; j < side; ++j)
-        for (int i = 0; i < side; ++i) sum[j].at[i] += x.at[i] * y.at[j];
+// What a product is computed in: T, or on tensor cores with factors rounded to TF32 (T is float then).
+enum class Math { exact, tf32 };
+
+// to[column, row] = finish(row, column, sum of a w + bias), for `rows` rows (a multiple of 4) and the padded columns;
+// `to` may be null. Rows up to the tile may be computed in vain.
+template <Math math, class T, class F>
+__device__ void product(const T* a, int ld, int depth, const T* w, int columns, const T* bias, int rows, T* to,
+                        F finish) {
+  if constexpr (math == Math::tf32) {
+    // A warp takes 16 rows x 32 columns, as four squares of the tensor cores side by side.
+    constexpr int squares = 4;
+    const int lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size, group = lane / 4, member = lane % 4;
+    const int row_blocks = (rows + 15) / 16, column_blocks = (columns + 8 * squares - 1) / (8 * squares);
+    for (int m = threadIdx.x / warp_size; m < row_blocks * column_blocks; m += warps) {
+      const int row = m % row_blocks * 16 + group, first = m / row_blocks * 8 * squares;
+      float sum[squares][4] = {};
+      for (int k = 0; k < depth; k += 8) {
+        const float* column = a + (k + member) * ld + row;
+        const bool near = k + member < depth, far = k + member + 4 < depth;
+        const unsigned x[4] = {near ? tf32(column[0]) : 0, near ? tf32(column[8]) : 0, far ? tf32(column[4 * ld]) : 0,
+                               far ? tf32(column[4 * ld + 8]) : 0};
+        for (int n = 0; n < squares; ++n) {
+          const int j = first + 8 * n + group;
+          const float* weight = w + (k + member) * columns + j;
+          const unsigned y[2] = {near && j < columns ? tf32(weight[0]) : 0,
+                                 far && j < columns ? tf32(weight[4 * columns]) : 0};
+          multiply_add(sum[n], x, y);
+        }
+      }
+      for (int n = 0; n < squares; ++n)
+        for (int i = 0; i < 4; ++i) {
+          const int j = first + 8 * n + 2 * member + i % 2, at = row + i / 2 * 8;
+          if (j >= columns) continue;
+          const T value = finish(at, j, sum[n][i] + (bias ? bias[j] : T(0)));
+          if (to) to[j * ld + at] = value;
+        }
     }
-    for (int j = 0; j < side; ++j) finish(row, column + j, sum[j]);
+  } else {
+    const int groups = rows / side;
+    for (int m = threadIdx.x; m < groups * (columns / side); m += blockDim.x) {
+      const int row = m % groups * side, column = m / groups * side;
+      Four<T> sum[side];
+      for (int j = 0; j < side; ++j)
+        for (int i = 0; i < side; ++i) sum[j].at[i] = bias ? bias[column + j] : T(0);
+      for (int k = 0; k < depth; ++k) {
+        const Four<T> x = load_four(a + k * ld + row), y = load_four(w + k * columns + column);
+        for (int j = 0; j < side; ++j)
+          for (int i = 0; i < side; ++i) sum[j].at[i] += x.at[i] * y.at[j];
+      }
+      for (int j = 0; j < side; ++j) {
+        for (int i = 0; i < side; ++i) sum[j].at[i] = finish(row + i, column + j, sum[j].at[i]);
+        if (to) store_four(to + (column + j) * ld + row, sum[j]);
+      }
+    }
   }
 }
 
 // sum[k, j] += sum_rows a[k, row] g[j, row]; a thread's weights are strided, so that its neighbours' are on other
 // banks.
-template <class T>
+template <Math math, class T>
 __device__ void add_outer(const T* a, int in, const T* g, int out, int ld, int rows, T* sum) {
-  const int k_groups = (in + side - 1) / side, j_groups = (out + side - 1) / side;
-  for (int m = threadIdx.x; m < k_groups * j_groups; m += blockDim.x) {
-    const int first_k = m / j_groups, first_j = m % j_groups;
-    T part[side][side] = {};
-    for (int row = 0; row < rows; row += side) {
-      Four<T> x[side], y[side];
-      for (int i = 0; i < side; ++i) {  // what is too far is loaded in vain
-        x[i] = load_four(a + min(first_k + i * k_groups, in - 1) * ld + row);
-        y[i] = load_four(g + min(first_j + i * j_groups, out - 1) * ld + row);
+  if constexpr (math == Math::tf32) {
+    const int lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size, group = lane / 4, member = lane % 4;
+    const int k_blocks = (in + 15) / 16, j_blocks = (out + 7) / 8;
+    for (int m = threadIdx.x / warp_size; m < k_blocks * j_blocks; m += warps) {
+      const int k = m / j_blocks * 16 + group, j = m % j_blocks * 8 + group;
+      float part[4] = {};
+      for (int row = 0; row < rows; row += 8) {
+        const bool near = row + member < rows, far = row + member + 4 < rows;
+        const float* x0 = a + k * ld + row + member;
+        const float* x8 = x0 + 8 * ld;
+        const float* y0 = g + j * ld + row + member;
+        const unsigned x[4] = {near && k < in ? tf32(x0[0]) : 0, near && k + 8 < in ? tf32(x8[0]) : 0,
+                               far && k < in ? tf32(x0[4]) : 0, far && k + 8 < in ? tf32(x8[4]) : 0};
+        const unsigned y[2] = {near && j < out ? tf32(y0[0]) : 0, far && j < out ? tf32(y0[4]) : 0};
+        multiply_add(part, x, y);
+      }
+      for (int i = 0; i < 4; ++i) {
+        const int to_k = k + i / 2 * 8, to_j = m % j_blocks * 8 + 2 * member + i % 2;
+        if (to_k < in && to_j < out) sum[to_k * out + to_j] += part[i];
+      }
+    }
+  } else {
+    const int k_groups = (in + side - 1) / side, j_groups = (out + side - 1) / side;
+    for (int m = threadIdx.x; m < k_groups * j_groups; m += blockDim.x) {
+      const int first_k = m / j_groups, first_j = m % j_groups;
+      T part[side][side] = {};
+      for (int row = 0; row < rows; row += side) {
+        Four<T> x[side], y[side];
+        for (int i = 0; i < side; ++i) {  // what is too far is loaded in vain
+          x[i] = load_four(a + min(first_k + i * k_groups, in - 1) * ld + row);
+          y[i] = load_four(g + min(first_j + i * j_groups, out - 1) * ld + row);
+        }
+        for (int i = 0; i < side; ++i)
+          for (int j = 0; j < side; ++j)
+            for (int r = 0; r < side; ++r) part[i][j] += x[i].at[r] * y[j].at[r];
       }
       for (int i = 0; i < side; ++i)
-        for (int j = 0; j < side; ++j)
-          for (int r = 0; r < side; ++r) part[i][j] += x[i].at[r] * y[j].at[r];
+        for (int j = 0; j < side; ++j) {
+          const int to_k = first_k + i * k_groups, to_j = first_j + j * j_groups;
+          if (to_k < in && to_j < out) sum[to_k * out + to_j] += part[i][j];
+        }
     }
-    for (int i = 0; i < side; ++i)
-      for (int j = 0; j < side; ++j) {
-        const int to_k = first_k + i * k_groups, to_j = first_j + j * j_groups;
-        if (to_k < in && to_j < out) sum[to_k * out + to_j] += part[i][j];
-      }
   }
 }
 
@@ -177,26 +238,23 @@ __device__ T gate(T activation, T slope) {
 }
 
 // The rows at `input` through all layers. Rows are a multiple of 4; the block is in step before and after.
-template <class T>
+template <Math math, class T>
 __device__ void forward(const Stack& stack, T* memory, int rows) {
   const T* from = memory + stack.input;
   for (int l = 0; l < stack.depth; ++l) {
     const Linear& layer = stack.layers[l];
     const T slope = static_cast<T>(layer.slope);
-    T* to = memory + layer.activation;
-    product(from, stack.ld, layer.in, memory + layer.packed, padded_to_side(layer.out), memory + layer.packed_bias,
-            rows, [&](int row, int column, Four<T> sum) {
-              for (T& value : sum.at) value = value > 0 ? value : slope * value;
-              store_four(to + column * stack.ld + row, sum);
-            });
+    product<math>(from, stack.ld, layer.in, memory + layer.packed, padded_to_side(layer.out),
+                  memory + layer.packed_bias, rows, memory + layer.activation,
+                  [&](int, int, T value) { return value > 0 ? value : slope * value; });
     __syncthreads();
-    from = to;
+    from = memory + layer.activation;
   }
 }
 
 // From the gradient of what goes into the last LeakyReLU, at spare[0]: adds to the gradients of all layers, and gives
-// that of the input to finish(row, column, values), if it is asked for.
-template <class T, class F>
+// that of the input to finish(row, column, value), if it is asked for.
+template <Math math, class T, class F>
 __device__ void backward(const Stack& stack, T* memory, int rows, F finish) {
   T* g = memory + stack.spare[0];
   T* next = memory + stack.spare[1];
@@ -204,23 +262,25 @@ __device__ void backward(const Stack& stack, T* memory, int rows, F finish) {
     const Linear& layer = stack.layers[l];
     const T* below = memory + (l > 0 ? stack.layers[l - 1].activation : stack.input);
     T* sum = memory + stack.gradient + layer.gradient;
-    add_outer(below, layer.in, g, layer.out, stack.ld, rows, sum);
+    add_outer<math>(below, layer.in, g, layer.out, stack.ld, rows, sum);
     for (int j = threadIdx.x; j < layer.out; j += blockDim.x) {
       T total = 0;
       for (int row = 0; row < rows; ++row) total += g[j * stack.ld + row];
       sum[layer.in * layer.out + j] += total;
     }
-    const int deep = padded_to_side(layer.in);
+    const T* w = memory + layer.transposed;
+    const T* no_bias = nullptr;
+    T* nowhere = nullptr;
     if (l > 0) {
       const T slope = static_cast<T>(stack.layers[l - 1].slope);
-      product(g, stack.ld, layer.out, memory + layer.transposed, deep, static_cast<const T*>(nullptr), rows,
-              [&](int row, int column, Four<T> values) {
-                const Four<T> activation = load_four(below + column * stack.ld + row);
-                for (int i = 0; i < side; ++i) values.at[i] *= gate(activation.at[i], slope);
-                store_four(next + column * stack.ld + row, values);
-              });
+      product<math>(g, stack.ld, layer.out, w, padded_to_side(layer.in), no_bias, rows, next,
+                    [&](int row, int column, T value) { return value * gate(below[column * stack.ld + row], slope); });
     } else if (layer.transposed >= 0) {
-      product(g, stack.ld, layer.out, memory + layer.transposed, deep, static_cast<const T*>(nullptr), rows, finish);
+      product<math>(g, stack.ld, layer.out, w, padded_to_side(layer.in), no_bias, rows, nowhere,
+                    [&](int row, int column, T value) {
+                      finish(row, column, value);
+                      return value;
+                    });
     }
     __syncthreads();
     T* const used = g;
