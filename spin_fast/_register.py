@@ -212,7 +212,7 @@ def _distinct_rows_fake(powers, ptr, wide_index, hash_bits, checked):  # type: i
     index = ptr.new_empty(num_entries, dtype=torch.int64 if wide_index else torch.int32)
     return (
         powers.new_empty(num_rows, powers.shape[2]),
-        ptr.new_empty(powers.shape[0] + 1),
+        ptr.new_empty(powers.shape[0] + 1, device="cpu"),
         ptr.new_empty(powers.shape[0] * (ptr.shape[0] - 1) + 1),
         index,
         ptr.new_empty(num_entries, dtype=torch.int32),

@@ -34,6 +34,19 @@ class Hide:
 sys.meta_path.insert(0, Hide())
 """
 
+CUDA_KERNELS = """
+import ctypes, os, runpy
+from pathlib import Path
+import torch, spin_fast
+os.environ.setdefault("CXX", "c++")
+for folder in runpy.run_path({setup!r})["CudaLibrary"].torch_with_cuda(Path({folder!r})):
+    ctypes.CDLL(folder + "/libtorch_cuda.so")
+torch.ops.load_library({library!r})
+for key in ("CPU", "CUDA"):
+    ops = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    print(key, *sorted(op for op in ops if op.startswith("spin_fast::")))
+"""
+
 
 def test_build_info(native) -> None:
     info = spin_fast.build_info()
@@ -41,6 +54,22 @@ def test_build_info(native) -> None:
     assert info["isa"] in info["isa_available"]
     assert info["isa_available"][0] == "baseline"
     assert info["built_for_torch"] == "2.10"
+
+
+def test_every_op_has_a_cuda_kernel(native, tmp_path: Path) -> None:
+    """In the installed library, loaded without a GPU."""
+    setup = Path(__file__).parents[1] / "setup.py"
+    library = next(Path(spin_fast.__file__).parent.glob("_C_cuda*.so"), None)
+    if library is None:
+        assert os.environ.get("SPIN_FAST_CUDA") != "1", "SPIN_FAST_CUDA=1, but what is installed has no _C_cuda"
+        pytest.skip("this installation was built without CUDA")
+    if not setup.is_file():
+        pytest.skip("no setup.py beside the tests: this is not a checkout")
+    result = run(CUDA_KERNELS.format(setup=str(setup), folder=str(tmp_path), library=str(library)))
+    assert result.returncode == 0, result.stderr
+    (_, *on_cpu), (_, *on_cuda) = (line.split() for line in result.stdout.splitlines()[-2:])
+    assert on_cpu
+    assert set(on_cuda) == set(on_cpu)
 
 
 def test_isa_can_be_chosen(native) -> None:

@@ -105,4 +105,18 @@ __host__ __device__ int64_t run_of(const Offset* offsets, int64_t n, int64_t i) 
   return low;
 }
 
+// Where the first of n ascending values is that is not below `value`; n where there is none.
+template <class T, class Value>
+__host__ __device__ int64_t first_not_below(const T* ascending, int64_t n, Value value) {
+  int64_t low = 0, high = n;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (ascending[middle] < value)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
 }  // namespace spin_fast
