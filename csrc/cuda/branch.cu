@@ -72,17 +72,16 @@ template <class T>
 __device__ int load_tile(const Call<T>& call, const Tile& tile, T* memory) {
   const Stack& stack = call.stack;
   const int rows = padded_to_side(tile.rows), width = stack.in();
-  for (int i = threadIdx.x; i < rows * width; i += blockDim.x) {
-    const int row = i / width, column = i % width;
+  for (Walk at(width); width > 0 && at.major < rows; at.next()) {
     T value = 0;
-    if (row < tile.rows) {
-      const int64_t e = tile.first + row;
+    if (at.major < tile.rows) {
+      const int64_t e = tile.first + at.major;
       const int64_t u = call.seg.narrow_index ? call.seg.narrow_index[e]
                         : call.seg.wide_index ? call.seg.wide_index[e]
                                               : e;
-      value = call.x[u * width + column];
+      value = call.x[u * width + at.minor];
     }
-    memory[stack.input + column * stack.ld + row] = value;
+    memory[stack.input + at.minor * stack.ld + at.major] = value;
   }
   return rows;
 }
@@ -239,8 +238,8 @@ __global__ void backward_kernel(Call<T> call) {
       }
       __syncthreads();
       T* dz = memory + stack.spare[0];
-      for (int i = threadIdx.x; i < width * rows; i += blockDim.x) {
-        const int j = i / rows, row = i % rows;
+      for (Walk at(rows); at.major < width; at.next()) {
+        const int j = at.major, row = at.minor;
         T value = alpha[row] * ds[j];
         if (stack.w >= 0) value += dbeta[row] * memory[stack.packed_w + j];
         const T factor = gate(z[j * stack.ld + row], slope);
@@ -271,10 +270,9 @@ __global__ void classifier_kernel(Stack stack, T* spill, const T* parameters, co
   const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
   const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
   pack(stack, parameters, 0, memory);
-  for (int i = threadIdx.x; i < rows * width; i += blockDim.x) {
-    const int row = i / width, column = i % width;
-    memory[stack.input + column * stack.ld + row] = row < count ? readout[first * width + i] : T(0);
-  }
+  for (Walk at(width); at.major < rows; at.next())
+    memory[stack.input + at.minor * stack.ld + at.major] =
+        at.major < count ? readout[(first + at.major) * width + at.minor] : T(0);
   __syncthreads();
   forward<Math::exact>(stack, memory, rows);
   const T* scores = memory + stack.layers[stack.depth - 1].activation;

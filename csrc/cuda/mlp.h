@@ -33,6 +33,26 @@ __device__ void store_four(T* to, const Four<T>& value) {
   *reinterpret_cast<Four<T>*>(to) = value;
 }
 
+// i / width and i % width for i = threadIdx.x, threadIdx.x + blockDim.x, ...: one division instead of one at every
+// step.
+struct Walk {
+  int width, major_step, minor_step, major, minor;
+
+  __device__ explicit Walk(int of)
+      : width(of > 0 ? of : 1),
+        major_step(static_cast<int>(blockDim.x) / width),
+        minor_step(static_cast<int>(blockDim.x) % width),
+        major(static_cast<int>(threadIdx.x) / width),
+        minor(static_cast<int>(threadIdx.x) % width) {}
+  __device__ void next() {
+    major += major_step;
+    minor += minor_step;
+    if (minor < width) return;
+    minor -= width;
+    ++major;
+  }
+};
+
 // A linear layer and the LeakyReLU after it (none with a slope of 1), where its parameters stand in the flat vector of
 // all, and where it keeps things in the block's memory.
 struct Linear {
@@ -108,16 +128,13 @@ __device__ void pack(const Stack& stack, const T* parameters, int64_t branch, T*
     const T* weight = parameters + layer.weight + branch * layer.weight_branch;
     const T* bias = parameters + layer.bias + branch * layer.bias_branch;
     const int wide = padded_to_side(layer.out), deep = padded_to_side(layer.in);
-    for (int i = threadIdx.x; i < layer.in * wide; i += blockDim.x) {
-      const int k = i / wide, j = i % wide;
-      memory[layer.packed + i] = j < layer.out ? weight[k * layer.in_step + j * layer.out_step] : T(0);
-    }
+    for (Walk at(wide); at.major < layer.in; at.next())
+      memory[layer.packed + at.major * wide + at.minor] =
+          at.minor < layer.out ? weight[at.major * layer.in_step + at.minor * layer.out_step] : T(0);
     for (int j = threadIdx.x; j < wide; j += blockDim.x) memory[layer.packed_bias + j] = j < layer.out ? bias[j] : T(0);
-    if (layer.transposed >= 0)
-      for (int i = threadIdx.x; i < layer.out * deep; i += blockDim.x) {
-        const int j = i / deep, k = i % deep;
-        memory[layer.transposed + i] = k < layer.in ? weight[k * layer.in_step + j * layer.out_step] : T(0);
-      }
+    for (Walk at(deep); layer.transposed >= 0 && at.major < layer.out; at.next())
+      memory[layer.transposed + at.major * deep + at.minor] =
+          at.minor < layer.in ? weight[at.minor * layer.in_step + at.major * layer.out_step] : T(0);
   }
   if (stack.w >= 0)
     for (int j = threadIdx.x; j < stack.out(); j += blockDim.x)
