@@ -506,8 +506,9 @@ SHAPES = {
     "tiles": ([200, 0, 70, 33, 1], 5, 7, 2, 3),
     "no features": ([40, 90], 0, 3, 2, 2),
     "one of each": ([64, 32], 1, 1, 1, 1),
-    "wide": ([9, 8], 300, 150, 1, 3),
-    "beyond shared memory": ([5, 2], 3, 1900, 1, 2),
+    "gradient not in shared memory": ([50, 40], 20, 48, 2, 2),
+    "weights not in shared memory": ([9, 8], 300, 150, 1, 3),
+    "nothing in shared memory": ([5, 2], 3, 1900, 1, 2),
     "no graphs": ([], 3, 4, 2, 2),
 }
 

@@ -23,6 +23,12 @@ namespace {
 constexpr int64_t combine_threads = 128;
 constexpr int classifier_tile = 16;
 
+// What of a block's memory is shared memory, how much that is, and how many threads a block has.
+struct Fit {
+  bool tile, weights, gradient;
+  int64_t shared_bytes, threads;
+};
+
 // What the kernels of one call share. Segment s = branch * graphs + position of the graph in `ids`.
 template <class T>
 struct Call {
@@ -31,7 +37,9 @@ struct Call {
   int64_t graphs;
   int64_t parts;
   Stack stack;
-  T* spill;  // the memory of the blocks where it is not shared
+  Fit fit;
+  T* tiles;    // the memory of the blocks where it is not shared: [blocks, tile_size]
+  T* weights;  // the packed weights where they are not shared: [R + 1, weights_size]
   const T* x;
   const T* parameters;
   T* top;      // [S, parts], the largest logit
@@ -61,15 +69,35 @@ __host__ __device__ inline int64_t begin_of(const Segments& seg, int64_t branch,
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
+// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed.
 template <class T>
-__device__ T* block_memory(const Call<T>& call) {
-  if (call.spill == nullptr) return shared_memory<T>();
-  return call.spill + (blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x) * call.stack.size;
+__device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T* parameters, int64_t branch, T* tiles,
+                                     T* weights, T* kept) {
+  const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+  T* shared = shared_memory<T>();
+  const auto take = [&](bool fits, T* otherwise, int size) {
+    T* here = fits ? shared : otherwise;
+    shared += fits ? size : 0;
+    return here;
+  };
+  Memory<T> memory;
+  memory.tile = take(fit.tile, tiles + block * stack.tile_size, stack.tile_size);
+  memory.weights = take(fit.weights, weights + branch * stack.weights_size, stack.weights_size);
+  memory.gradient = take(fit.gradient, kept, stack.gradient_size);
+  if (fit.weights) pack(stack, parameters, branch, memory.weights);
+  for (int i = threadIdx.x; stack.with_gradient && i < stack.gradient_size; i += blockDim.x) memory.gradient[i] = T(0);
+  return memory;
+}
+
+// What the blocks of a branch share.
+template <class T>
+__global__ void pack_kernel(Stack stack, const T* parameters, T* weights) {
+  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * static_cast<int64_t>(stack.weights_size));
 }
 
 // The rows of a tile, column by column; missing ones are zeros up to a multiple of 4. Returns that multiple.
 template <class T>
-__device__ int load_tile(const Call<T>& call, const Tile& tile, T* memory) {
+__device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
   const Stack& stack = call.stack;
   const int rows = padded_to_side(tile.rows), width = stack.in();
   for (Walk at(width); width > 0 && at.major < rows; at.next()) {
@@ -81,7 +109,7 @@ __device__ int load_tile(const Call<T>& call, const Tile& tile, T* memory) {
                                               : e;
       value = call.x[u * width + at.minor];
     }
-    memory[stack.input + at.minor * stack.ld + at.major] = value;
+    input[at.minor * stack.ld + at.major] = value;
   }
   return rows;
 }
@@ -93,9 +121,9 @@ __device__ T count_of(const Call<T>& call, int64_t entry) {
 
 // <w, z> of one row.
 template <class T>
-__device__ T logit_of(const Stack& stack, const T* memory, const T* z, int row) {
+__device__ T logit_of(const Stack& stack, const T* w, const T* z, int row) {
   T sum = 0;
-  for (int j = 0; j < stack.out(); ++j) sum += memory[stack.packed_w + j] * z[j * stack.ld + row];
+  for (int j = 0; j < stack.out(); ++j) sum += w[j] * z[j * stack.ld + row];
   return sum;
 }
 
@@ -108,14 +136,15 @@ __device__ T rectified(T value) {
 template <Math math, class T>
 __global__ void forward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
-  T* memory = block_memory(call);
-  T* weight = memory + stack.per_row;
-  T* beta = weight + stack.ld;
-  T* sum = memory + stack.per_column;
   const int64_t branch = blockIdx.y;
+  T* none = nullptr;
+  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
+  T* weight = memory.tile + stack.per_row;
+  T* beta = weight + stack.ld;
+  T* sum = memory.tile + stack.per_column;
+  const T* w = memory.weights + stack.packed_w;
+  const T* z = memory.tile + stack.layers[stack.depth - 1].activation;
   const int width = stack.out();
-  const T* z = memory + stack.layers[stack.depth - 1].activation;
-  pack(stack, call.parameters, branch, memory);
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
     const int64_t position = item / call.parts, part = item % call.parts;
     const int64_t graph = call.ids ? call.ids[position] : position;
@@ -126,13 +155,13 @@ __global__ void forward_kernel(Call<T> call) {
     for (int64_t number = part; number < tiles_of(entries, stack.tile); number += call.parts) {
       const Tile tile = tile_of(begin, entries, number, stack.tile);
       __syncthreads();  // the tile before is done with
-      const int rows = load_tile(call, tile, memory);
+      const int rows = load_tile(call, tile, memory.tile + stack.input);
       __syncthreads();
       forward<math>(stack, memory, rows);
       T factor = 1;
       if (stack.w >= 0) {
         for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
-          beta[row] = rectified(logit_of(stack, memory, z, row));
+          beta[row] = rectified(logit_of(stack, w, z, row));
         __syncthreads();
         T highest = top;
         for (int row = 0; row < tile.rows; ++row) highest = beta[row] > highest ? beta[row] : highest;
@@ -191,16 +220,17 @@ __global__ void combine_kernel(Call<T> call) {
 template <Math math, class T>
 __global__ void backward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
-  T* memory = block_memory(call);
-  T* alpha = memory + stack.per_row;
-  T* dbeta = alpha + stack.ld;
-  T* ds = memory + stack.per_column;
   const int64_t branch = blockIdx.y;
-  const int width = stack.out();
+  T* kept = call.partial + (branch * gridDim.x + blockIdx.x) * stack.gradient_size;
+  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
+  T* alpha = memory.tile + stack.per_row;
+  T* dbeta = alpha + stack.ld;
+  T* ds = memory.tile + stack.per_column;
+  const T* w = memory.weights + stack.packed_w;
   const Linear& last = stack.layers[stack.depth - 1];
-  const T* z = memory + last.activation;
+  const T* z = memory.tile + last.activation;
   const T slope = static_cast<T>(last.slope);
-  pack(stack, call.parameters, branch, memory);
+  const int width = stack.out();
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
     const int64_t position = item / call.parts, part = item % call.parts;
     const int64_t graph = call.ids ? call.ids[position] : position;
@@ -218,7 +248,7 @@ __global__ void backward_kernel(Call<T> call) {
     for (int64_t number = part; number < tiles_of(entries, stack.tile); number += call.parts) {
       const Tile tile = tile_of(begin, entries, number, stack.tile);
       __syncthreads();  // the tile before is done with
-      const int rows = load_tile(call, tile, memory);
+      const int rows = load_tile(call, tile, memory.tile + stack.input);
       __syncthreads();
       forward<math>(stack, memory, rows);
       for (int row = threadIdx.x; row < rows; row += blockDim.x) {
@@ -226,7 +256,7 @@ __global__ void backward_kernel(Call<T> call) {
         if (row < tile.rows) {
           a = count_of(call, tile.first + row);
           if (stack.w >= 0) {
-            const T logit = logit_of(stack, memory, z, row);
+            const T logit = logit_of(stack, w, z, row);
             T dot = 0;
             for (int j = 0; j < width; ++j) dot += ds[j] * z[j * stack.ld + row];
             a *= exp(rectified(logit) - top) * scale;
@@ -237,18 +267,18 @@ __global__ void backward_kernel(Call<T> call) {
         dbeta[row] = b;
       }
       __syncthreads();
-      T* dz = memory + stack.spare[0];
+      T* dz = memory.tile + stack.spare[0];
       for (Walk at(rows); at.major < width; at.next()) {
         const int j = at.major, row = at.minor;
         T value = alpha[row] * ds[j];
-        if (stack.w >= 0) value += dbeta[row] * memory[stack.packed_w + j];
+        if (stack.w >= 0) value += dbeta[row] * w[j];
         const T factor = gate(z[j * stack.ld + row], slope);
         dz[j * stack.ld + row] = row < tile.rows ? value * factor : T(0);
       }
       for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x) {
         T more = 0;
         for (int row = 0; row < tile.rows; ++row) more += dbeta[row] * z[j * stack.ld + row];
-        memory[stack.gradient + stack.w_gradient + j] += more;
+        memory.gradient[stack.w_gradient + j] += more;
       }
       __syncthreads();
       backward<math>(stack, memory, rows, [&](int row, int column, T value) {
@@ -257,27 +287,27 @@ __global__ void backward_kernel(Call<T> call) {
     }
   }
   __syncthreads();
-  T* partial = call.partial + (branch * gridDim.x + blockIdx.x) * stack.gradient_size;
-  for (int i = threadIdx.x; i < stack.gradient_size; i += blockDim.x) partial[i] = memory[stack.gradient + i];
+  for (int i = threadIdx.x; call.fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
 }
 
 // The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
 template <class T>
-__global__ void classifier_kernel(Stack stack, T* spill, const T* parameters, const T* readout, const int64_t* y,
-                                  const int64_t* ids, int64_t graphs, T* grad, T* partial, double* loss) {
-  T* memory = spill ? spill + blockIdx.x * static_cast<int64_t>(stack.size) : shared_memory<T>();
+__global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, const T* parameters, const T* readout,
+                                  const int64_t* y, const int64_t* ids, int64_t graphs, T* grad, T* partial,
+                                  double* loss) {
+  T* kept = partial + blockIdx.x * static_cast<int64_t>(stack.gradient_size);
+  const Memory<T> memory = memory_of_block(stack, fit, parameters, 0, tiles, weights, kept);
   const int width = stack.in(), classes = stack.out();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
   const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
-  pack(stack, parameters, 0, memory);
   for (Walk at(width); at.major < rows; at.next())
-    memory[stack.input + at.minor * stack.ld + at.major] =
+    memory.tile[stack.input + at.minor * stack.ld + at.major] =
         at.major < count ? readout[(first + at.major) * width + at.minor] : T(0);
   __syncthreads();
   forward<Math::exact>(stack, memory, rows);
-  const T* scores = memory + stack.layers[stack.depth - 1].activation;
-  T* dscores = memory + stack.spare[0];
-  T* losses = memory + stack.per_row;
+  const T* scores = memory.tile + stack.layers[stack.depth - 1].activation;
+  T* dscores = memory.tile + stack.spare[0];
+  T* losses = memory.tile + stack.per_row;
   for (int row = threadIdx.x; row < rows; row += blockDim.x) {
     if (row >= count) {
       for (int c = 0; c < classes; ++c) dscores[c * stack.ld + row] = 0;
@@ -303,8 +333,7 @@ __global__ void classifier_kernel(Stack stack, T* spill, const T* parameters, co
     if (row < count && column < width) grad[(first + row) * width + column] = value;
   });
   __syncthreads();
-  for (int i = threadIdx.x; i < stack.gradient_size; i += blockDim.x)
-    partial[blockIdx.x * static_cast<int64_t>(stack.gradient_size) + i] = memory[stack.gradient + i];
+  for (int i = threadIdx.x; fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
 }
 
 // Where a block keeps the gradient of flat parameter p: its branch and its place there; none: the stack has it not.
@@ -424,76 +453,87 @@ Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths
   return stack;
 }
 
-// How a stack runs: the tile, the threads of a block, and its shared memory, 0 where it lies in global memory.
-struct Fit {
-  int64_t threads, shared_bytes;
-};
-
-// Tiles of `rows` if the block's memory then leaves room for a second block, smaller ones if that makes it fit at all.
+// Lays out a stack for tiles of `rows`, or fewer if only they fit, and finds what its blocks have room for in shared
+// memory: room for a second block comes before that for the gradient, and any before smaller tiles.
 template <class T>
-Fit fit(Stack& stack, const Device& device, int rows) {
+Fit fit_of(Stack& stack, const Device& device, int rows) {
   const int64_t most = device.most_shared_bytes();
-  int tile = rows;
-  const auto bytes = [&](int size) {
-    lay_out(stack, size);
-    return static_cast<int64_t>(stack.size) * static_cast<int64_t>(sizeof(T));
-  };
-  while (tile > side && bytes(tile) > most / 2) tile /= 2;
-  if (bytes(tile) > most) tile = rows;
+  Fit fit = {};
+  for (int tile = rows; tile >= side && !fit.tile; tile /= 2) {
+    lay_out(stack, tile);
+    for (const auto& [weights, gradient, room] : {std::tuple{true, true, most / 2},
+                                                  {true, false, most / 2},
+                                                  {true, true, most},
+                                                  {true, false, most},
+                                                  {false, false, most}}) {
+      int64_t values = stack.tile_size;
+      values += weights ? stack.weights_size : 0;
+      values += gradient && stack.with_gradient ? stack.gradient_size : 0;
+      if (fit.tile || values * static_cast<int64_t>(sizeof(T)) > room) continue;
+      fit = {true, weights, gradient && stack.with_gradient, values * static_cast<int64_t>(sizeof(T)), 0};
+    }
+  }
+  if (!fit.tile) lay_out(stack, rows);
   int widest = 0;
   for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
-  const int64_t squares = static_cast<int64_t>(tile / side) * (padded_to_side(widest) / side);
-  const int64_t shared_bytes = bytes(tile) > most ? 0 : bytes(tile);
-  return {std::clamp<int64_t>((squares + warp_size - 1) / warp_size * warp_size, 64, 256), shared_bytes};
+  const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
+  fit.threads = std::clamp<int64_t>((squares + warp_size - 1) / warp_size * warp_size, 64, 256);
+  return fit;
 }
 
 // The readouts of the chosen graphs and, later, the gradients; keeps the tensors of the call.
 template <class T>
 class Pass {
  public:
-  Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool with_gradient,
-       bool with_rows, bool tf32)
-      : device_(device), value_(rows.scalar_type()), branches_(of.model.branches) {
+  Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
+      : device_(device), model_(of.model), tf32_(tf32 && device.has_tf32()) {
+    STD_TORCH_CHECK(model_.branches <= 65535, "there must be at most 65535 branches");
     call_.seg = of.seg;
     call_.ids = of.ids;
     call_.graphs = of.graphs;
-    call_.stack = stack_of(of.model, with_gradient, with_rows);
     call_.x = rows.const_data_ptr<T>();
     call_.parameters = parameters.const_data_ptr<T>();
-    // Most graphs should fill their tiles, and the few large ones should not be one block's alone.
-    const int64_t segments = std::max<int64_t>(of.seg.graphs * branches_, 1), chosen = of.graphs * branches_;
-    fit_ = fit<T>(call_.stack, device, of.seg.entries / segments <= 40 ? 32 : 64);
-    tf32_ = tf32 && call_.stack.tile % 16 == 0 && device.has_tf32();
-    const int64_t most = tiles_of(std::max<int64_t>(of.seg.entries, 1), call_.stack.tile);
-    call_.parts = std::clamp<int64_t>(4096 / std::max<int64_t>(chosen, 1), 1, std::min<int64_t>(most, 1024));
   }
 
   void forward(T* readout) {
-    const int64_t chosen = call_.graphs * branches_, width = call_.stack.out();
+    prepare(stack_of(model_, false, false));
+    // The tiles of a few large graphs should not be one block's alone.
+    const int64_t chosen = call_.graphs * model_.branches;
+    const int64_t most = tiles_of(std::max<int64_t>(call_.seg.entries, 1), call_.stack.tile);
+    call_.parts = std::clamp<int64_t>(4096 / std::max<int64_t>(chosen, 1), 1, std::min<int64_t>(most, 1024));
     top_ = device_.bytes_for<T>(chosen * call_.parts);
     total_ = device_.bytes_for<T>(chosen * call_.parts);
-    sum_ = device_.bytes_for<T>(chosen * call_.parts * width);
+    sum_ = device_.bytes_for<T>(chosen * call_.parts * model_.width());
     scale_ = device_.bytes_for<T>(chosen);
     call_.top = memory(top_);
     call_.total = memory(total_);
     call_.sum = memory(sum_);
     call_.scale = memory(scale_);
     call_.readout = readout;
-    auto* kernel = &forward_kernel<Math::exact, T>;
-    if constexpr (std::is_same_v<T, float>)
-      if (tf32_) kernel = &forward_kernel<Math::tf32, T>;
-    run(kernel);
+    if constexpr (std::is_same_v<T, float>) {
+      if (uses_tf32())
+        run(&forward_kernel<Math::tf32, T>);
+      else
+        run(&forward_kernel<Math::exact, T>);
+    } else {
+      run(&forward_kernel<Math::exact, T>);
+    }
     device_.launch(&combine_kernel<T>, blocks_for(chosen, combine_threads / warp_size), combine_threads, 0, call_);
   }
 
-  // Leaves the gradients of the parameters by block, and of the entries at `dx`.
+  // After forward: leaves the gradients of the parameters by block, and of the entries at `dx` if that is not null.
   void backward(const T* grad, T* dx) {
+    prepare(stack_of(model_, true, dx != nullptr));
     call_.grad = grad;
     call_.dx = dx;
-    auto* kernel = &backward_kernel<Math::exact, T>;
-    if constexpr (std::is_same_v<T, float>)
-      if (tf32_) kernel = &backward_kernel<Math::tf32, T>;
-    blocks_ = run(kernel, true);
+    if constexpr (std::is_same_v<T, float>) {
+      if (uses_tf32())
+        run(&backward_kernel<Math::tf32, T>);
+      else
+        run(&backward_kernel<Math::exact, T>);
+    } else {
+      run(&backward_kernel<Math::exact, T>);
+    }
   }
 
   int64_t blocks() const { return blocks_; }
@@ -503,32 +543,41 @@ class Pass {
   static T* memory(Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
 
  private:
-  // On as many blocks as the device holds at once, or fewer; returns how many for each branch.
-  int64_t run(void (*kernel)(Call<T>), bool with_partial = false) {
-    const int64_t resident = device_.resident_blocks(kernel, fit_.threads, fit_.shared_bytes);
-    const int64_t items = call_.graphs * call_.parts;
-    const int64_t blocks = std::min(std::max<int64_t>(resident / branches_, 1), items);
-    STD_TORCH_CHECK(branches_ <= 65535, "there are too many branches");
-    if (with_partial) {
-      partial_ = device_.bytes_for<T>(branches_ * blocks * call_.stack.gradient_size);
-      call_.partial = memory(partial_);
-    }
-    if (fit_.shared_bytes == 0) {
-      spill_ = device_.bytes_for<T>(branches_ * blocks * call_.stack.size);
-      call_.spill = memory(spill_);
-    }
-    const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(branches_));
-    device_.launch(kernel, grid, fit_.threads, fit_.shared_bytes, call_);
-    return blocks;
+  // Most graphs should fill their tiles.
+  void prepare(const Stack& stack) {
+    const int64_t segments = std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
+    call_.stack = stack;
+    call_.fit = fit_of<T>(call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
+    if (call_.fit.weights) return;
+    weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
+    call_.weights = memory(weights_);
+    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), 1024, 0, call_.stack,
+                   call_.parameters, call_.weights);
+  }
+
+  bool uses_tf32() const { return tf32_ && call_.stack.tile % 16 == 0; }
+
+  // On as many blocks as the device holds at once, or fewer.
+  void run(void (*kernel)(Call<T>)) {
+    const Fit& fit = call_.fit;
+    const int64_t resident =
+        fit.tile ? device_.resident_blocks(kernel, fit.threads, fit.shared_bytes) : device_.multiprocessors();
+    blocks_ = std::min(std::max<int64_t>(resident / model_.branches, 1), call_.graphs * call_.parts);
+    const int64_t all = model_.branches * blocks_;
+    partial_ = device_.bytes_for<T>(call_.stack.with_gradient ? all * call_.stack.gradient_size : 0);
+    tiles_ = device_.bytes_for<T>(fit.tile ? 0 : all * call_.stack.tile_size);
+    call_.partial = memory(partial_);
+    call_.tiles = memory(tiles_);
+    const dim3 grid(static_cast<unsigned>(blocks_), static_cast<unsigned>(model_.branches));
+    device_.launch(kernel, grid, fit.threads, fit.shared_bytes, call_);
   }
 
   const Device& device_;
-  ScalarType value_;
-  int64_t branches_, blocks_ = 0;
-  Call<T> call_ = {};
-  Fit fit_;
+  const Model model_;
   bool tf32_;
-  Tensor top_, total_, sum_, scale_, partial_, spill_;
+  int64_t blocks_ = 0;
+  Call<T> call_ = {};
+  Tensor weights_, top_, total_, sum_, scale_, partial_, tiles_;
 };
 
 constexpr int64_t threads = 256;
@@ -542,7 +591,7 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor
   Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
-    Pass<T>(device, of, rows, parameters, false, false, tf32).forward(readout.mutable_data_ptr<T>());
+    Pass<T>(device, of, rows, parameters, tf32).forward(readout.mutable_data_ptr<T>());
   });
   return readout;
 }
@@ -580,7 +629,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     Tensor readout = device.bytes_for<T>(of.graphs * width), dentries;
     T* to_rows = with_rows ? drows.mutable_data_ptr<T>() : nullptr;
     if (with_rows && index) dentries = device.empty({of.seg.entries, features}, value);
-    Pass<T> pass(device, of, rows, parameters, true, with_rows, tf32);
+    Pass<T> pass(device, of, rows, parameters, tf32);
     pass.forward(Pass<T>::memory(readout));
     pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
     const double* no_losses = nullptr;
@@ -613,23 +662,21 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     using T = typename decltype(tag)::type;
     const int64_t width = of.model.readout_width();
     Tensor readout = device.bytes_for<T>(of.graphs * width), grad = device.bytes_for<T>(of.graphs * width);
-    Pass<T> pass(device, of, rows, parameters, true, false, tf32);
+    Pass<T> pass(device, of, rows, parameters, tf32);
     pass.forward(Pass<T>::memory(readout));
 
     Stack stack = stack_of_classifier(of.model, classifier_widths);
-    const Fit fitted = fit<T>(stack, device, classifier_tile);
+    const Fit fit = fit_of<T>(stack, device, classifier_tile);
     const dim3 grid = blocks_for(of.graphs, stack.tile);
     const int64_t blocks = grid.x;
     Tensor partial = device.bytes_for<T>(blocks * stack.gradient_size), losses = device.bytes_for<double>(blocks);
-    Tensor spill;
-    T* spilled = nullptr;
-    if (fitted.shared_bytes == 0) {
-      spill = device.bytes_for<T>(blocks * stack.size);
-      spilled = Pass<T>::memory(spill);
-    }
+    Tensor tiles = device.bytes_for<T>(fit.tile ? 0 : blocks * stack.tile_size);
+    Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
+    const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    device.launch(&classifier_kernel<T>, grid, fitted.threads, fitted.shared_bytes, stack, spilled,
-                  parameters.const_data_ptr<T>(), Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of.ids,
+    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), 1024, 0, stack, flat, Pass<T>::memory(weights));
+    device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
+                  Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of.ids,
                   of.graphs, Pass<T>::memory(grad), Pass<T>::memory(partial), loss_of_block);
 
     pass.backward(Pass<T>::memory(grad), nullptr);

@@ -5,7 +5,8 @@
 // transposed for the gradient. Parallel axis: squares of 4 rows x 4 columns (of a weight's gradient: 4 x 4 weights),
 // one thread each. Accumulator: T within a tile and over the tiles of a block, float64 over blocks.
 //
-// Everything that a block works on lies in one stretch of memory: shared where it fits, else global.
+// What a block works on lies in three stretches of memory: what belongs to the tile, the weights, and the gradient.
+// Each is shared memory where it fits, else global.
 #pragma once
 
 #include <cmath>
@@ -61,28 +62,34 @@ struct Linear {
   int64_t weight, bias;                // of branch 0
   int64_t weight_branch, bias_branch;  // from one branch to the next
   int64_t in_step, out_step;           // from one weight to the next
-  int gradient;                        // [in, out] weights and [out] biases, in the gradient of a branch
-  int packed, packed_bias;             // [in, padded out], [padded out]
-  int transposed;                      // [out, padded in]; only where a gradient goes further down
-  int activation;                      // [padded out, ld]
+  int gradient;                        // of a branch: [in, out] weights and [out] biases
+  int packed, packed_bias;             // of the weights: [in, padded out], [padded out]
+  int transposed;                      // of the weights: [out, padded in]; -1 where no gradient goes further down
+  int activation;                      // of the tile: [padded out, ld]
 };
 
-// An MLP, the attention vector of its readout if it has one, and the memory of a block, in values of T.
+// Where a block keeps things.
+template <class T>
+struct Memory {
+  T* tile;
+  T* weights;
+  T* gradient;
+};
+
+// An MLP, the attention vector of its readout if it has one, and how the memory of a block is divided, in values of T.
 struct Stack {
   int depth;
   Linear layers[most_layers];
   bool with_gradient, with_input_gradient;
   int64_t w, w_branch;  // in the parameters; w < 0: none
-  int w_gradient;
-  int gradient_size;
+  int w_gradient, gradient_size;
+  int packed_w, weights_size;  // [padded out]
   int tile, ld;
   int input;       // [padded in, ld]
   int spare[2];    // [padded widest, ld]: gradients of activations
-  int packed_w;    // [padded out]
-  int gradient;    // [gradient_size]
-  int per_row;     // [3, ld]
-  int per_column;  // [2, padded out]
-  int size;
+  int per_row;     // [2, ld]
+  int per_column;  // [padded out]
+  int tile_size;
 
   __host__ __device__ int in() const { return layers[0].in; }
   __host__ __device__ int out() const { return layers[depth - 1].out; }
@@ -90,57 +97,54 @@ struct Stack {
 
 // Divides the memory of a block for tiles of so many rows.
 inline void lay_out(Stack& stack, int tile) {
-  int at = 0, widest = 0;
-  const auto take = [&](int n) {
+  const auto take = [](int& at, int n) {
     const int here = at;
     at += padded_to_side(n);
     return here;
   };
-  stack.tile = tile;
-  stack.ld = tile + side;
+  int weights = 0, at = 0, widest = 0;
   for (int l = 0; l < stack.depth; ++l) {
     Linear& layer = stack.layers[l];
     const int wide = padded_to_side(layer.out);
-    layer.packed = take(layer.in * wide);
-    layer.packed_bias = take(wide);
     const bool passes_on = stack.with_gradient && (l > 0 || stack.with_input_gradient);
-    layer.transposed = passes_on ? take(layer.out * padded_to_side(layer.in)) : -1;
+    layer.packed = take(weights, layer.in * wide);
+    layer.packed_bias = take(weights, wide);
+    layer.transposed = passes_on ? take(weights, layer.out * padded_to_side(layer.in)) : -1;
     widest = std::max(widest, wide);
   }
-  const int out = padded_to_side(stack.out());
-  stack.packed_w = take(out);
-  stack.input = take(padded_to_side(stack.in()) * stack.ld);
+  stack.packed_w = take(weights, stack.out());
+  stack.weights_size = weights;
+  stack.tile = tile;
+  stack.ld = tile + side;
+  stack.input = take(at, padded_to_side(stack.in()) * stack.ld);
   for (int l = 0; l < stack.depth; ++l)  // without gradients two of them take turns
     stack.layers[l].activation =
-        stack.with_gradient || l < 2 ? take(widest * stack.ld) : stack.layers[l - 2].activation;
-  for (int& spare : stack.spare) spare = stack.with_gradient ? take(widest * stack.ld) : -1;
-  stack.gradient = stack.with_gradient ? take(stack.gradient_size) : -1;
-  stack.per_row = take(3 * stack.ld);
-  stack.per_column = take(2 * out);
-  stack.size = at;
+        stack.with_gradient || l < 2 ? take(at, widest * stack.ld) : stack.layers[l - 2].activation;
+  for (int& spare : stack.spare) spare = stack.with_gradient ? take(at, widest * stack.ld) : -1;
+  stack.per_row = take(at, 2 * stack.ld);
+  stack.per_column = take(at, stack.out());
+  stack.tile_size = at;
 }
 
-// Copies a branch's parameters to where products read them, padded with zeros; zeros its gradient.
+// Copies a branch's parameters to where products read them, padded with zeros.
 template <class T>
-__device__ void pack(const Stack& stack, const T* parameters, int64_t branch, T* memory) {
+__device__ void pack(const Stack& stack, const T* parameters, int64_t branch, T* weights) {
   for (int l = 0; l < stack.depth; ++l) {
     const Linear& layer = stack.layers[l];
     const T* weight = parameters + layer.weight + branch * layer.weight_branch;
     const T* bias = parameters + layer.bias + branch * layer.bias_branch;
     const int wide = padded_to_side(layer.out), deep = padded_to_side(layer.in);
     for (Walk at(wide); at.major < layer.in; at.next())
-      memory[layer.packed + at.major * wide + at.minor] =
+      weights[layer.packed + at.major * wide + at.minor] =
           at.minor < layer.out ? weight[at.major * layer.in_step + at.minor * layer.out_step] : T(0);
-    for (int j = threadIdx.x; j < wide; j += blockDim.x) memory[layer.packed_bias + j] = j < layer.out ? bias[j] : T(0);
+    for (int j = threadIdx.x; j < wide; j += blockDim.x)
+      weights[layer.packed_bias + j] = j < layer.out ? bias[j] : T(0);
     for (Walk at(deep); layer.transposed >= 0 && at.major < layer.out; at.next())
-      memory[layer.transposed + at.major * deep + at.minor] =
+      weights[layer.transposed + at.major * deep + at.minor] =
           at.minor < layer.in ? weight[at.minor * layer.in_step + at.major * layer.out_step] : T(0);
   }
-  if (stack.w >= 0)
-    for (int j = threadIdx.x; j < stack.out(); j += blockDim.x)
-      memory[stack.packed_w + j] = parameters[stack.w + branch * stack.w_branch + j];
-  if (stack.with_gradient)
-    for (int i = threadIdx.x; i < stack.gradient_size; i += blockDim.x) memory[stack.gradient + i] = T(0);
+  for (int j = threadIdx.x; stack.w >= 0 && j < stack.out(); j += blockDim.x)
+    weights[stack.packed_w + j] = parameters[stack.w + branch * stack.w_branch + j];
 }
 
 // What a product is computed in: T, or on tensor cores with factors rounded to TF32 (T is float then).
@@ -256,36 +260,36 @@ __device__ T gate(T activation, T slope) {
 
 // The rows at `input` through all layers. Rows are a multiple of 4; the block is in step before and after.
 template <Math math, class T>
-__device__ void forward(const Stack& stack, T* memory, int rows) {
-  const T* from = memory + stack.input;
+__device__ void forward(const Stack& stack, const Memory<T>& memory, int rows) {
+  const T* from = memory.tile + stack.input;
   for (int l = 0; l < stack.depth; ++l) {
     const Linear& layer = stack.layers[l];
     const T slope = static_cast<T>(layer.slope);
-    product<math>(from, stack.ld, layer.in, memory + layer.packed, padded_to_side(layer.out),
-                  memory + layer.packed_bias, rows, memory + layer.activation,
+    product<math>(from, stack.ld, layer.in, memory.weights + layer.packed, padded_to_side(layer.out),
+                  memory.weights + layer.packed_bias, rows, memory.tile + layer.activation,
                   [&](int, int, T value) { return value > 0 ? value : slope * value; });
     __syncthreads();
-    from = memory + layer.activation;
+    from = memory.tile + layer.activation;
   }
 }
 
 // From the gradient of what goes into the last LeakyReLU, at spare[0]: adds to the gradients of all layers, and gives
 // that of the input to finish(row, column, value), if it is asked for.
 template <Math math, class T, class F>
-__device__ void backward(const Stack& stack, T* memory, int rows, F finish) {
-  T* g = memory + stack.spare[0];
-  T* next = memory + stack.spare[1];
+__device__ void backward(const Stack& stack, const Memory<T>& memory, int rows, F finish) {
+  T* g = memory.tile + stack.spare[0];
+  T* next = memory.tile + stack.spare[1];
   for (int l = stack.depth - 1; l >= 0; --l) {
     const Linear& layer = stack.layers[l];
-    const T* below = memory + (l > 0 ? stack.layers[l - 1].activation : stack.input);
-    T* sum = memory + stack.gradient + layer.gradient;
+    const T* below = memory.tile + (l > 0 ? stack.layers[l - 1].activation : stack.input);
+    T* sum = memory.gradient + layer.gradient;
     add_outer<math>(below, layer.in, g, layer.out, stack.ld, rows, sum);
     for (int j = threadIdx.x; j < layer.out; j += blockDim.x) {
       T total = 0;
       for (int row = 0; row < rows; ++row) total += g[j * stack.ld + row];
       sum[layer.in * layer.out + j] += total;
     }
-    const T* w = memory + layer.transposed;
+    const T* w = memory.weights + layer.transposed;
     const T* no_bias = nullptr;
     T* nowhere = nullptr;
     if (l > 0) {
