@@ -136,11 +136,11 @@ class PowerFeatures:
     def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
         check_weights(graphs, operator)
         powers = _powers(graphs, num_hops, operator, True)
-        *found, row_of_node = ops.distinct_rows(powers, graphs.ptr, checked=True)
-        if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(found[0]):
+        rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, checked=True)
+        if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
             return cls._dense(powers, graphs.ptr, graphs.y, operator)
-        row_of_node = row_of_node if node_rows else None
-        return cls(*found, row_of_node, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+        found = (rows, row_ptr, ptr, index, count, row_of_node if node_rows else None)
+        return cls(*found, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
     @classmethod
     def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
