@@ -102,7 +102,7 @@ def wants_cuda() -> bool:
             RuntimeWarning,
             stacklevel=2,
         )
-    return available("cuda")
+    return library is not None and not cuda_missing_reason
 
 
 def build_info() -> dict[str, Any]:

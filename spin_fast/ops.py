@@ -1,5 +1,8 @@
 """The public operations: check the arguments, then call the kernel, or the reference where there is none.
 
+What index arrays on a GPU contain is not checked, ``checked`` or not: no operation waits for a GPU, but for
+``distinct_rows``, whose results are as large as what it finds.
+
 Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
 """

@@ -339,7 +339,7 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     if graphs.num_features != config["in_features"]:
         raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := model.classifier[0].weight.device):
-        raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move either")
+        raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
     model.eval()
     probabilities = graphs.x.new_empty(len(graphs), config["out_features"])
     done, chunk_bytes = 0, CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
