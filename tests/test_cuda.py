@@ -80,7 +80,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
 
     def training_step() -> tuple[Tensor, ...]:
         data = (features.labels, features.ptr, features.index, features.count, ids)
-        return torch.ops.spin_fast.training_step(rows, flat, *data, 3, [16] * 3, [32, 32, 3], True, 0.01, True)
+        return torch.ops.spin_fast.training_step(rows, flat, *data, 3, [16] * 3, [32, 32, 3], True, 0.01, False, True)
 
     return {
         "power_features": (powers, x),
