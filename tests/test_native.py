@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import spin_fast
 
@@ -113,6 +114,62 @@ def test_library_that_does_not_load_is_reported_with_the_reason() -> None:
     assert result.stdout.startswith("False None the compiled library does not load: libtorch.so: undefined symbol")
     assert result.stderr.count("RuntimeWarning") == 1
     assert "Reinstall spin_fast against this torch" in result.stderr
+
+
+CUDA = """
+import importlib.machinery, sys, torch
+torch.version.cuda = "13.0"
+class Find:
+    def find_spec(self, name, path=None, target=None):
+        if name == "spin_fast._C_cuda":
+            return importlib.machinery.ModuleSpec(name, None, origin={origin!r})
+sys.meta_path.insert(0, Find())
+import spin_fast
+from spin_fast import _native
+info = spin_fast.build_info()
+print(info["cuda"], spin_fast.native_available("cuda:1"), info.get("cuda_reason"), sep="|")
+"""
+USE = "print('imported', file=sys.stderr)\nfor _ in range(3): _native.wants_cuda()"
+
+
+def test_torch_without_cuda_has_no_cuda_kernels() -> None:
+    info = spin_fast.build_info()
+    assert info["cuda"] == spin_fast.native_available("cuda") == ("cuda_reason" not in info)
+    assert not spin_fast.native_available("meta")
+    if torch.version.cuda is None:
+        assert "has no CUDA" in info["cuda_reason"] or not spin_fast.native_available()
+
+
+@pytest.mark.parametrize(
+    ("origin", "reason", "mend"),
+    [
+        (None, "this installation has no CUDA kernels (spin_fast/_C_cuda)", "Reinstall with the CUDA toolkit"),
+        (__file__, f"the library of the CUDA kernels does not load: {__file__}: ", "Reinstall spin_fast against this"),
+    ],
+)
+def test_missing_cuda_kernels_are_reported_when_first_wanted(
+    native, origin: str | None, reason: str, mend: str
+) -> None:
+    result = run(CUDA.format(origin=origin) + USE)
+    assert result.stdout.startswith(f"False|False|{reason}")
+    at_import, when_used = result.stderr.split("imported\n")
+    assert at_import == ""
+    assert when_used.count("RuntimeWarning") == 1
+    assert reason in when_used
+    assert mend in when_used
+    assert run(CUDA.format(origin=origin) + USE, SPIN_FAST_BACKEND="reference").stderr == "imported\n"
+
+
+def test_library_of_cuda_kernels_is_loaded(native) -> None:
+    (library,) = (Path(torch.__file__).parent / "lib").glob("libc10.so")  # any library: what matters is what is said
+    result = run(CUDA.format(origin=str(library)) + USE)
+    assert result.stdout.strip() == "True|True|None"
+    assert result.stderr == "imported\n"
+
+
+def test_import_leaves_the_gpu_alone() -> None:
+    """So that a process may fork after it."""
+    assert run("import torch, spin_fast; print(torch.cuda.is_initialized())").stdout.strip() == "False"
 
 
 def test_import_is_light() -> None:
