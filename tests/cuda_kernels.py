@@ -43,7 +43,7 @@ class Emulated:
         kernels, emulator = ROOT / "csrc" / "cuda", ROOT / "tests" / "emulator"
         folder = ROOT / "build" / "emulator"
         folder.mkdir(parents=True, exist_ok=True)
-        sources = [emulator / "emulator.cpp"]
+        sources = [emulator / "emulator.cpp", emulator / "faults.cpp"]
         for kernel in sorted(kernels.glob("*.cu")):  # by another name, the host compiler reads it
             source = folder / f"{kernel.stem}.cpp"
             text = f'#include "{kernel}"\n'
@@ -73,16 +73,50 @@ class Emulated:
             is_python_module=False,
         )
         self._library = ctypes.CDLL(path or str(folder / f"{self.namespace}.so"))
+        self._library.emulator_allocate.restype = ctypes.c_void_p
+        self._library.emulator_allocate.argtypes = [ctypes.c_size_t]
+        self._guarded = False
 
     def set_order(self, order: int) -> None:
         """Of threads and blocks: 0 as numbered, 1 the other way round, else shuffled by this seed."""
         self._library.emulator_set_order(order)
 
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Let an access of a kernel outside its tensors be an error. The memory of the calls is not given back."""
+        self._library.emulator_set_guarded(True)
+        self._guarded = True
+        try:
+            yield
+        finally:
+            self._library.emulator_set_guarded(False)
+            self._guarded = False
+
+    def run_fault(self, which: int, shared_bytes: int) -> tuple[list[int], str]:
+        """Run a kernel of emulator/faults.cpp; return what it wrote and what the emulator said."""
+        out, message = (ctypes.c_int * 64)(), ctypes.create_string_buffer(256)
+        self._library.emulator_run_fault(which, shared_bytes, out, message)
+        return list(out), message.value.decode()
+
     def has(self, op: str) -> bool:
         return torch._C._dispatch_has_kernel_for_dispatch_key(f"{self.namespace}::{op}", "CPU")
 
     def call(self, op: str, *arguments: Any) -> Any:
-        return getattr(getattr(torch.ops, self.namespace), op).default(*arguments)
+        kernel = getattr(getattr(torch.ops, self.namespace), op).default
+        if not self._guarded:
+            return kernel(*arguments)
+        moved = [self._between_guards(value) if torch.is_tensor(value) else value for value in arguments]
+        result = kernel(*moved)
+        if op == "power_features_out":
+            arguments[-1].copy_(moved[-1])
+        return result
+
+    def _between_guards(self, value: torch.Tensor) -> torch.Tensor:
+        if value.numel() == 0:
+            return value
+        address = self._library.emulator_allocate(value.nbytes)
+        memory = (ctypes.c_char * value.nbytes).from_address(address)
+        return torch.frombuffer(memory, dtype=value.dtype).view(value.shape).copy_(value)
 
 
 class Gpu:

@@ -1,9 +1,13 @@
-// The fibers of cuda_runtime.h, and the torch functions that only a torch with CUDA has.
+// The fibers of cuda_runtime.h, memory between guards, and the torch functions that only a torch with CUDA has.
 
+#include <dlfcn.h>
+#include <sys/mman.h>
 #include <ucontext.h>
 
 #include <csetjmp>
+#include <csignal>
 #include <memory>
+#include <new>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -21,11 +25,12 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace emulator {
 
 int order = 0;
+constexpr unsigned char poison = 0xff;
 
 namespace {
 
 constexpr size_t stack_bytes = 256 << 10;
-constexpr unsigned char poison = 0xff, canary = 0xa5;
+constexpr unsigned char canary = 0xa5;
 
 enum class State { ready, at_block, at_warp, done };
 
@@ -223,9 +228,76 @@ void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 
 }  // namespace emulator
 
+// Memory for tests that want an access outside a tensor to be an error: it ends where a page begins that nobody may
+// touch (but for what its alignment takes), and so does what lies before it. It is never given back.
+namespace guarded {
+
+bool on = false;
+
+constexpr uintptr_t page = 4096, alignment = 16;
+
+void* allocate(size_t bytes) {
+  const size_t room = (bytes + page - 1) / page * page;
+  char* all =
+      static_cast<char*>(mmap(nullptr, room + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  if (all == MAP_FAILED) throw std::bad_alloc();
+  mprotect(all, page, PROT_NONE);
+  mprotect(all + page + room, page, PROT_NONE);
+  std::memset(all + page, emulator::poison, room);
+  return all + page + (room - bytes) / alignment * alignment;
+}
+
+void caught(int signal, siginfo_t* info, void*) {
+  if (!emulator::busy) {  // not the kernels' fault
+    std::signal(signal, SIG_DFL);
+    return;
+  }
+  (void)info;
+  emulator::fail("the kernel reads or writes outside its tensors");
+}
+
+// A kernel's stack may be what is at fault: the handler has its own.
+void watch() {
+  static char stack[64 << 10];
+  stack_t on_stack = {};
+  on_stack.ss_sp = stack;
+  on_stack.ss_size = sizeof(stack);
+  sigaltstack(&on_stack, nullptr);
+  struct sigaction action = {};
+  action.sa_sigaction = &caught;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER;
+  sigaction(SIGSEGV, &action, nullptr);
+}
+
+}  // namespace guarded
+
 extern "C" {
 
-__attribute__((visibility("default"))) void emulator_set_order(int order) { emulator::order = order; }
+#define EXPORTED __attribute__((visibility("default")))
+EXPORTED void emulator_set_order(int order) { emulator::order = order; }
+EXPORTED void emulator_set_guarded(bool on) {
+  guarded::on = on;
+  if (on) guarded::watch();
+}
+EXPORTED void* emulator_allocate(size_t bytes) { return guarded::allocate(bytes); }
+
+struct AtenTensorOpaque;
+int32_t aoti_torch_create_tensor_from_blob(void* data, int64_t ndim, const int64_t* sizes, const int64_t* strides,
+                                           int64_t offset, int32_t dtype, int32_t device_type, int32_t device_index,
+                                           AtenTensorOpaque** tensor);
+size_t aoti_torch_dtype_element_size(int32_t dtype);
+
+// In place of torch's own, which is called where no guards are wanted.
+int32_t aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
+                                 int32_t device_type, int32_t device_index, AtenTensorOpaque** tensor) {
+  using Function = decltype(&aoti_torch_empty_strided);
+  static const auto torchs = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "aoti_torch_empty_strided"));
+  if (!guarded::on) return torchs(ndim, sizes, strides, dtype, device_type, device_index, tensor);
+  size_t bytes = aoti_torch_dtype_element_size(dtype);
+  for (int64_t axis = 0; axis < ndim; ++axis) bytes *= sizes[axis];
+  return aoti_torch_create_tensor_from_blob(guarded::allocate(bytes), ndim, sizes, strides, 0, dtype, device_type,
+                                            device_index, tensor);
+}
 
 int32_t aoti_torch_create_cuda_guard(int32_t, void** guard) {
   *guard = nullptr;
