@@ -151,18 +151,18 @@ void powers_hop_by_hop(const Device& device, const Adjacency& a, const Rows& row
 
 Levels levels_of(const Device& device, const Fit& fit, int64_t nodes, int64_t arcs) {
   constexpr int64_t few = 8 << 10, some = 72 << 10;  // of the latter, three blocks fit on a multiprocessor
-  const int64_t most = device.most_shared_bytes();
-  int64_t first = std::clamp(fit.bytes(3 * nodes, 3 * arcs, fit.width), few, some);  // room for most graphs
-  first = std::max(first, fit.bytes(2 * nodes, 2 * arcs, fit.fewest_columns()));
+  const auto most = static_cast<int>(device.most_shared_bytes());
+  int64_t first = std::clamp(fit.bytes(3 * nodes, 3 * arcs, fit.units), few, some);  // room for most graphs
+  first = std::max(first, fit.bytes(2 * nodes, 2 * arcs, fit.fewest_units()));
   if (first >= most) return {fit, 1, {most}};
-  if (first > some / 2) return {fit, 2, {first, most}};
-  return {fit, 3, {first, some, most}};
+  if (first > some / 2) return {fit, 2, {static_cast<int>(first), most}};
+  return {fit, 3, {static_cast<int>(first), some, most}};
 }
 
 template <int K, class S, class A>
 void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>& task) {
   const bool scaled = a.op != Operator::plain;
-  const Fit fit = {task.width, sizeof(A), scaled};
+  const Fit fit = {K, units_of<K>(task.width), sizeof(A), scaled};
   const int64_t nodes = (task.rows + a.graphs - 1) / a.graphs;  // of the average graph
   const auto arcs = static_cast<int64_t>(static_cast<double>(nodes) / a.nodes * a.arcs);
   const Levels levels = levels_of(device, fit, nodes, arcs);
@@ -171,7 +171,7 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
   // A graph that fits nowhere has more nodes, at this many bytes each, and arcs than most_bytes.
   const int64_t most_bytes = levels.bytes[levels.count - 1], each = rows_at_once(task.width);
   const int64_t most_large =
-      std::min(a.graphs, fit.bytes(task.rows, a.arcs, fit.fewest_columns()) / std::max<int64_t>(most_bytes - 4, 1));
+      std::min(a.graphs, fit.bytes(task.rows, a.arcs, fit.fewest_units()) / std::max<int64_t>(most_bytes - 4, 1));
   const int64_t blocks = needed == levels.count ? task.rows / each + most_large : 0;
   Tensor lists = device.empty({needed > 0 ? levels.count - 1 : 0, a.graphs}, ScalarType::Long);
   Tensor runs = device.bytes_for<Run>(blocks), counts = device.bytes_for<Count>(levels.count);
@@ -184,8 +184,8 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
     int64_t most = 1024;
     dim3 grid = blocks_for(a.graphs, 1);
     if (level == 0) {
-      const int64_t columns = std::max<int64_t>(fit.columns(nodes, arcs, levels.bytes[0]), 1);
-      const int64_t work = std::max<int64_t>(nodes * units_of<K>(columns), arcs / 8) / 2;
+      const int64_t units = std::max(fit.units_in(levels.bytes[0], nodes, arcs), 1);
+      const int64_t work = std::max(nodes * units, arcs / 8) / 2;
       most = std::clamp<int64_t>((work + warp_size - 1) / warp_size * warp_size, 64, 512);
     } else {
       const int64_t held = device.resident_blocks(&graph_kernel<K, S, A>, most, levels.bytes[level]);
