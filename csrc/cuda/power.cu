@@ -55,8 +55,8 @@ class HopByHop {
       : device_(device),
         csr_(csr),
         rows_(rows),
+        narrow_(rows.runs ? rows : Rows{nullptr, nullptr, rows.nodes, threads}),
         blocks_(blocks),
-        arcs_(arcs),
         most_pieces_(arcs / (light_arcs + 1) + arcs / piece_arcs),
         most_long_rows_(arcs / piece_arcs),
         pieces_(device.bytes_for<HeavyPiece>(most_pieces_)),
@@ -67,17 +67,18 @@ class HopByHop {
                pointer<Count>(counts_)} {
     device.zero(counts_);
     if (scale || most_pieces_ > 0)
-      device.launch(&cut_kernel, grid(blocks_), threads, 0, csr_, rows_, op, scale, heavy_);
+      device.launch(&cut_kernel, grid(blocks_), threads, 0, csr_, narrow_, op, scale, heavy_);
   }
 
   template <class Task>
   void run(const Task& task) const {
     dispatch_columns(task.width, [&](auto most) {
       constexpr int k = std::min<int>(most, Task::most_columns);
+      const Rows& rows = Task::most_columns == 1 ? narrow_ : rows_;
       const int units = units_of<k>(task.width);
       const Team team(task.width, units);
       const int64_t shares = (units + team.side - 1) / team.side, teams = threads / team.lanes();
-      device_.launch(&hop_kernel<k, Task>, grid(blocks_ + most_pieces_ * shares / teams), threads, 0, task, csr_, rows_,
+      device_.launch(&hop_kernel<k, Task>, grid(blocks_ + most_pieces_ * shares / teams), threads, 0, task, csr_, rows,
                      heavy_);
     });
     if (most_long_rows_ > 0)
@@ -98,8 +99,8 @@ class HopByHop {
 
   const Device& device_;
   Csr csr_;
-  Rows rows_;
-  int64_t blocks_, arcs_, most_pieces_, most_long_rows_;
+  Rows rows_, narrow_;  // what is one thread's per row takes more rows at once
+  int64_t blocks_, most_pieces_, most_long_rows_;
   Tensor pieces_, long_rows_, partial_, counts_;
   Heavy heavy_;
 };
@@ -153,7 +154,7 @@ Levels levels_of(const Device& device, const Fit& fit, int64_t nodes, int64_t ar
   constexpr int64_t few = 8 << 10, some = 72 << 10;  // of the latter, three blocks fit on a multiprocessor
   const auto most = static_cast<int>(device.most_shared_bytes());
   int64_t first = std::clamp(fit.bytes(3 * nodes, 3 * arcs, fit.units), few, some);  // room for most graphs
-  first = std::max(first, fit.bytes(2 * nodes, 2 * arcs, fit.fewest_units()));
+  first = std::max(first, fit.bytes(nodes + nodes / 2, arcs + arcs / 2, fit.fewest_units()));
   if (first >= most) return {fit, 1, {most}};
   if (first > some / 2) return {fit, 2, {static_cast<int>(first), most}};
   return {fit, 3, {static_cast<int>(first), some, most}};
