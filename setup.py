@@ -3,7 +3,7 @@
 Environment variables read at build time:
     SPIN_FAST_NATIVE=0    install the pure-Python package: no compiler needed, everything runs on the reference path
     SPIN_FAST_CUDA=0|1    without, or not without, the CUDA kernels (default: with them where there is nvcc)
-    CUDA_HOME             where CUDA is, if nvcc is not on the PATH
+    CUDA_HOME             the CUDA toolkit to build with (default: that of the nvcc on the PATH, then /usr/local/cuda)
     TORCH_CUDA_ARCH_LIST  the GPUs to compile for, as for torch's own extensions (default: 8.0;9.0;10.0+PTX)
     CXX, CXXFLAGS, LDFLAGS, MAX_JOBS    as everywhere
 """
@@ -37,14 +37,13 @@ def target_macros() -> list[tuple[str, str]]:
 
 
 def find_nvcc() -> str | None:
-    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
-    places = [str(Path(home, "bin")) for home in homes if home]
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    places = [str(Path(home, "bin"))] if home else [None, "/usr/local/cuda/bin"]  # None: the PATH
     found = next((nvcc for place in places if (nvcc := shutil.which("nvcc", path=place))), None)
-    found = found or shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
     wanted = os.environ.get("SPIN_FAST_CUDA") is not None and flag("SPIN_FAST_CUDA", True)
     if wanted and found is None:
         sys.exit(
-            "spin_fast: SPIN_FAST_CUDA=1, but no nvcc found (looked in CUDA_HOME, the PATH and /usr/local/cuda). "
+            f"spin_fast: SPIN_FAST_CUDA=1, but no nvcc found (looked in {', '.join(p or 'the PATH' for p in places)}). "
             "Install the CUDA toolkit, or leave SPIN_FAST_CUDA out to install without CUDA kernels."
         )
     return found if flag("SPIN_FAST_CUDA", True) else None
@@ -71,14 +70,15 @@ class CudaLibrary:
     library is linked against a stub of libtorch_cuda with the names that it uses.
     """
 
+    NAME = "spin_fast._C_cuda"
     SYMBOLS = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
     SOURCES = ("power", "readout", "branch", "distinct", "transpose")
 
     def __init__(self, nvcc: str) -> None:
-        self.nvcc = nvcc
+        self.nvcc, self.architectures = nvcc, architecture_flags()
         headers = [*Path("csrc").glob("*.h"), *Path("csrc/cuda").glob("*.h")]
         sources = [f"csrc/cuda/{name}.cu" for name in self.SOURCES]
-        self.extension = Extension("spin_fast._C_cuda", sources=sources, depends=[*map(str, headers), "setup.py"])
+        self.extension = Extension(self.NAME, sources=sources, depends=[*map(str, headers), "setup.py"])
 
     def build(self, target: Path, folder: Path) -> None:
         """Compile what has changed, and link."""
@@ -94,7 +94,7 @@ class CudaLibrary:
             "-Xcompiler=-fPIC,-fvisibility=hidden",
             *[f"-D{name}={value}" for name, value in target_macros()],
             *[f"-isystem={path}" for path in cpp_extension.include_paths()],
-            *architecture_flags(),
+            *self.architectures,
         ]
         newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
 
@@ -110,22 +110,23 @@ class CudaLibrary:
         with tempfile.TemporaryDirectory() as stubs:
             paths = [*self.torch_with_cuda(Path(stubs)), *cpp_extension.library_paths()]
             self.run(
-                *(self.nvcc, "-shared", "-cudart=static", *architecture_flags()[:1], *objects, "-o", target),
+                *(self.nvcc, "-shared", "-cudart=static", *self.architectures[:1], *objects, "-o", target),
                 *[f"-L{path}" for path in paths],
                 *("-ltorch_cuda", "-ltorch_cpu", "-lc10", "-Xlinker=--no-undefined,--no-as-needed"),
             )
 
-    def torch_with_cuda(self, folder: Path) -> list[str]:
+    @classmethod
+    def torch_with_cuda(cls, folder: Path) -> list[str]:
         """Where to find a libtorch_cuda, if not with torch: a stub."""
         from torch.utils import cpp_extension
 
         if any(Path(path, "libtorch_cuda.so").exists() for path in cpp_extension.library_paths()):
             return []
         source = folder / "stub.c"
-        source.write_text("".join(f"void {name}(void) {{}}\n" for name in self.SYMBOLS))
+        source.write_text("".join(f"void {name}(void) {{}}\n" for name in cls.SYMBOLS))
         library = folder / "libtorch_cuda.so"
         compiler = shlex.split(os.environ["CXX"])
-        self.run(*compiler, "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", source, "-o", library)
+        cls.run(*compiler, "-x", "c", "-shared", "-fPIC", "-Wl,-soname,libtorch_cuda.so", source, "-o", library)
         return [str(folder)]
 
     @staticmethod
@@ -215,11 +216,14 @@ def native_extensions() -> dict:
             wanted, self.extensions = self.extensions, [extension]
             super().build_extensions()
             self.extensions = wanted
+            target = Path(self.get_ext_fullpath(CudaLibrary.NAME)).resolve()
             if cuda:
-                target = Path(self.get_ext_fullpath(cuda.extension.name)).resolve()
                 cuda.build(target, Path(self.build_temp, "csrc", "cuda"))
+            else:  # what an earlier build left there would be installed too
+                target.unlink(missing_ok=True)
 
     return {"ext_modules": [extension, *([cuda.extension] if cuda else [])], "cmdclass": {"build_ext": Build}}
 
 
-setup(**(native_extensions() if flag("SPIN_FAST_NATIVE", True) else {}))
+if __name__ == "__main__":
+    setup(**(native_extensions() if flag("SPIN_FAST_NATIVE", True) else {}))

@@ -3,8 +3,9 @@
 //
 // Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [R + 1, N, h] and
 // every branch reads the same ptr; for bfloat16 and float16 rows the attention's readout, alpha and their gradients are
-// float32; `checked`: the caller vouches for the contents of the index arrays; `hash_bits`: 64 but in tests, which want
-// rows to collide.
+// float32; `tf32`: the MLPs may round their
+// factors to TF32 (CUDA only); `checked`: the caller vouches for the contents of the index arrays; `hash_bits`: 64 but
+// in tests, which want rows to collide.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -40,14 +41,16 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool checked) -> (Tensor dz, Tensor dw)");
   m.def(
       "branch_readout(Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, bool attention, float negative_slope, bool shared, bool checked) -> Tensor");
+      "int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, bool checked) "
+      "-> Tensor");
   m.def(
       "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, "
-      "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool shared, bool checked, "
-      "bool with_rows) -> (Tensor dparameters, Tensor drows)");
+      "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
+      "bool checked, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
       "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool checked) "
+      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, "
+      "bool checked) "
       "-> (Tensor loss, Tensor gradient)");
   m.def(
       "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool checked) "

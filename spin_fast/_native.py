@@ -1,13 +1,17 @@
-"""Finds and loads the compiled library ``_C``; where that fails, says why, once, and how to mend it.
+"""Finds and loads the compiled libraries; where that fails, says why, once, and how to mend it.
+
+``_C`` has the schemas of the ops and the CPU kernels, ``_C_cuda`` the CUDA kernels; under a torch without CUDA that is
+not loaded. Loading starts nothing on a GPU, so a process that has imported this may still fork.
 
 Environment:
-    SPIN_FAST_BACKEND=reference    do not load it; every operation runs on :mod:`spin_fast.reference`
+    SPIN_FAST_BACKEND=reference    load neither; every operation runs on :mod:`spin_fast.reference`
     SPIN_FAST_ISA=baseline|avx2|avx512    the instruction set of the CPU kernels (default: the best this CPU has)
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import os
 import warnings
 from pathlib import Path
@@ -54,17 +58,58 @@ def _load() -> tuple[ModuleType | None, str]:
     return library, ""
 
 
+def _load_cuda() -> tuple[str, str]:
+    """Load the CUDA kernels; return why they are not there and how to mend that, or empty strings."""
+    if library is None:
+        return f"they need the compiled library: {missing_reason}", ""
+    if torch.version.cuda is None:
+        return f"this torch ({torch.__version__}) has no CUDA", ""
+    spec = importlib.util.find_spec("spin_fast._C_cuda")
+    if spec is None or spec.origin is None:
+        return (
+            "this installation has no CUDA kernels (spin_fast/_C_cuda)",
+            "Reinstall with the CUDA toolkit: nvcc on the PATH or in CUDA_HOME, and without SPIN_FAST_CUDA=0",
+        )
+    try:
+        torch.ops.load_library(spec.origin)  # no Python module: loading it registers the kernels
+    except OSError as error:
+        reason = f"the library of the CUDA kernels does not load: {error.__cause__ or error}"
+        return reason, f"Reinstall spin_fast against this torch ({torch.__version__}; 2.10 or newer is needed)"
+    return "", ""
+
+
 library, missing_reason = _load()
+cuda_missing_reason, _cuda_mend = _load_cuda()
 
 
-def available() -> bool:
-    """Whether the compiled CPU library is loaded."""
-    return library is not None
+def available(device: str | torch.device = "cpu") -> bool:
+    """Whether the compiled kernels for tensors on ``device``, the CPU or a GPU ("cuda"), are loaded."""
+    kind = torch.device(device).type
+    return library is not None and (kind == "cpu" or (kind == "cuda" and not cuda_missing_reason))
+
+
+def wants_cuda() -> bool:
+    """Whether the CUDA kernels are loaded; where they could be, and are not, warn of that the first time.
+
+    Not at import: most torch installations are made for CUDA, on whatever machine they are.
+    """
+    global _cuda_mend
+    if _cuda_mend and not torch.compiler.is_compiling():
+        mend, _cuda_mend = _cuda_mend, ""
+        warnings.warn(
+            f"spin_fast: {cuda_missing_reason}. The slower pure-PyTorch path takes over on the GPU. {mend}; "
+            "or set SPIN_FAST_BACKEND=reference to choose this path without a warning.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return library is not None and not cuda_missing_reason
 
 
 def build_info() -> dict[str, Any]:
-    """What was built and what runs: versions, compiler, instruction sets, or why there is no compiled library."""
-    info: dict[str, Any] = {"torch": torch.__version__, "native": available()}
+    """What was built and what runs: versions, compiler, instruction sets, CUDA kernels, or why there are none."""
+    info: dict[str, Any] = {"torch": torch.__version__, "native": available(), "cuda": available("cuda")}
+    if cuda_missing_reason:
+        info["cuda_reason"] = cuda_missing_reason
     if library is None:
         return info | {"reason": missing_reason}
     return info | library.build_info() | {"isa": library.isa(), "isa_available": library.isa_available()}

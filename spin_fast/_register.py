@@ -152,7 +152,7 @@ def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor)
 
 
 # What branch_readout and its backward pass share, in the order of the schema: rows, parameters, ptr, index, count, ids,
-# num_branches, widths, attention, negative_slope, shared, checked.
+# num_branches, widths, attention, negative_slope, tf32, shared, checked.
 
 
 def _branch_readout_fake(rows, parameters, ptr, index, count, ids, num_branches, widths, *rest):  # type: ignore[no-untyped-def]
@@ -163,7 +163,7 @@ def _branch_readout_fake(rows, parameters, ptr, index, count, ids, num_branches,
 
 def _branch_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*inputs[:6])
-    ctx.options = inputs[6:11]
+    ctx.options = inputs[6:12]
 
 
 def _branch_readout_grad(ctx: Any, grad: Tensor) -> Grads:
@@ -171,7 +171,7 @@ def _branch_readout_grad(ctx: Any, grad: Tensor) -> Grads:
     dparameters, drows = torch.ops.spin_fast.branch_readout_backward.default(
         grad.contiguous(), *ctx.saved_tensors, *ctx.options, True, with_rows
     )
-    return (drows if with_rows else None, dparameters, *[None] * 10)
+    return (drows if with_rows else None, dparameters, *[None] * 11)
 
 
 def _branch_readout_backward_fake(grad, rows, parameters, *rest):  # type: ignore[no-untyped-def]
@@ -181,14 +181,14 @@ def _branch_readout_backward_fake(grad, rows, parameters, *rest):  # type: ignor
 
 def _branch_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.save_for_backward(*inputs[:7])
-    ctx.options, ctx.with_rows = inputs[7:12], inputs[13]
+    ctx.options, ctx.with_rows = inputs[7:13], inputs[14]
 
 
 def _branch_readout_backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> Grads:
     if torch.is_grad_enabled():
         raise NotImplementedError("branch_readout has no third derivative; use spin_fast.reference.branch_readout")
     grad, rows, parameters, ptr, index, count, ids = ctx.saved_tensors
-    num_branches, widths, attention, slope, shared = ctx.options
+    num_branches, widths, attention, slope, _, shared = ctx.options
     with torch.enable_grad():
         grad, rows, parameters = (value.detach().requires_grad_() for value in (grad, rows, parameters))
         w, weights, biases, _ = reference.split_parameters(parameters, num_branches, rows.shape[1], widths, attention)
@@ -199,7 +199,7 @@ def _branch_readout_backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows
         asked, cotangents = (parameters, rows)[: 1 + ctx.with_rows], (grad_dparameters, grad_drows)[: 1 + ctx.with_rows]
         first = torch.autograd.grad(readout, asked, grad, create_graph=True)
         dgrad, drows, dparameters = torch.autograd.grad(first, (grad, rows, parameters), cotangents, allow_unused=True)
-    return (dgrad, drows, dparameters, *[None] * 11)
+    return (dgrad, drows, dparameters, *[None] * 12)
 
 
 def _training_step_fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]
@@ -212,7 +212,7 @@ def _distinct_rows_fake(powers, ptr, wide_index, hash_bits, checked):  # type: i
     index = ptr.new_empty(num_entries, dtype=torch.int64 if wide_index else torch.int32)
     return (
         powers.new_empty(num_rows, powers.shape[2]),
-        ptr.new_empty(powers.shape[0] + 1),
+        ptr.new_empty(powers.shape[0] + 1, device="cpu"),
         ptr.new_empty(powers.shape[0] * (ptr.shape[0] - 1) + 1),
         index,
         ptr.new_empty(num_entries, dtype=torch.int32),

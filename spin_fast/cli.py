@@ -45,6 +45,12 @@ class Readout(str, Enum):
     sum = "sum"
 
 
+class Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
 ]
@@ -108,6 +114,9 @@ def train(
     weight_decay: Annotated[float, typer.Option(min=0, help="L2 penalty of Adam.")] = 0.0,
     patience: Annotated[int, typer.Option(min=1, help="Stop after so many epochs without a better validation.")] = 60,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
+    device: Annotated[
+        Device, typer.Option(help="Where to train; auto takes the GPU if torch has one and its kernels are installed.")
+    ] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
     deduplicate: Annotated[bool, typer.Option(help="Store and evaluate each distinct row once (exact).")] = True,
     debug: Debug = False,
@@ -117,6 +126,7 @@ def train(
     Datasets with an official split use it; the others are split 80/10/10 by the seed, stratified.
     """
     torch.set_num_threads(threads)
+    place = _device(device)
     out = Path("runs") / dataset if out is None else out
     _make_folder(out)
     metric_name, metric = _metric(dataset)
@@ -125,21 +135,24 @@ def train(
         assert graphs.y is not None
         split = datasets.split(dataset, graphs.y, root, seed=seed)
     console.print(_describe(dataset, graphs), highlight=False)
+    num_outputs = _num_outputs(graphs.y)
     with console.status(f"computing {hops} hops"):
+        graphs = graphs.to(place)
         start = time.perf_counter()
         features = PowerFeatures.from_graphs(graphs, hops, operator.value, deduplicate, node_rows=dropout > 0)
+        _wait_for(place)
         precompute = time.perf_counter() - start
     torch.manual_seed(seed)
     model = SPIN(
         graphs.num_features,
         hidden,
-        _num_outputs(graphs.y),
+        num_outputs,
         hops,
         attention=readout is Readout.attention,
         num_layers=layers,
         batch_norm=batch_norm,
         dropout=dropout,
-    )
+    ).to(place)
     if calibrate:
         model.calibrate(features[split.train])
     fit = training.fit(
@@ -156,7 +169,9 @@ def train(
         metric=metric,
         progress=True,
     )
-    test = metric(training.predict(model, features, split.test), graphs.y[split.test])
+    target = features[split.test].y
+    assert target is not None
+    test = metric(training.predict(model, features, split.test), target)
     _write_and_report(
         out, dataset, features, model, fit, split, metric_name, test, precompute, operator=operator.value, seed=seed
     )
@@ -189,7 +204,7 @@ def _write_and_report(
     training.save_checkpoint(checkpoint, model, dataset=dataset, metric=metric_name, test=test, **settings)
     training_curve(curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
     seconds = fit.seconds_per_epoch
-    first = features.identical_graphs()
+    first = features.identical_graphs().cpu()
     known = int(torch.isin(first[split.test], first[split.train]).sum())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     table = Table(show_header=False, title=f"{kind} on {dataset}")
@@ -203,7 +218,7 @@ def _write_and_report(
         "precomputation": f"{1000 * precompute:.1f} ms, once, deduplication included",
         "nodes per stored row": f"{_ratios(features)}  (by branch)",
         "parameters": f"{parameters:,}",
-        "kernels": f"{_kernels()}, {torch.get_num_threads()} thread(s)",
+        "kernels": _kernels(features.rows.device),
         "model": str(checkpoint),
         "training curve": str(curve),
     }
@@ -221,8 +236,8 @@ def info(
 ) -> None:
     """Show what is installed, which kernels run, and which datasets are found."""
     facts = {"spin_fast": __version__, "python": platform.python_version()} | build_info()
-    facts["threads"] = torch.get_num_threads()
-    facts["kernels"] = _kernels()
+    facts["kernels"] = _kernels(torch.device("cpu"))
+    facts["kernels on the GPU"] = _kernels(torch.device("cuda")) if torch.cuda.is_available() else "torch finds no GPU"
     facts["datasets"] = ", ".join(datasets.names(root))
     table = Table(show_header=False)
     for name, value in facts.items():
@@ -304,7 +319,7 @@ def _metric(dataset: str) -> tuple[str, training.Metric]:
 
     def score(logits: Tensor, y: Tensor) -> float:
         scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
-        return float(evaluator.eval({"y_true": y.view(len(y), -1).numpy(), "y_pred": scores.numpy()})[name])
+        return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
 
     return {"rocauc": "ROC-AUC"}.get(name, name), score
 
@@ -313,9 +328,35 @@ def _score(metric_name: str, value: float) -> str:
     return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"
 
 
-def _kernels() -> str:
+def _device(wanted: Device) -> torch.device:
+    """The device to train on.
+
+    Raises:
+        ValueError: a GPU is asked for, and torch has none.
+    """
+    there = torch.cuda.is_available()
+    if wanted is Device.auto:
+        return torch.device("cuda" if there and native_available("cuda") else "cpu")
+    if wanted is Device.cuda and not there:
+        version = torch.version.cuda
+        reason = f"torch {torch.__version__} has no CUDA" if version is None else "torch finds no GPU (see nvidia-smi)"
+        raise ValueError(f"--device cuda: {reason}; --device cpu trains without")
+    return torch.device(wanted.value)
+
+
+def _wait_for(device: torch.device) -> None:
+    """For what is timed: work on a GPU goes on when its call has returned."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _kernels(device: torch.device) -> str:
+    """Which kernels run on ``device``, and on what."""
     facts = build_info()
-    return f"native ({facts['isa']})" if native_available() else f"reference ({facts['reason']})"
+    on = f"{torch.get_num_threads()} CPU thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    if native_available(device):
+        return f"native ({facts['isa'] if device.type == 'cpu' else 'CUDA'}), {on}"
+    return f"reference ({facts['reason' if device.type == 'cpu' else 'cuda_reason']}), {on}"
 
 
 def main() -> None:

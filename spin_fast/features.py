@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import _check, ops, reference
-from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange
+from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange, with_arrays
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
 CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
@@ -24,7 +24,8 @@ class PowerFeatures:
     """The rows ``[X, ĀX, ..., Ā^R X]`` of a set of graphs, computed once, before training.
 
     Nodes with bit-equal rows in a branch share one stored row; a graph lists its distinct rows and how often each
-    occurs. The attributes describe the storage; :attr:`ids` selects graphs in it. Build with :meth:`from_graphs`.
+    occurs. The attributes describe the storage; :attr:`ids` selects graphs in it. Build with :meth:`from_graphs`. All
+    arrays are on one device, but for ``row_ptr``, which is always on the CPU.
 
     Attributes:
         rows: ``[U, d]``; branch ``r`` owns ``rows[row_ptr[r]:row_ptr[r + 1]]``.
@@ -51,12 +52,13 @@ class PowerFeatures:
     ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check the contents once: the model and the operations then trust them."""
+        """Check the contents once: the model and the operations then trust them. On a GPU they are not read."""
         _check.tensor("rows", self.rows, ("U", "d"), _check.FLOATS)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
             _check.offsets_shape(name, getattr(self, name), device)
         _check.tensor("row_ptr", self.row_ptr, ("branches + 1",), (torch.int64,))
+        object.__setattr__(self, "row_ptr", self.row_ptr.cpu())
         if self.row_ptr.numel() < 2 or self.row_ptr[0] != 0 or self.row_ptr[-1] != num_rows:
             raise ValueError(f"row_ptr must go from 0 to the number of rows, {num_rows}, got {self.row_ptr.tolist()}")
         graphs, segments = self.node_ptr.numel() - 1, self.ptr.numel() - 1
@@ -67,10 +69,18 @@ class PowerFeatures:
         if self.count is not None:
             entries = num_rows if self.index is None else self.index.numel()
             _check.tensor("count", self.count, (entries,), (torch.int32,), device)
-        ops.check_segments(self.ptr, self.index, self.count, num_rows)
-        num_nodes = int(self.node_ptr[-1])
         if self.row_of_node is not None:
-            _check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), _check.INTEGERS, device)
+            _check.tensor("row_of_node", self.row_of_node, (self.num_branches, "N"), _check.INTEGERS, device)
+        if self.labels is not None and self.labels.device != device:
+            raise ValueError(f"labels must be on {device}, got {self.labels.device}")
+        if self.rows.is_cpu:
+            self._check_contents()
+
+    def _check_contents(self) -> None:
+        num_rows, num_nodes = len(self.rows), int(self.node_ptr[-1])
+        ops.check_segments(self.ptr, self.index, self.count, num_rows)
+        if self.row_of_node is not None:
+            _check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), _check.INTEGERS)
             flat = self.row_of_node.flatten()
             ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
         elif self.index is None and num_rows != self.num_branches * num_nodes:
@@ -92,7 +102,7 @@ class PowerFeatures:
         some 8 MB, at least one graph each, and the powers of all of them are never in memory at once. Where hardly any
         row repeats, less than one in ten over all branches, it is left out: the model then runs faster on one row per
         node. So it is as soon as that holds after a chunk for the graphs so far, if these have some thousand nodes,
-        whatever comes after them.
+        whatever comes after them. On a GPU, where a chunk in cache gains nothing, all graphs are one chunk.
 
         Args:
             graphs: the graphs.
@@ -108,6 +118,8 @@ class PowerFeatures:
         _check.operator(operator)
         if not deduplicate:
             return cls._dense(_powers(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
+        if not graphs.x.is_cpu:
+            return cls._of_one_chunk(graphs, num_hops, operator, node_rows)
         found = ops.DistinctRows(num_hops + 1, graphs.x, len(graphs), node_rows=node_rows)
         num_nodes = 0
         for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
@@ -121,6 +133,16 @@ class PowerFeatures:
         return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
     @classmethod
+    def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
+        check_weights(graphs, operator)
+        powers = _powers(graphs, num_hops, operator, True)
+        rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, checked=True)
+        if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
+            return cls._dense(powers, graphs.ptr, graphs.y, operator)
+        found = (rows, row_ptr, ptr, index, count, row_of_node if node_rows else None)
+        return cls(*found, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+
+    @classmethod
     def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
         """One row per node and branch, from ``powers [R + 1, N, d]``."""
         num_branches, num_nodes, _ = powers.shape
@@ -128,7 +150,7 @@ class PowerFeatures:
         return cls(
             rows=powers.flatten(0, 1),
             row_ptr=torch.arange(num_branches + 1) * num_nodes,
-            ptr=torch.cat([starts.flatten(), starts.new_tensor([num_branches * num_nodes])]),
+            ptr=torch.nn.functional.pad(starts.flatten(), (0, 1), value=num_branches * num_nodes),
             index=None,
             count=None,
             row_of_node=None,
@@ -156,7 +178,7 @@ class PowerFeatures:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes of the selected graphs."""
+        """Nodes of the selected graphs; read from the device."""
         sizes = self.node_ptr.diff()
         return int((sizes if self.ids is None else sizes[self.ids]).sum())
 
@@ -171,14 +193,39 @@ class PowerFeatures:
         num_nodes = int(self.node_ptr[-1])
         return [num_nodes / size if size else 1.0 for size in self.row_ptr.diff().tolist()]
 
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PowerFeatures:
+        """The same features on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
+        return with_arrays(self, lambda value: value.to(device, non_blocking=non_blocking), but=("row_ptr",))
+
+    def cuda(self, device: torch.device | str | int = "cuda") -> PowerFeatures:
+        return self.to(device)
+
+    def cpu(self) -> PowerFeatures:
+        return self.to("cpu")
+
+    def pin_memory(self) -> PowerFeatures:
+        """The same features in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
+        return with_arrays(self, Tensor.pin_memory, but=("row_ptr",))
+
     def __len__(self) -> int:
         return self.num_graphs
 
     def __getitem__(self, ids: GraphIds) -> PowerFeatures:
-        """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied."""
-        chosen = graph_ids(ids, self.num_graphs).to(self.node_ptr.device)
+        """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied.
+
+        Waits for no GPU, unless ``ids`` is a mask there; ids that are there already are trusted.
+        """
+        return self.of_storage(self.storage_ids(ids))
+
+    def storage_ids(self, ids: GraphIds) -> Tensor:
+        """Numbers in the storage of graphs ``ids`` of the selection, int64, on the device of the features."""
+        chosen = graph_ids(ids, self.num_graphs, self.node_ptr.device)
+        return chosen if self.ids is None else self.ids[chosen]
+
+    def of_storage(self, ids: Tensor) -> PowerFeatures:
+        """Select graphs by their numbers in the storage, which are trusted."""
         selected = copy.copy(self)  # not a new object: its contents are checked already
-        object.__setattr__(selected, "ids", chosen if self.ids is None else self.ids[chosen])
+        object.__setattr__(selected, "ids", ids)
         return selected
 
     def __repr__(self) -> str:
@@ -253,7 +300,7 @@ class PowerFeatures:
         """Rows of the selected nodes in each branch, ``[R + 1, n]``."""
         if self.row_of_node is None and self.index is not None:
             raise ValueError("features must know the rows of their nodes: make them with node_rows=True")
-        num_nodes = int(self.node_ptr[-1])
+        num_nodes = len(self.rows) // self.num_branches if self.row_of_node is None else self.row_of_node.shape[1]
         if self.ids is None:
             nodes = torch.arange(num_nodes, device=self.node_ptr.device)
         else:
@@ -286,6 +333,12 @@ def _powers(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool) -
     return ops.power_features(*arrays, ptr=graphs.ptr, edge_weight=weight, canonical=canonical, checked=True)
 
 
+def check_weights(graphs: GraphBatch, operator: str) -> None:
+    """Name a wrong edge weight by its node, before any work."""
+    if graphs.edge_weight is not None:
+        reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
+
+
 def power_chunks(
     graphs: GraphBatch,
     num_hops: int,
@@ -302,8 +355,7 @@ def power_chunks(
         bytes_beside: count for each node as well.
         canonical: as in :func:`spin_fast.power_features`.
     """
-    if graphs.edge_weight is not None:  # a wrong one is named by its node, before any work
-        reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
+    check_weights(graphs, operator)
     bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
     arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
     weight = graphs.edge_weight

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,14 +16,23 @@ from . import _check, ops
 GraphIds = int | slice | list[int] | range | np.ndarray | Tensor
 
 
-def graph_ids(ids: GraphIds, num_graphs: int) -> Tensor:
-    """Turn an int, slice, index array, list or boolean mask into int64 graph ids in ``[0, num_graphs)``.
+CPU = torch.device("cpu")
+Arrays = TypeVar("Arrays")
+
+
+def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Tensor:
+    """Turn an int, slice, index array, list or boolean mask into int64 graph ids in ``[0, num_graphs)`` on ``device``.
+
+    What comes from the host is checked there and then moved without waiting. Ids that are on a GPU already and stay
+    there are not read and so not checked; a mask there has to be read.
 
     Raises:
         TypeError: ``ids`` is none of these. IndexError: an id is out of range, or a mask has another length.
     """
     if isinstance(ids, slice):
-        return torch.arange(num_graphs)[ids] if (ids.step or 1) > 0 else torch.tensor(range(*ids.indices(num_graphs)))
+        rising = (ids.step or 1) > 0
+        chosen = torch.arange(num_graphs)[ids] if rising else torch.tensor(range(*ids.indices(num_graphs)))
+        return without_waiting(chosen, device)
     if isinstance(ids, (int, np.integer)) and not isinstance(ids, bool):
         chosen = torch.tensor([int(ids)])
     else:
@@ -32,25 +42,43 @@ def graph_ids(ids: GraphIds, num_graphs: int) -> Tensor:
             raise TypeError(
                 f"graph ids must be an int, slice, index array or mask, got {type(ids).__name__}"
             ) from error
+    if chosen.device != device:
+        chosen = chosen.cpu()
     if chosen.dtype == torch.bool:
         if chosen.shape != (num_graphs,):
             raise IndexError(f"a mask of graphs must have shape [{num_graphs}], got {list(chosen.shape)}")
-        return chosen.nonzero().squeeze(1)
+        return without_waiting(chosen.nonzero().squeeze(1), device)
     if chosen.dim() != 1 or (chosen.numel() and chosen.dtype.is_floating_point):
         raise TypeError(f"graph ids must be one-dimensional integers, got {chosen.dtype} of shape {list(chosen.shape)}")
     chosen = chosen.to(torch.int64)
-    if chosen.numel() and (chosen.min() < -num_graphs or chosen.max() >= num_graphs):
+    if chosen.is_cpu and chosen.numel() and (chosen.min() < -num_graphs or chosen.max() >= num_graphs):
         bad = chosen[(chosen < -num_graphs) | (chosen >= num_graphs)][0].item()
         raise IndexError(f"graph id {bad} is out of range for {num_graphs} graphs")
-    return torch.where(chosen < 0, chosen + num_graphs, chosen)
+    return without_waiting(torch.where(chosen < 0, chosen + num_graphs, chosen), device)
+
+
+def without_waiting(values: Tensor, device: torch.device) -> Tensor:
+    """Move from the host to ``device``; to a GPU from page-locked memory, so that the host need not wait for it."""
+    if device.type == "cuda" and values.is_cpu:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def with_arrays(container: Arrays, function: Callable[[Tensor], Tensor], *, but: Collection[str] = ()) -> Arrays:
+    """A copy of a ``GraphBatch`` or ``PowerFeatures`` with ``function`` of every array; its contents are trusted."""
+    changed = copy.copy(container)
+    for name, value in vars(container).items():
+        if isinstance(value, Tensor) and name not in but:
+            object.__setattr__(changed, name, function(value))
+    return changed
 
 
 def ragged_arange(starts: Tensor, sizes: Tensor) -> Tensor:
     """Concatenate ``arange(start, start + size)`` over all pairs: ``[2, 9], [3, 2] -> [2, 3, 4, 9, 10]``."""
     ends = sizes.cumsum(0)
-    return torch.arange(int(ends[-1]) if ends.numel() else 0, device=starts.device) + (
-        (starts - (ends - sizes)).repeat_interleave(sizes)
-    )
+    total = int(ends[-1]) if ends.numel() else 0
+    shifts = (starts - (ends - sizes)).repeat_interleave(sizes, output_size=total)
+    return torch.arange(total, device=starts.device) + shifts
 
 
 def offsets(sizes: Tensor) -> Tensor:
@@ -62,7 +90,8 @@ def offsets(sizes: Tensor) -> Tensor:
 class GraphBatch:
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
 
-    Contents are checked, and arrays made contiguous, once, here; the operations then trust them.
+    Contents are checked, and arrays made contiguous, once, here; the operations then trust them. On a GPU contents are
+    not checked, which would wait for it: build on the CPU and move with :meth:`to`.
 
     Args:
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
@@ -95,6 +124,8 @@ class GraphBatch:
         if self.y is not None and (not isinstance(self.y, Tensor) or self.y.shape[:1] != (self.num_graphs,)):
             got = list(self.y.shape) if isinstance(self.y, Tensor) else type(self.y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
+        if self.y is not None and self.y.device != device:
+            raise ValueError(f"y must be on {device}, got {self.y.device}")
         ops.check_csr(self.indptr, self.indices, self.ptr, num_nodes)
         for name in ("ptr", "indptr", "indices", "x", "y", "edge_weight"):
             if (value := getattr(self, name)) is not None:
@@ -178,6 +209,20 @@ class GraphBatch:
         """``[N]`` entries per row of the adjacency; a self-loop counts 1."""
         return self.indptr.diff()
 
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> GraphBatch:
+        """The same graphs on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
+        return with_arrays(self, lambda value: value.to(device, non_blocking=non_blocking))
+
+    def cuda(self, device: torch.device | str | int = "cuda") -> GraphBatch:
+        return self.to(device)
+
+    def cpu(self) -> GraphBatch:
+        return self.to("cpu")
+
+    def pin_memory(self) -> GraphBatch:
+        """The same graphs in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
+        return with_arrays(self, Tensor.pin_memory)
+
     def __len__(self) -> int:
         return self.num_graphs
 
@@ -188,7 +233,7 @@ class GraphBatch:
         """
         if isinstance(ids, slice) and ids.step in (None, 1):
             return self._between(*ids.indices(self.num_graphs)[:2])
-        ids = graph_ids(ids, self.num_graphs).to(self.ptr.device)
+        ids = graph_ids(ids, self.num_graphs, self.ptr.device)
         sizes = self.num_nodes_per_graph[ids]
         nodes = ragged_arange(self.ptr[ids], sizes)
         degree = self.degree[nodes]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from . import _check, ops, reference
 from .features import PowerFeatures
-from .graphs import offsets
+from .graphs import offsets, without_waiting
 
 Rows = Tensor | Sequence[Tensor]
 
@@ -72,7 +72,7 @@ class BranchNorm(nn.BatchNorm1d):
 
         else:
             nodes = torch.tensor(sizes[0]) if times is None else times[: sizes[0]].sum()
-            ptr = offsets(torch.tensor(sizes)).to(z.device)
+            ptr = without_waiting(offsets(torch.tensor(sizes)), z.device)
             branch = reference.run_of_entry(ptr, z.shape[0])
 
             def spread(values: Tensor) -> Tensor:
@@ -213,10 +213,15 @@ class SPIN(nn.Module):
                 f"features must have {config['num_hops']} hops and {config['in_features']} features as the model has, "
                 f"got {features.num_hops} and {features.num_features}"
             )
-        if features.rows.dtype != self.classifier[0].weight.dtype:
+        weight, rows = self.classifier[0].weight, features.rows
+        if rows.dtype != weight.dtype:
             raise TypeError(
-                f"features must be {self.classifier[0].weight.dtype} as the model is, got {features.rows.dtype}; "
+                f"features must be {weight.dtype} as the model is, got {rows.dtype}; "
                 "convert the model, or load the graphs in its dtype"
+            )
+        if rows.device != weight.device:
+            raise ValueError(
+                f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
             )
 
     def _forward_fused(

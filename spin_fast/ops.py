@@ -1,5 +1,8 @@
 """The public operations: check the arguments, then call the kernel, or the reference where there is none.
 
+What index arrays on a GPU contain is not checked, ``checked`` or not: no operation waits for a GPU, but for
+``distinct_rows``, whose results are as large as what it finds.
+
 Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
 """
@@ -17,7 +20,9 @@ from . import _check, _native, _register, reference
 
 
 def _has_kernel(device: torch.device) -> bool:
-    return _native.library is not None and device.type == "cpu"
+    if device.type == "cpu":
+        return _native.library is not None
+    return device.type == "cuda" and _native.wants_cuda()
 
 
 def _contents_are_readable(value: Tensor) -> bool:
@@ -146,12 +151,15 @@ def _power_features_of_run(
     out: Tensor,
     canonical: bool,
 ) -> Tensor:
-    first, last = int(ptr[0]), int(ptr[-1])
-    _check_out(out, x[first:last], num_hops)
+    if _contents_are_readable(ptr):
+        _check_out(out, x[int(ptr[0]) : int(ptr[-1])], num_hops)
+    else:
+        _check_out(out, x[: out.shape[1]], num_hops)
     if _has_kernel(x.device):
         arrays = (indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight)
         torch.ops.spin_fast.power_features_out.default(*arrays, True, canonical, out)
         return out
+    first, last = int(ptr[0]), int(ptr[-1])
     arcs = slice(int(indptr[first]), int(indptr[last]))
     part = (indptr[first : last + 1] - arcs.start, indices[arcs] - first, x[first:last])
     weight = None if edge_weight is None else edge_weight[arcs]
@@ -240,7 +248,7 @@ class DistinctRows:
     def __init__(self, num_branches: int, x: Tensor, num_graphs: int, *, node_rows: bool = True) -> None:
         wide, self._node_rows = num_branches * len(x) >= 2**31, node_rows
         self._native: Any = None
-        if _has_kernel(x.device):
+        if x.is_cpu and _has_kernel(x.device):
             sizes = (num_branches, *x.shape, num_graphs, x.element_size())
             self._native = _native.library.DistinctRows(*sizes, wide, node_rows)  # type: ignore[union-attr]
         else:
@@ -471,9 +479,14 @@ def branch_readout(
     widths = [weight.shape[2] for weight in weights]
     flat = rows.contiguous().flatten(0, 1) if dense else rows.contiguous()
     trusted = checked or not torch.compiler.is_compiling()
-    return torch.ops.spin_fast.branch_readout.default(
-        flat, parameters, ptr, index, count, ids, num_branches, widths, w is not None, negative_slope, dense, trusted
-    )
+    options = (num_branches, widths, w is not None, negative_slope, may_use_tf32(), dense, trusted)
+    return torch.ops.spin_fast.branch_readout.default(flat, parameters, ptr, index, count, ids, *options)
+
+
+@torch.compiler.assume_constant_result
+def may_use_tf32() -> bool:
+    """Whether torch's settings let products of float32 matrices on a GPU round their factors to TF32."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
 MOST_LAYERS = 8

@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from . import ops
 from ._native import available as native_available
 from .features import PowerFeatures, power_chunks
 from .graphs import GraphBatch, GraphIds, graph_ids
@@ -39,7 +40,7 @@ def rocauc(logits: Tensor, y: Tensor) -> float:
     """Area under the ROC curve of the second class; ``logits [G, 2]``, ``y [G]`` of 0 and 1."""
     from sklearn.metrics import roc_auc_score
 
-    return float(roc_auc_score(y.numpy(), (logits[:, 1] - logits[:, 0]).numpy()))
+    return float(roc_auc_score(y.cpu().numpy(), (logits[:, 1] - logits[:, 0]).cpu().numpy()))
 
 
 def loss_of(logits: Tensor, y: Tensor) -> Tensor:
@@ -47,9 +48,8 @@ def loss_of(logits: Tensor, y: Tensor) -> Tensor:
     if not y.is_floating_point():
         return F.cross_entropy(logits, y)
     known = ~y.isnan()
-    if not known.any():
-        return logits.sum() * 0
-    return F.binary_cross_entropy_with_logits(logits[known], y[known].to(logits.dtype))
+    losses = F.binary_cross_entropy_with_logits(logits, y.nan_to_num().to(logits.dtype), reduction="none")
+    return losses.where(known, 0).sum() / known.sum().clamp(min=1)
 
 
 @dataclass
@@ -84,16 +84,49 @@ class Fit:
 class _Adam(torch.optim.Adam):
     """torch's fused Adam for a single parameter, with a step that does not prepare for lists of them at every call.
 
-    ``quick_step`` runs no hooks of the optimiser.
+    ``quick_step`` runs no hooks of the optimiser. Where it is captured, the learning rate is a tensor on the device,
+    which learning-rate schedulers fill: what is captured then follows them.
     """
+
+    def __init__(self, parameter: nn.Parameter, *, learning_rate: float, weight_decay: float) -> None:
+        super().__init__([parameter], lr=learning_rate, weight_decay=weight_decay, fused=True)
+        self._rate: Tensor | None = None
+        self.follow(parameter)
+
+    def follow(self, flat: Tensor) -> None:
+        """Take ``flat`` as the parameter, and have what belongs to it where it is."""
+        (group,) = self.param_groups
+        (parameter,) = group["params"]
+        if parameter.data_ptr() != flat.data_ptr():
+            parameter.grad = None
+            parameter.data = flat.detach()
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state |= {name: torch.zeros_like(flat, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+        state["step"] = state["step"].to(flat.device)
+        for name in ("exp_avg", "exp_avg_sq"):
+            state[name] = state[name].to(flat)
+        if not _is_captured(flat.device):
+            group["lr"] = float(group["lr"])
+        elif self._rate is None or self._rate.device != flat.device:
+            group["lr"] = self._rate = torch.tensor(float(group["lr"]), dtype=torch.float32).to(flat.device)
+        elif group["lr"] is not self._rate:
+            self._rate.fill_(group["lr"])
+            group["lr"] = self._rate
+
+    @property
+    def memory(self) -> list[Any]:
+        """What a step reads and writes, and the numbers that it takes as they are."""
+        (group,) = self.param_groups
+        state = self.state[group["params"][0]]
+        numbers = [group[name] for name in ("betas", "weight_decay", "eps")]
+        return [group["lr"], *(state[name] for name in ("step", "exp_avg", "exp_avg_sq")), *numbers]
 
     def quick_step(self) -> None:
         (group,) = self.param_groups
         (parameter,) = group["params"]
-        state = self.state.get(parameter)
-        if not state:  # the first step makes it
-            self.step()
-            return
+        state = self.state[parameter]
         self._opt_called = True  # as step does: schedulers ask for it
         beta1, beta2 = group["betas"]
         state["step"] += 1
@@ -114,12 +147,65 @@ class _Adam(torch.optim.Adam):
         )
 
 
+def _is_captured(device: torch.device) -> bool:
+    """Whether steps on this kind of device are played back from a graph."""
+    return device.type == "cuda"
+
+
+def _capture(step: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], None], Tensor]:
+    """Record what ``step`` launches without running it: what runs it, and the result, which every run overwrites."""
+    graph = torch.cuda.CUDAGraph()
+    with (
+        torch.cuda.device(device),
+        torch.cuda.graph(graph, stream=torch.cuda.Stream(), capture_error_mode="thread_local"),
+    ):
+        result = step()
+    return graph.replay, result
+
+
+class _Captured:
+    """A step that is played back from a CUDA graph, in one launch, for each of a few numbers of graphs in a batch.
+
+    What is captured has fixed addresses: the ids are copied into a buffer, and what ``memory`` lists, all else that the
+    step reads and writes, must stay where it is (:meth:`holds`). The first step of a size is made as it is, because a
+    kernel that has never run is loaded first, which must not happen in a capture. That needs no stream of its own:
+    neither autograd nor cuBLAS, which remember streams, take part.
+    """
+
+    MOST_SIZES = 8  # full batches and the last one are two; steps of ever other sizes are made as they are
+
+    def __init__(self, step: Callable[[Tensor], Tensor], memory: Sequence[Any]) -> None:
+        self._step, self._memory = step, memory
+        self._buffers: dict[int, Tensor] = {}
+        self._graphs: dict[int, tuple[Callable[[], None], Tensor]] = {}
+
+    def holds(self, memory: Sequence[Any]) -> bool:
+        """Whether what has been captured works on ``memory``: the same tensors, equal numbers."""
+        pairs = zip(self._memory, memory, strict=True)
+        return all(one is other if isinstance(one, Tensor) else one == other for one, other in pairs)
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        size = len(ids)
+        if size not in self._buffers:
+            if len(self._buffers) < self.MOST_SIZES:
+                self._buffers[size] = torch.empty_like(ids)
+            return self._step(ids)
+        buffer = self._buffers[size].copy_(ids)
+        if size not in self._graphs:
+            self._graphs[size] = _capture(lambda: self._step(buffer), ids.device)
+        replay, loss = self._graphs[size]
+        replay()
+        return loss.clone()
+
+
 class Trainer:
     """A model in training: its parameters as one flat tensor, and Adam on that.
 
     A step of the standard model (no dropout, no BatchNorm, classes as labels) is one operation that returns the loss
-    and the gradient of every parameter, ``torch.ops.spin_fast.training_step``, and one of the optimiser. Other models
-    take autograd's way; both agree to rounding. Batches are ids of graphs in the features: nothing is collated.
+    and the gradient of every parameter, ``torch.ops.spin_fast.training_step``, and one of the optimiser; on a GPU both
+    are captured in a CUDA graph. Other models take autograd's way; both agree to rounding. Batches are ids of graphs in
+    the features: nothing is collated. Model and features are on one device; the order of the graphs is drawn on the
+    host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
     Args:
         model: trained in place.
@@ -133,7 +219,8 @@ class Trainer:
     def __init__(self, model: SPIN, *, learning_rate: float = 5e-3, weight_decay: float = 0.0) -> None:
         self.model = model
         self._flat = nn.Parameter(model.flatten_parameters())
-        self.optimizer = _Adam([self._flat], lr=learning_rate, weight_decay=weight_decay, fused=True)
+        self._captured: _Captured | None = None
+        self.optimizer = _Adam(self._flat, learning_rate=learning_rate, weight_decay=weight_decay)
 
     def epoch(
         self, features: PowerFeatures, ids: GraphIds, batch_size: int, generator: torch.Generator | None = None
@@ -144,30 +231,27 @@ class Trainer:
             return 0.0
         order = ids[torch.randperm(len(ids), generator=generator)]
         step = self._prepared(features)
-        batches = order.split(batch_size)
-        losses = torch.stack([step(batch) for batch in batches])
+        batches = features.storage_ids(order).split(batch_size)
+        losses = torch.stack([step(batch) for batch in batches]).cpu()
         return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
-        return self._prepared(features)(torch.arange(len(features)))
+        return self._prepared(features)(features.storage_ids(slice(None)))
 
     def _prepared(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
-        """A function that makes one step on the graphs that are given to it and returns the loss."""
+        """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss."""
         model = self.model
         model.check(features)
         _check_labels(features, model.config["out_features"])
         model.train()
-        flat = model.flatten_parameters()
-        if self._flat.data_ptr() != flat.data_ptr():  # the model was moved: follow it
-            self._flat.data = flat
+        self.optimizer.follow(model.flatten_parameters())  # wherever the model has been moved
         return self._fused(features) if self._is_standard(features) else self._by_autograd(features)
 
     def _is_standard(self, features: PowerFeatures) -> bool:
         config, labels = self.model.config, features.labels
         return (
-            native_available()
-            and features.rows.is_cpu
+            native_available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64
@@ -182,16 +266,20 @@ class Trainer:
             [config["hidden_features"]] * config["num_layers"],
             [*config["classifier_features"], config["out_features"]],
         )
-        options = (*sizes, config["attention"], config["negative_slope"], True)
+        options = (*sizes, config["attention"], config["negative_slope"], ops.may_use_tf32(), True)
         call, flat = torch.ops.spin_fast.training_step.default, self._flat.detach()
 
         def step(ids: Tensor) -> Tensor:
-            ids = ids if features.ids is None else features.ids[ids]
             loss, self._flat.grad = call(features.rows, flat, *data, ids, *options)
             self.optimizer.quick_step()
             return loss
 
-        return step
+        if not _is_captured(flat.device):
+            return step
+        memory = (self.model.flatten_parameters(), features.rows, *data, *self.optimizer.memory, options)
+        if self._captured is None or not self._captured.holds(memory):
+            self._captured = _Captured(step, memory)
+        return self._captured
 
     def _by_autograd(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         grad = torch.zeros_like(self._flat)
@@ -201,7 +289,7 @@ class Trainer:
             parameter.grad = part.view_as(parameter)
 
         def step(ids: Tensor) -> Tensor:
-            selected = features[ids]
+            selected = features.of_storage(ids)
             assert selected.y is not None
             grad.zero_()
             loss = loss_of(self.model(selected), selected.y)
@@ -219,12 +307,14 @@ def predict(model: SPIN, features: PowerFeatures, ids: GraphIds | None = None, b
     model.eval()
     selected = features if ids is None else features[ids]
     if len(selected) == 0:
-        return torch.empty(0, model.config["out_features"])
+        return features.rows.new_empty(0, model.config["out_features"])
     return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
 
 
 CHUNK_BYTES = 4 << 20
 """Of powers, and of arcs, that :func:`predict_proba` takes at a time, unless a single graph has more."""
+GPU_CHUNK_BYTES = 256 << 20
+"""The same on a GPU: enough to fill it."""
 
 
 @torch.inference_mode()
@@ -248,11 +338,13 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
     if graphs.num_features != config["in_features"]:
         raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
+    if graphs.x.device != (device := model.classifier[0].weight.device):
+        raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
     model.eval()
-    probabilities = torch.empty(len(graphs), config["out_features"], dtype=graphs.x.dtype)
-    done = 0
+    probabilities = graphs.x.new_empty(len(graphs), config["out_features"])
+    done, chunk_bytes = 0, CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with _progress_bar("graphs", len(graphs), progress) as advance:
-        for powers, ptr in power_chunks(graphs, config["num_hops"], operator, CHUNK_BYTES):
+        for powers, ptr in power_chunks(graphs, config["num_hops"], operator, chunk_bytes):
             number = len(ptr) - 1
             probabilities[done : done + number] = model.forward_tensors(powers, ptr).softmax(1)
             done += number
@@ -278,6 +370,8 @@ def fit(
 ) -> Fit:
     """Train with Adam; stop when ``metric`` on the validation graphs has not risen for ``patience`` epochs.
 
+    On the device of ``model`` and ``features``; see :class:`Trainer`.
+
     Of epochs with the same metric the one with the lower validation loss is kept. Ctrl-C ends training as early
     stopping does: the model holds the best weights so far.
 
@@ -300,7 +394,7 @@ def fit(
         ValueError: no labels, an empty part, or a number out of range.
     """
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
-    _check_labels(features, model.config["out_features"])
+    _check_labels(features, model.config["out_features"], read=True)
     _check_fit(train, validation, epochs, batch_size, patience)
     if schedule not in SCHEDULES:
         raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
@@ -341,7 +435,8 @@ def fit(
     return result
 
 
-def _check_labels(features: PowerFeatures, num_outputs: int) -> None:
+def _check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = False) -> None:
+    """Check the labels of the selected graphs; their range on a GPU only if they are to be ``read``, which waits."""
     y = features.y
     if y is None:
         raise ValueError("features must have labels (y) to train on")
@@ -350,7 +445,8 @@ def _check_labels(features: PowerFeatures, num_outputs: int) -> None:
             "y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, "
             f"got {y.dtype} of shape {list(y.shape)}"
         )
-    if not y.is_floating_point() and len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
+    read = (read or y.is_cpu) and not y.is_floating_point() and len(y) > 0
+    if read and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
         raise ValueError(
             f"y must be classes in [0, {num_outputs}), the model's outputs, got {int(y.min())} to {int(y.max())}"
         )
@@ -396,7 +492,7 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     header = {"format": CHECKPOINT_FORMAT, "config": json.dumps(model.config), "metadata": json.dumps(metadata)}
     temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(save({name: value.contiguous() for name, value in model.state_dict().items()}, header))
+    temporary.write_bytes(save({name: value.cpu().contiguous() for name, value in model.state_dict().items()}, header))
     temporary.replace(path)
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from spin_fast import GraphBatch
 
@@ -132,3 +136,43 @@ def ragged_readouts(draw: st.DrawFn) -> dict:
         "count": torch.from_numpy(rng.integers(1, 5, nnz)).to(torch.int32) if draw(st.booleans()) else None,
         "num_branches": branches,
     }
+
+
+class _Recorder(TorchDispatchMode):
+    """Keeps every call of an operation, and what a tensor held before it was written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, ...]] = []
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = zip(func._schema.arguments, args, strict=False)
+        written = [value for argument, value in given if argument.alias_info and argument.alias_info.is_write]
+        self.before += [(value, value.clone()) for value in tree_leaves(written)]
+        result = func(*args, **kwargs or {})
+        self.calls.append((func, args, kwargs or {}, result))
+        return result
+
+
+def played_back(step: Callable[[], torch.Tensor], device: torch.device) -> tuple[Callable[[], None], torch.Tensor]:
+    """What a CUDA graph does, on the CPU: ``training._capture`` with operations in the place of kernels.
+
+    The calls of ``step`` are recorded and what they wrote is undone, as a capture runs nothing. A replay makes the same
+    calls on the same tensors, and writes what they return where it was at the capture: no Python runs again.
+    """
+    with _Recorder() as recorder:
+        result = step()
+    for value, before in reversed(recorder.before):
+        value.copy_(before)
+    result.fill_(float("nan"))
+
+    @torch.no_grad()
+    def replay() -> None:
+        for func, args, kwargs, kept in recorder.calls:
+            made = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(kept), tree_leaves(made), strict=True):
+                if isinstance(old, torch.Tensor) and old is not new:
+                    old.copy_(new)
+
+    return replay, result

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 
+import cuda_kernels
 import numpy as np
 import pytest
 import torch
@@ -14,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, reference, training
+from spin_fast import SPIN, PowerFeatures, datasets, ops, reference, training
+from spin_fast.graphs import offsets
 
 
 def drawn_layers(rng: np.random.Generator, branches: int, widths: list[int], dtype: torch.dtype, scale: float = 1.0):
@@ -159,7 +162,7 @@ def test_opcheck(native) -> None:
     parameters = torch.randn(3 * (2 + (3 + 1) * 4 + (4 + 1) * 2), dtype=torch.float64)
     model = (3, [4, 2], True, 0.01)
     data = (features.ptr, features.index, features.count, torch.tensor([2, 0, 2]))
-    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), *data, *model, False, True)
+    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), *data, *model, False, False, True)
     torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, inputs)
     grad = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     once = ("test_schema", "test_autograd_registration", "test_faketensor")  # sizes of its gradient depend on the ids
@@ -167,7 +170,7 @@ def test_opcheck(native) -> None:
         backward = torch.ops.spin_fast.branch_readout_backward.default
         torch.library.opcheck(backward, (grad, *inputs, with_rows), test_utils=once)
     flat = torch.cat([parameters.detach(), torch.randn(7 * 2, dtype=torch.float64)])
-    step = (features.rows.detach(), flat, features.labels, *data, 3, [4, 2], [2], True, 0.01, True)
+    step = (features.rows.detach(), flat, features.labels, *data, 3, [4, 2], [2], True, 0.01, False, True)
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
 
 
@@ -377,13 +380,15 @@ def test_training_step_is_autograds(backend: str, poison: None, options: dict, n
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 
 
-def test_training_step_is_its_reference(native) -> None:
+def test_training_step_is_its_reference(backend: str) -> None:
+    if backend == "reference":
+        pytest.skip("there is no op then")
     features = made_features([30, 1, 0, 7], 5)
     model = SPIN(5, 8, 2, 2).double()
     sizes = (3, [8] * 3, [32, 32, 2], True, 0.01)
     data = (features.labels, features.ptr, features.index, features.count, torch.tensor([3, 1, 0, 0]))
     flat = model.flatten_parameters()
-    result = torch.ops.spin_fast.training_step(features.rows, flat, *data, *sizes, True)
+    result = torch.ops.spin_fast.training_step(features.rows, flat, *data, *sizes, False, True)
     for one, other in zip(result, reference.training_step(features.rows, flat, *data, *sizes), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -492,3 +497,90 @@ def test_a_trainer_follows_its_model(native) -> None:
     before = model.layers[0].weight.detach().clone()
     trainer.step(features)
     assert not torch.equal(model.layers[0].weight, before)
+
+
+# What the CUDA kernels meet: graphs of many tiles and of one, blocks that take several parts of graphs, models too wide
+# for shared memory.
+SHAPES = {
+    "small": ([3, 0, 5], 4, 6, 3, 2),
+    "tiles": ([200, 0, 70, 33, 1], 5, 7, 2, 3),
+    "no features": ([40, 90], 0, 3, 2, 2),
+    "one of each": ([64, 32], 1, 1, 1, 1),
+    "gradient not in shared memory": ([50, 40], 20, 48, 2, 2),
+    "weights not in shared memory": ([9, 8], 300, 150, 1, 3),
+    "nothing in shared memory": ([5, 2], 3, 1900, 1, 2),
+    "no graphs": ([], 3, 4, 2, 2),
+}
+
+
+def cuda_case(
+    sizes: list[int], num_features: int, width: int, branches: int, layers: int, form: str, dtype: torch.dtype
+) -> tuple[list[torch.Tensor], dict]:
+    """The tensors that take gradients, rows first, w last, and the other arguments."""
+    generator = torch.Generator().manual_seed(len(sizes) + width)
+    ptr = offsets(torch.tensor(sizes * branches, dtype=torch.int64))
+    entries = int(ptr[-1])
+    num_rows = entries if form == "rows" else entries // 3 + 1
+    widths = [num_features, *[width] * layers]
+    shapes = [(num_rows, num_features)]
+    shapes += [(branches, below, above) for below, above in pairwise(widths)]
+    shapes += [(branches, above) for above in widths[1:]]
+    leaves = [torch.randn(shape, generator=generator, dtype=dtype) for shape in [*shapes, (branches, width)]]
+    for leaf in leaves[1 : layers + 1]:
+        leaf /= max(leaf.shape[1], 1) ** 0.5
+    index = None if form == "rows" else torch.randint(num_rows, (entries,), generator=generator)
+    count = None if form == "rows" else torch.randint(1, 5, (entries,), generator=generator, dtype=torch.int32)
+    ids = torch.randint(len(sizes), (4,), generator=generator) if form == "ids" and sizes else None
+    return [leaf.requires_grad_() for leaf in leaves], {"ptr": ptr, "index": index, "count": count, "ids": ids}
+
+
+def readout_and_gradients(op: Callable, leaves: list[torch.Tensor], layers: int, others: dict) -> list[torch.Tensor]:
+    rows, w = leaves[0], leaves[-1]
+    out = op(rows, leaves[1 : layers + 1], leaves[layers + 1 : -1], w, **others)
+    cotangent = torch.linspace(-1, 1, out.numel(), dtype=out.dtype).view_as(out)
+    return [out.detach(), *torch.autograd.grad((out * cotangent).sum(), leaves)]
+
+
+@pytest.mark.parametrize("form", ["rows", "index", "ids"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_cuda_kernels_take_every_shape(native, poison: None, shape: str, form: str) -> None:
+    layers = SHAPES[shape][-1]
+    leaves, others = cuda_case(*SHAPES[shape], form, torch.float64)
+    expected = readout_and_gradients(reference.branch_readout, leaves, layers, others)
+    with cuda_kernels.standing_in() as kernels:
+        results = []
+        for order in (0, 1, 2) if shape == "tiles" else (1,):
+            kernels.set_order(order)
+            results.append(readout_and_gradients(spin_fast.branch_readout, leaves, layers, others))
+        kernels.set_order(0)
+    for result in results:
+        for one, other, first in zip(result, expected, results[0], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+            assert torch.equal(one, first)
+
+
+@pytest.mark.parametrize("num_features", [5, 37])
+def test_tensor_cores_multiply_what_they_should(native, monkeypatch: pytest.MonkeyPatch, num_features: int) -> None:
+    """Small integers are exact in TF32, and so is all that a sum readout of them computes."""
+    leaves, others = cuda_case([70, 0, 33, 7], num_features, 24, 2, 2, "index", torch.float32)
+    with torch.no_grad():
+        for leaf in leaves:
+            leaf.copy_((leaf * (leaf.abs() > 1.2)).sign() if leaf.dim() < 3 else (leaf * 2).round().clamp(-1, 1))
+
+    def run(op: Callable) -> list[torch.Tensor]:
+        out = op(leaves[0], leaves[1:3], leaves[3:5], None, **others, negative_slope=0.0)
+        cotangent = (torch.arange(out.numel()) % 3 - 1).float().view_as(out)
+        return [out.detach(), *torch.autograd.grad((out * cotangent).sum(), leaves[:-1])]
+
+    exact = run(reference.branch_readout)
+    monkeypatch.setattr(ops, "may_use_tf32", lambda: True)
+    with cuda_kernels.standing_in() as kernels:
+        kernels.set_order(1)
+        rounded = run(spin_fast.branch_readout)
+        kernels.set_order(0)
+        assert exact[0].abs().max() > 10
+        for one, other in zip(rounded, exact, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
+        with torch.no_grad():
+            leaves[0].mul_(1 + 2**-14)  # is lost in TF32
+        assert torch.equal(run(spin_fast.branch_readout)[0], exact[0])

@@ -10,8 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 
-from spin_fast import training
+from spin_fast import native_available, training
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -87,6 +88,22 @@ def test_errors_are_one_line(tmp_path: Path) -> None:
     assert "OTHER" in one_line_error(spin_fast("train", "OTHER", cwd=tmp_path))
     (tmp_path / "file").write_text("")
     assert "file" in one_line_error(spin_fast("train", "--epochs", 1, "--out", tmp_path / "file" / "x", cwd=tmp_path))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    assert "--device cuda: torch " in one_line_error(spin_fast("train", "--device", "cuda", cwd=tmp_path))
+    assert "torch finds no GPU" in spin_fast("info", cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
+def test_trains_on_a_device(device: str, tmp_path: Path) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch finds no GPU")
+    result = spin_fast("train", "--device", device, "--epochs", 2, "--hops", 1, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    gpu = device == "cuda" or (device == "auto" and native_available("cuda") and torch.cuda.is_available())
+    assert ("CPU thread(s)" in result.stdout) != gpu
 
 
 def test_debug_shows_the_traceback(tmp_path: Path) -> None:

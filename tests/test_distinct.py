@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
+import cuda_kernels
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import spin_fast
 from spin_fast import datasets, ops, reference
@@ -19,6 +23,16 @@ WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 VALUES = [0.0, -0.0, 1.0, -1.0, 0.5, float("nan"), float("inf"), 1.0 + 2**-7]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 Distinct = tuple[torch.Tensor, ...]
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def kernel(native, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The kernels that the operation has: it is the same for every instruction set."""
+    if request.param == "cpu":
+        yield "cpu"
+        return
+    with cuda_kernels.standing_in():
+        yield "cuda"
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -66,13 +80,50 @@ def powers_and_ptr(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @given(case=powers_and_ptr(), wide=st.booleans(), hash_bits=st.sampled_from([0, 1, 3, 64]))
-def test_equals_oracle(native, case: tuple[torch.Tensor, torch.Tensor], wide: bool, hash_bits: int) -> None:
+def test_equals_oracle(kernel: str, case: tuple[torch.Tensor, torch.Tensor], wide: bool, hash_bits: int) -> None:
     """With fewer bits of the hash rows collide, and only the comparison of bits tells them apart."""
     dtype = torch.int64 if wide else torch.int32
     made = native_distinct(*case, wide, hash_bits)
     assert [bits(made[0]).tolist(), *(value.tolist() for value in made[1:])] == by_dictionary(*case)
     assert_same(made, reference.distinct_rows(*case, index_dtype=dtype, hash_bits=hash_bits))
     assert_same(made, ops.distinct_rows(*case, index_dtype=dtype))
+
+
+@pytest.mark.parametrize(
+    ("branches", "width", "sizes"),
+    [(1, 3, []), (2, 0, []), (2, 3, [0, 0]), (1, 0, [0, 4, 0]), (3, 0, [1, 3]), (3, 2, [0, 0, 5]), (1, 1, [1])],
+)
+@pytest.mark.parametrize("hash_bits", [0, 64])
+def test_empty(kernel: str, branches: int, width: int, sizes: list[int], hash_bits: int) -> None:
+    """No graphs, no nodes, no features; graphs without nodes; one of each."""
+    ptr = torch.tensor([0, *sizes]).cumsum(0)
+    case = (torch.arange(branches * sum(sizes) * width).view(branches, sum(sizes), width) % 3 / 2, ptr)
+    made = native_distinct(*case, hash_bits=hash_bits)
+    assert [bits(made[0]).tolist(), *(value.tolist() for value in made[1:])] == by_dictionary(*case)
+    assert_same(made, reference.distinct_rows(*case))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width"),
+    [(torch.float32, 1), (torch.float32, 40), (torch.float64, 3), (torch.bfloat16, 5), (torch.float16, 2)],
+)
+def test_any_order_of_cuda_threads(native, dtype: torch.dtype, width: int) -> None:
+    """Graphs of more nodes than a block has threads; rows that repeat far apart, and in other graphs and branches."""
+    generator = torch.Generator().manual_seed(width)
+    ptr = torch.tensor([0, 1, 0, 31, 300, 0, 64, 5]).cumsum(0)
+    pool = torch.randint(-1, 2, (25, width), generator=generator).to(dtype)
+    pool[:2], pool[1, -1] = 1, 2  # told apart by the last column alone
+    powers = pool[torch.randint(0, len(pool), (2, int(ptr[-1])), generator=generator)]
+    expected = reference.distinct_rows(powers, ptr)
+    with cuda_kernels.standing_in() as kernels:
+        for order, hash_bits, wide in ((0, 64, True), (1, 3, False), (2, 1, True), (3, 3, True), (4, 64, False)):
+            kernels.set_order(order)
+            try:
+                rows, row_ptr, ends, index, count, row_of_node = native_distinct(powers, ptr, wide, hash_bits)
+            finally:
+                kernels.set_order(0)
+            assert index.dtype == row_of_node.dtype == (torch.int64 if wide else torch.int32)
+            assert_same((rows, row_ptr, ends, index.int(), count, row_of_node.int()), expected)
 
 
 @given(case=powers_and_ptr(), data=st.data(), node_rows=st.booleans())
@@ -201,11 +252,18 @@ def test_rows_of_nodes_are_the_powers_on_real_data(name: str, native, request: p
         assert_same(made, reference.distinct_rows(powers, graphs.ptr))
 
 
-def test_opcheck(native) -> None:
+def test_opcheck(kernel: str) -> None:
     op, ptr = torch.ops.spin_fast.distinct_rows, torch.tensor([0, 2, 2, 5])
     for dtype in DTYPES:
         torch.library.opcheck(op, (torch.randint(0, 2, (2, 5, 3)).to(dtype), ptr, dtype.itemsize == 2, 64, False))
     torch.library.opcheck(op, (torch.empty(1, 0, 3), torch.tensor([0]), False, 64, True))
+
+
+def test_only_the_sizes_of_the_branches_come_to_the_cpu(native) -> None:
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        powers, ptr = torch.empty(2, 5, 3, device="cuda"), torch.empty(3, dtype=torch.int64, device="cuda")
+        made = torch.ops.spin_fast.distinct_rows(powers, ptr, False, 64, True)
+    assert [value.device.type for value in made] == ["cuda", "cpu", "cuda", "cuda", "cuda", "cuda"]
 
 
 def test_takes_what_is_not_contiguous_and_needs_a_gradient(backend: str) -> None:
@@ -237,17 +295,26 @@ def test_wrong_arguments_are_named(backend: str, change: dict, error: type[Excep
         ops.distinct_rows(**arguments)
 
 
-def test_a_raw_call_checks_what_it_reads(native) -> None:
-    op, powers, ptr = torch.ops.spin_fast.distinct_rows, torch.ones(2, 5, 3), torch.tensor([0, 2, 5])
-    for arguments in (
-        (powers[0], ptr, False, 64, False),
-        (powers.transpose(0, 1), ptr, False, 64, False),
-        (powers.int(), ptr, False, 64, False),
-        (powers, ptr.int(), False, 64, False),
-        (powers, ptr[:0], False, 64, False),
-        (powers, torch.tensor([0, 6]), False, 64, False),
-        (powers, torch.tensor([0, -3, 5]), False, 64, False),
-        (powers, ptr, False, 65, False),
-    ):
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"powers": torch.ones(5, 3)},
+        {"powers": torch.ones(5, 2, 3).transpose(0, 1)},
+        {"powers": torch.ones(2, 5, 3).int()},
+        {"powers": torch.ones(0, 5, 3)},
+        {"ptr": torch.tensor([0, 2, 5]).int()},
+        {"ptr": torch.tensor([], dtype=torch.int64)},
+        {"hash_bits": 65},
+        {"hash_bits": -1},
+    ],
+)
+def test_a_raw_call_checks_metadata(kernel: str, change: dict) -> None:
+    arguments = {"powers": torch.ones(2, 5, 3), "ptr": torch.tensor([0, 2, 5])} | change
+    with pytest.raises(RuntimeError):
+        native_distinct(**arguments)
+
+
+def test_a_raw_call_checks_contents(native) -> None:
+    for ptr in ([0, 6], [0, -3, 5]):
         with pytest.raises(RuntimeError):
-            op(*arguments)
+            native_distinct(torch.ones(2, 5, 3), torch.tensor(ptr))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import spin_fast
 
@@ -34,6 +35,19 @@ class Hide:
 sys.meta_path.insert(0, Hide())
 """
 
+CUDA_KERNELS = """
+import ctypes, os, runpy
+from pathlib import Path
+import torch, spin_fast
+os.environ.setdefault("CXX", "c++")
+for folder in runpy.run_path({setup!r})["CudaLibrary"].torch_with_cuda(Path({folder!r})):
+    ctypes.CDLL(folder + "/libtorch_cuda.so")
+torch.ops.load_library({library!r})
+for key in ("CPU", "CUDA"):
+    ops = torch._C._dispatch_get_registrations_for_dispatch_key(key)
+    print(key, *sorted(op for op in ops if op.startswith("spin_fast::")))
+"""
+
 
 def test_build_info(native) -> None:
     info = spin_fast.build_info()
@@ -41,6 +55,22 @@ def test_build_info(native) -> None:
     assert info["isa"] in info["isa_available"]
     assert info["isa_available"][0] == "baseline"
     assert info["built_for_torch"] == "2.10"
+
+
+def test_every_op_has_a_cuda_kernel(native, tmp_path: Path) -> None:
+    """In the installed library, loaded without a GPU."""
+    setup = Path(__file__).parents[1] / "setup.py"
+    library = next(Path(spin_fast.__file__).parent.glob("_C_cuda*.so"), None)
+    if library is None:
+        assert os.environ.get("SPIN_FAST_CUDA") != "1", "SPIN_FAST_CUDA=1, but what is installed has no _C_cuda"
+        pytest.skip("this installation was built without CUDA")
+    if not setup.is_file():
+        pytest.skip("no setup.py beside the tests: this is not a checkout")
+    result = run(CUDA_KERNELS.format(setup=str(setup), folder=str(tmp_path), library=str(library)))
+    assert result.returncode == 0, result.stderr
+    (_, *on_cpu), (_, *on_cuda) = (line.split() for line in result.stdout.splitlines()[-2:])
+    assert on_cpu
+    assert set(on_cuda) == set(on_cpu)
 
 
 def test_isa_can_be_chosen(native) -> None:
@@ -84,6 +114,62 @@ def test_library_that_does_not_load_is_reported_with_the_reason() -> None:
     assert result.stdout.startswith("False None the compiled library does not load: libtorch.so: undefined symbol")
     assert result.stderr.count("RuntimeWarning") == 1
     assert "Reinstall spin_fast against this torch" in result.stderr
+
+
+CUDA = """
+import importlib.machinery, sys, torch
+torch.version.cuda = "13.0"
+class Find:
+    def find_spec(self, name, path=None, target=None):
+        if name == "spin_fast._C_cuda":
+            return importlib.machinery.ModuleSpec(name, None, origin={origin!r})
+sys.meta_path.insert(0, Find())
+import spin_fast
+from spin_fast import _native
+info = spin_fast.build_info()
+print(info["cuda"], spin_fast.native_available("cuda:1"), info.get("cuda_reason"), sep="|")
+"""
+USE = "print('imported', file=sys.stderr)\nfor _ in range(3): _native.wants_cuda()"
+
+
+def test_torch_without_cuda_has_no_cuda_kernels() -> None:
+    info = spin_fast.build_info()
+    assert info["cuda"] == spin_fast.native_available("cuda") == ("cuda_reason" not in info)
+    assert not spin_fast.native_available("meta")
+    if torch.version.cuda is None:
+        assert "has no CUDA" in info["cuda_reason"] or not spin_fast.native_available()
+
+
+@pytest.mark.parametrize(
+    ("origin", "reason", "mend"),
+    [
+        (None, "this installation has no CUDA kernels (spin_fast/_C_cuda)", "Reinstall with the CUDA toolkit"),
+        (__file__, f"the library of the CUDA kernels does not load: {__file__}: ", "Reinstall spin_fast against this"),
+    ],
+)
+def test_missing_cuda_kernels_are_reported_when_first_wanted(
+    native, origin: str | None, reason: str, mend: str
+) -> None:
+    result = run(CUDA.format(origin=origin) + USE)
+    assert result.stdout.startswith(f"False|False|{reason}")
+    at_import, when_used = result.stderr.split("imported\n")
+    assert at_import == ""
+    assert when_used.count("RuntimeWarning") == 1
+    assert reason in when_used
+    assert mend in when_used
+    assert run(CUDA.format(origin=origin) + USE, SPIN_FAST_BACKEND="reference").stderr == "imported\n"
+
+
+def test_library_of_cuda_kernels_is_loaded(native) -> None:
+    (library,) = (Path(torch.__file__).parent / "lib").glob("libc10.so")  # any library: what matters is what is said
+    result = run(CUDA.format(origin=str(library)) + USE)
+    assert result.stdout.strip() == "True|True|None"
+    assert result.stderr == "imported\n"
+
+
+def test_import_leaves_the_gpu_alone() -> None:
+    """So that a process may fork after it."""
+    assert run("import torch, spin_fast; print(torch.cuda.is_initialized())").stdout.strip() == "False"
 
 
 def test_import_is_light() -> None:

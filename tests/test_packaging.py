@@ -63,9 +63,14 @@ def run_in_fresh_environment(wheel: Path, folder: Path, code: str, **environment
 
 
 def test_native_wheel(tmp_path: Path) -> None:
-    wheel = build_wheel(tmp_path / "wheel")
+    """Without CUDA, also where an earlier build had it; what is installed is tested with it, in test_native.py."""
+    left = ROOT / "build" / f"lib.{sysconfig.get_platform()}-{sys.implementation.cache_tag}" / "spin_fast"
+    left.mkdir(parents=True, exist_ok=True)
+    (left / f"_C_cuda{sysconfig.get_config_var('EXT_SUFFIX')}").touch()
+    wheel = build_wheel(tmp_path / "wheel", SPIN_FAST_CUDA="0")
     names = zipfile.ZipFile(wheel).namelist()
     assert any(name.startswith("spin_fast/_C.") for name in names)
+    assert not any(name.startswith("spin_fast/_C_cuda") for name in names)
     assert "spin_fast/py.typed" in names
     assert {"spin_fast/benchmarks/rivals.py", "spin_fast/benchmarks/floors.c"} <= set(names)
     assert not any(name.startswith(("tests/", "csrc/")) for name in names)
@@ -84,30 +89,43 @@ def test_pure_python_wheel(tmp_path: Path) -> None:
     assert output.count("RuntimeWarning") == 1
 
 
-def test_no_compiler_is_one_clear_message() -> None:
+def refused(**environment: str) -> str:
+    """What setup.py says."""
     result = subprocess.run(
         [sys.executable, "setup.py", "--version"],
         cwd=ROOT,
-        env=os.environ | {"CXX": "/nowhere/g++"},
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode != 0
     assert "Traceback" not in result.stderr
-    assert "no C++ compiler found" in result.stderr
-    assert "apt install g++" in result.stderr
-    assert "SPIN_FAST_NATIVE=0" in result.stderr
+    return result.stderr
 
 
-def test_wrong_flag_is_named() -> None:
-    result = subprocess.run(
-        [sys.executable, "setup.py", "--version"],
-        cwd=ROOT,
-        env=os.environ | {"SPIN_FAST_NATIVE": "maybe"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode != 0
-    assert "SPIN_FAST_NATIVE must be 0 or 1, got 'maybe'" in result.stderr
+def test_no_compiler_is_one_clear_message() -> None:
+    said = refused(CXX="/nowhere/g++")
+    assert "no C++ compiler found" in said
+    assert "apt install g++" in said
+    assert "SPIN_FAST_NATIVE=0" in said
+
+
+def test_no_cuda_compiler_is_one_clear_message() -> None:
+    said = refused(SPIN_FAST_CUDA="1", CUDA_HOME="/nowhere")
+    assert "SPIN_FAST_CUDA=1, but no nvcc found (looked in /nowhere/bin)" in said
+    assert "leave SPIN_FAST_CUDA out" in said
+
+
+def test_wrong_architecture_is_named(tmp_path: Path) -> None:
+    """Before anything is compiled."""
+    nvcc = tmp_path / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.touch(mode=0o755)
+    said = refused(SPIN_FAST_CUDA="1", CUDA_HOME=str(tmp_path), TORCH_CUDA_ARCH_LIST="9.0;sm_80")
+    assert "TORCH_CUDA_ARCH_LIST must list numbers such as 8.0;9.0+PTX, got 'sm_80'" in said
+
+
+@pytest.mark.parametrize("name", ["SPIN_FAST_NATIVE", "SPIN_FAST_CUDA"])
+def test_wrong_flag_is_named(name: str) -> None:
+    assert f"{name} must be 0 or 1, got 'maybe'" in refused(**{name: "maybe"})

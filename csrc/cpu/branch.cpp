@@ -10,43 +10,15 @@
 namespace spin_fast {
 namespace {
 
-// Calls f(Tag<T>) for the types that the MLPs compute in.
-template <class F>
-void dispatch_compute(ScalarType value, F f) {
-  if (value == ScalarType::Float) return f(Tag<float>{});
-  STD_TORCH_CHECK(value == ScalarType::Double, "rows must be float32 or float64");
-  f(Tag<double>{});
-}
-
-// The arguments that the three ops share, checked.
-struct Arguments {
-  Model model;
-  Segments seg;
-  const int64_t* ids;
-  int64_t graphs;
-};
-
+// As model_arguments, with the contents of ids checked.
 Arguments arguments_of(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, const OptionalTensor& index,
                        const OptionalTensor& count, const OptionalTensor& ids, int64_t num_branches,
                        const std::vector<int64_t>& widths, bool attention, double slope, bool shared, bool checked,
                        int64_t classifier_parameters = 0) {
-  expect("rows", rows, {-1, -1}, rows.scalar_type());
-  STD_TORCH_CHECK(!widths.empty() && widths.size() <= most_layers, "widths must have 1 to ", most_layers, " layers");
-  for (const int64_t width : widths) STD_TORCH_CHECK(width >= 1, "widths must be positive");
-  STD_TORCH_CHECK(slope >= 0, "negative_slope must not be negative");
-  const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, checked);
-  Arguments of{{rows.size(1), num_branches, widths, attention, slope},
-               segments_of(form, ptr, index, count, shared),
-               nullptr,
-               form.graphs};
-  expect("parameters", parameters, {of.model.parameters() + classifier_parameters}, rows.scalar_type());
-  if (ids) {
-    expect("ids", *ids, {-1}, ScalarType::Long);
-    of.ids = ids->const_data_ptr<int64_t>();
-    of.graphs = ids->numel();
-    for (int64_t i = 0; i < of.graphs; ++i)
-      STD_TORCH_CHECK(of.ids[i] >= 0 && of.ids[i] < form.graphs, "ids must be in [0, ", form.graphs, ")");
-  }
+  Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention, slope,
+                                 shared, checked, classifier_parameters);
+  for (int64_t i = 0; ids && i < of.graphs; ++i)
+    STD_TORCH_CHECK(of.ids[i] >= 0 && of.ids[i] < of.seg.graphs, "ids must be in [0, ", of.seg.graphs, ")");
   return of;
 }
 
@@ -63,7 +35,7 @@ void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* para
 
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                      bool attention, double negative_slope, bool shared, bool checked) {
+                      bool attention, double negative_slope, bool /*tf32*/, bool shared, bool checked) {
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, shared, checked);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
@@ -82,7 +54,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                                    OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
-                                                   bool shared, bool checked, bool with_rows) {
+                                                   bool /*tf32*/, bool shared, bool checked, bool with_rows) {
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, shared, checked);
   const ScalarType value = rows.scalar_type();
@@ -188,16 +160,8 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                                          const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                          OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                                          std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
-                                         bool checked) {
-  STD_TORCH_CHECK(!classifier_widths.empty() && classifier_widths.size() <= most_layers,
-                  "classifier_widths must have 1 to ", most_layers, " layers");
-  STD_TORCH_CHECK(!widths.empty(), "widths must have 1 to ", most_layers, " layers");
-  int64_t in = num_branches * widths.back(), more = 0;
-  for (const int64_t width : classifier_widths) {
-    STD_TORCH_CHECK(width >= 1, "classifier_widths must be positive");
-    more += (in + 1) * width;
-    in = width;
-  }
+                                         bool /*tf32*/, bool checked) {
+  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, false, checked, more);
   const ScalarType value = rows.scalar_type();

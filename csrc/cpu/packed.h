@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "../model.h"
 #include "ops.h"
 
 namespace spin_fast {
@@ -105,24 +106,6 @@ struct Packed {
       from += padded_to(row_multiple, layer.in) * layer.stride;
       for (int64_t j = 0; j < layer.out; ++j) parameters[place.bias + j] = static_cast<T>(from[j]);
     }
-  }
-};
-
-// What the ops are told about the model.
-struct Model {
-  int64_t features, branches;
-  std::vector<int64_t> widths;
-  bool attention;
-  double slope;
-
-  int64_t width() const { return widths.back(); }
-  int64_t readout_width() const { return branches * width(); }
-  int64_t below(size_t l) const { return l ? widths[l - 1] : features; }
-  // Of the branches, which come first in the flat vector: w, then weight and bias of each layer, all branches of each.
-  int64_t parameters() const {
-    int64_t size = attention ? width() : 0;
-    for (size_t l = 0; l < widths.size(); ++l) size += (below(l) + 1) * widths[l];
-    return branches * size;
   }
 };
 

@@ -1,2 +1,699 @@
-#include "device.h"
+// branch_readout, its gradients and the training step on CUDA.
+//
+// Layout: the rows of a graph in a branch are taken in tiles, which go through the MLP in shared memory (mlp.h) and
+// into the readout by an online softmax; z is never stored, the backward pass evaluates the MLP again. Parallel axis:
+// blocks of branches (grid.y) x tiles (grid.x); a graph's tiles are dealt out to `parts` blocks in turn, whose readouts
+// a second kernel puts together. Accumulator: T within a part, float64 over the parts of a graph and over blocks.
+//
+// Every entry is evaluated by itself: which rows several graphs share is not known without reading it back, and a graph
+// refers to a row of its own once already.
+
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "../model.h"
+#include "mlp.h"
 #include "ops.h"
+#include "transpose.h"
+
+namespace spin_fast {
+namespace {
+
+constexpr int64_t combine_threads = 128;
+constexpr int classifier_tile = 16;
+
+// What of a block's memory is shared memory, how much that is, and how many threads a block has.
+struct Fit {
+  bool tile, weights, gradient;
+  int64_t shared_bytes, threads;
+};
+
+// What the kernels of one call share. Segment s = branch * graphs + position of the graph in `ids`.
+template <class T>
+struct Call {
+  Segments seg;
+  const int64_t* ids;
+  int64_t graphs;
+  int64_t parts;
+  Stack stack;
+  Fit fit;
+  T* tiles;    // the memory of the blocks where it is not shared: [blocks, tile_size]
+  T* weights;  // the packed weights where they are not shared: [R + 1, weights_size]
+  const T* x;
+  const T* parameters;
+  T* top;      // [S, parts], the largest logit
+  T* total;    // [S, parts], the softmax denominator
+  T* sum;      // [S, parts, h]
+  T* readout;  // [graphs, (R + 1) * h]
+  T* scale;    // [S]: alpha_e = count_e exp(beta_e - top[s, 0]) scale
+  const T* grad;
+  T* partial;  // [R + 1, grid.x, gradient_size]
+  T* dx;       // [entries, d] or null
+};
+
+struct Tile {
+  int64_t first;  // entry
+  int rows;
+};
+
+__host__ __device__ inline int64_t tiles_of(int64_t entries, int tile) { return (entries + tile - 1) / tile; }
+
+// Tile `number` of a segment of so many entries from `begin` on.
+__host__ __device__ inline Tile tile_of(int64_t begin, int64_t entries, int64_t number, int tile) {
+  const int64_t left = entries - number * tile;
+  return {begin + number * tile, static_cast<int>(left < tile ? left : tile)};
+}
+
+__host__ __device__ inline int64_t begin_of(const Segments& seg, int64_t branch, int64_t graph) {
+  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
+}
+
+// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed.
+template <class T>
+__device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T* parameters, int64_t branch, T* tiles,
+                                     T* weights, T* kept) {
+  const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+  T* shared = shared_memory<T>();
+  const auto take = [&](bool fits, T* otherwise, int size) {
+    T* here = fits ? shared : otherwise;
+    shared += fits ? size : 0;
+    return here;
+  };
+  Memory<T> memory;
+  memory.tile = take(fit.tile, tiles + block * stack.tile_size, stack.tile_size);
+  memory.weights = take(fit.weights, weights + branch * stack.weights_size, stack.weights_size);
+  memory.gradient = take(fit.gradient, kept, stack.gradient_size);
+  if (fit.weights) pack(stack, parameters, branch, memory.weights);
+  for (int i = threadIdx.x; stack.with_gradient && i < stack.gradient_size; i += blockDim.x) memory.gradient[i] = T(0);
+  return memory;
+}
+
+// What the blocks of a branch share.
+template <class T>
+__global__ void pack_kernel(Stack stack, const T* parameters, T* weights) {
+  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * static_cast<int64_t>(stack.weights_size));
+}
+
+// The rows of a tile, column by column; missing ones are zeros up to a multiple of 4. Returns that multiple.
+template <class T>
+__device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
+  const Stack& stack = call.stack;
+  const int rows = padded_to_side(tile.rows), width = stack.in();
+  for (Walk at(width); width > 0 && at.major < rows; at.next()) {
+    T value = 0;
+    if (at.major < tile.rows) {
+      const int64_t e = tile.first + at.major;
+      const int64_t u = call.seg.narrow_index ? call.seg.narrow_index[e]
+                        : call.seg.wide_index ? call.seg.wide_index[e]
+                                              : e;
+      value = call.x[u * width + at.minor];
+    }
+    input[at.minor * stack.ld + at.major] = value;
+  }
+  return rows;
+}
+
+template <class T>
+__device__ T count_of(const Call<T>& call, int64_t entry) {
+  return call.seg.count ? static_cast<T>(call.seg.count[entry]) : T(1);
+}
+
+// <w, z> of one row.
+template <class T>
+__device__ T logit_of(const Stack& stack, const T* w, const T* z, int row) {
+  T sum = 0;
+  for (int j = 0; j < stack.out(); ++j) sum += w[j] * z[j * stack.ld + row];
+  return sum;
+}
+
+// ReLU; NaN stays NaN.
+template <class T>
+__device__ T rectified(T value) {
+  return value < 0 ? T(0) : value;
+}
+
+template <Math math, class T>
+__global__ void forward_kernel(Call<T> call) {
+  const Stack& stack = call.stack;
+  const int64_t branch = blockIdx.y;
+  T* none = nullptr;
+  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
+  T* weight = memory.tile + stack.per_row;
+  T* beta = weight + stack.ld;
+  T* sum = memory.tile + stack.per_column;
+  const T* w = memory.weights + stack.packed_w;
+  const T* z = memory.tile + stack.layers[stack.depth - 1].activation;
+  const int width = stack.out();
+  for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
+    const int64_t position = item / call.parts, part = item % call.parts;
+    const int64_t graph = call.ids ? call.ids[position] : position;
+    const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
+    if (part >= tiles_of(entries, stack.tile)) continue;
+    T top = 0, total = 0;
+    for (int j = threadIdx.x; j < width; j += blockDim.x) sum[j] = 0;
+    for (int64_t number = part; number < tiles_of(entries, stack.tile); number += call.parts) {
+      const Tile tile = tile_of(begin, entries, number, stack.tile);
+      __syncthreads();  // the tile before is done with
+      const int rows = load_tile(call, tile, memory.tile + stack.input);
+      __syncthreads();
+      forward<math>(stack, memory, rows);
+      T factor = 1;
+      if (stack.w >= 0) {
+        for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
+          beta[row] = rectified(logit_of(stack, w, z, row));
+        __syncthreads();
+        T highest = top;
+        for (int row = 0; row < tile.rows; ++row) highest = beta[row] > highest ? beta[row] : highest;
+        factor = exp(top - highest);
+        top = highest;
+      }
+      for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
+        weight[row] = count_of(call, tile.first + row) * (stack.w >= 0 ? exp(beta[row] - top) : T(1));
+      __syncthreads();
+      T added = 0;
+      for (int row = 0; row < tile.rows; ++row) added += weight[row];
+      total = total * factor + added;
+      for (int j = threadIdx.x; j < width; j += blockDim.x) {
+        T more = 0;
+        for (int row = 0; row < tile.rows; ++row) more += weight[row] * z[j * stack.ld + row];
+        sum[j] = sum[j] * factor + more;
+      }
+    }
+    const int64_t place = (branch * call.graphs + position) * call.parts + part;
+    if (threadIdx.x == 0) call.top[place] = top, call.total[place] = total;
+    for (int j = threadIdx.x; j < width; j += blockDim.x) call.sum[place * width + j] = sum[j];
+    __syncthreads();  // of shared memory, only now may the next item write
+  }
+}
+
+// Puts the parts of a segment together, one warp each, lanes over columns; top[s, 0] and scale are of the whole then.
+template <class T>
+__global__ void combine_kernel(Call<T> call) {
+  const int64_t s = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_size) + threadIdx.x / warp_size;
+  const int lane = threadIdx.x % warp_size;
+  if (s >= call.seg.branches * call.graphs) return;
+  const int64_t branch = s / call.graphs, position = s % call.graphs, width = call.stack.out();
+  const int64_t graph = call.ids ? call.ids[position] : position;
+  const int64_t entries = begin_of(call.seg, branch, graph + 1) - begin_of(call.seg, branch, graph);
+  const int64_t tiles = tiles_of(entries, call.stack.tile), parts = tiles < call.parts ? tiles : call.parts;
+  const T* tops = call.top + s * call.parts;
+  T top = 0;
+  double total = 0;
+  for (int64_t p = 0; p < parts; ++p) top = tops[p] > top ? tops[p] : top;
+  for (int64_t p = 0; p < parts; ++p)
+    total += static_cast<double>(call.total[s * call.parts + p]) * exp(static_cast<double>(tops[p]) - top);
+  const double scale = call.stack.w < 0 ? 1.0 : parts > 0 ? 1 / total : 0.0;
+  for (int64_t j = lane; j < width; j += warp_size) {
+    double sum = 0;
+    for (int64_t p = 0; p < parts; ++p)
+      sum += call.sum[(s * call.parts + p) * width + j] * exp(static_cast<double>(tops[p]) - top);
+    call.readout[(position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
+  }
+  __syncwarp();  // every lane has read the tops
+  if (lane == 0) {
+    call.top[s * call.parts] = top;
+    call.scale[s] = static_cast<T>(scale);
+  }
+}
+
+template <Math math, class T>
+__global__ void backward_kernel(Call<T> call) {
+  const Stack& stack = call.stack;
+  const int64_t branch = blockIdx.y;
+  T* kept = call.partial + (branch * gridDim.x + blockIdx.x) * stack.gradient_size;
+  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
+  T* alpha = memory.tile + stack.per_row;
+  T* dbeta = alpha + stack.ld;
+  T* ds = memory.tile + stack.per_column;
+  const T* w = memory.weights + stack.packed_w;
+  const Linear& last = stack.layers[stack.depth - 1];
+  const T* z = memory.tile + last.activation;
+  const T slope = static_cast<T>(last.slope);
+  const int width = stack.out();
+  for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
+    const int64_t position = item / call.parts, part = item % call.parts;
+    const int64_t graph = call.ids ? call.ids[position] : position;
+    const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
+    if (part >= tiles_of(entries, stack.tile)) continue;
+    const int64_t s = branch * call.graphs + position, at = (position * call.seg.branches + branch) * width;
+    __syncthreads();  // the item before is done with
+    for (int j = threadIdx.x; j < width; j += blockDim.x) ds[j] = call.grad[at + j];
+    T t = 0, top = 0, scale = 1;
+    if (stack.w >= 0) {
+      for (int j = 0; j < width; ++j) t += call.grad[at + j] * call.readout[at + j];
+      top = call.top[s * call.parts];
+      scale = call.scale[s];
+    }
+    for (int64_t number = part; number < tiles_of(entries, stack.tile); number += call.parts) {
+      const Tile tile = tile_of(begin, entries, number, stack.tile);
+      __syncthreads();  // the tile before is done with
+      const int rows = load_tile(call, tile, memory.tile + stack.input);
+      __syncthreads();
+      forward<math>(stack, memory, rows);
+      for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+        T a = 0, b = 0;
+        if (row < tile.rows) {
+          a = count_of(call, tile.first + row);
+          if (stack.w >= 0) {
+            const T logit = logit_of(stack, w, z, row);
+            T dot = 0;
+            for (int j = 0; j < width; ++j) dot += ds[j] * z[j * stack.ld + row];
+            a *= exp(rectified(logit) - top) * scale;
+            b = logit <= 0 ? T(0) : a * (dot - t);
+          }
+        }
+        alpha[row] = a;
+        dbeta[row] = b;
+      }
+      __syncthreads();
+      T* dz = memory.tile + stack.spare[0];
+      for (Walk at(rows); at.major < width; at.next()) {
+        const int j = at.major, row = at.minor;
+        T value = alpha[row] * ds[j];
+        if (stack.w >= 0) value += dbeta[row] * w[j];
+        const T factor = gate(z[j * stack.ld + row], slope);
+        dz[j * stack.ld + row] = row < tile.rows ? value * factor : T(0);
+      }
+      for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x) {
+        T more = 0;
+        for (int row = 0; row < tile.rows; ++row) more += dbeta[row] * z[j * stack.ld + row];
+        memory.gradient[stack.w_gradient + j] += more;
+      }
+      __syncthreads();
+      backward<math>(stack, memory, rows, [&](int row, int column, T value) {
+        if (row < tile.rows && column < stack.in()) call.dx[(tile.first + row) * stack.in() + column] = value;
+      });
+    }
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; call.fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
+}
+
+// The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
+template <class T>
+__global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, const T* parameters, const T* readout,
+                                  const int64_t* y, const int64_t* ids, int64_t graphs, T* grad, T* partial,
+                                  double* loss) {
+  T* kept = partial + blockIdx.x * static_cast<int64_t>(stack.gradient_size);
+  const Memory<T> memory = memory_of_block(stack, fit, parameters, 0, tiles, weights, kept);
+  const int width = stack.in(), classes = stack.out();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
+  const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
+  for (Walk at(width); at.major < rows; at.next())
+    memory.tile[stack.input + at.minor * stack.ld + at.major] =
+        at.major < count ? readout[(first + at.major) * width + at.minor] : T(0);
+  __syncthreads();
+  forward<Math::exact>(stack, memory, rows);
+  const T* scores = memory.tile + stack.layers[stack.depth - 1].activation;
+  T* dscores = memory.tile + stack.spare[0];
+  T* losses = memory.tile + stack.per_row;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+    if (row >= count) {
+      for (int c = 0; c < classes; ++c) dscores[c * stack.ld + row] = 0;
+      continue;
+    }
+    const int64_t graph = first + row, label = y[ids ? ids[graph] : graph];
+    double top = scores[row], total = 0;
+    for (int c = 1; c < classes; ++c) top = scores[c * stack.ld + row] > top ? scores[c * stack.ld + row] : top;
+    for (int c = 0; c < classes; ++c) total += exp(scores[c * stack.ld + row] - top);
+    for (int c = 0; c < classes; ++c)
+      dscores[c * stack.ld + row] =
+          static_cast<T>((exp(scores[c * stack.ld + row] - top) / total - (c == label)) / graphs);
+    const bool known = label >= 0 && label < classes;  // no contents are checked on a GPU: show it
+    losses[row] = known ? static_cast<T>(log(total) + top - scores[label * stack.ld + row]) : static_cast<T>(NAN);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double sum = 0;
+    for (int row = 0; row < count; ++row) sum += losses[row];
+    loss[blockIdx.x] = sum;
+  }
+  backward<Math::exact>(stack, memory, rows, [&](int row, int column, T value) {
+    if (row < count && column < width) grad[(first + row) * width + column] = value;
+  });
+  __syncthreads();
+  for (int i = threadIdx.x; fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
+}
+
+// Where a block keeps the gradient of flat parameter p: its branch and its place there; none: the stack has it not.
+struct Kept {
+  int64_t branch;
+  int place;
+};
+
+__host__ __device__ inline Kept kept_at(const Stack& stack, int64_t branches, int64_t p) {
+  if (stack.w >= 0 && p >= stack.w && p < stack.w + branches * stack.out()) {
+    const int64_t i = p - stack.w;
+    return {i / stack.out(), stack.w_gradient + static_cast<int>(i % stack.out())};
+  }
+  for (int l = 0; l < stack.depth; ++l) {
+    const Linear& layer = stack.layers[l];
+    const int64_t size = static_cast<int64_t>(layer.in) * layer.out;
+    int64_t i = p - layer.weight;
+    if (i >= 0 && i < branches * size) {
+      const int64_t branch = i / size, at = i % size;
+      const int64_t k = at / layer.in_step % layer.in, j = at / layer.out_step % layer.out;
+      return {branch, layer.gradient + static_cast<int>(k * layer.out + j)};
+    }
+    i = p - layer.bias;
+    if (i >= 0 && i < branches * layer.out)
+      return {i / layer.out, layer.gradient + static_cast<int>(size + i % layer.out)};
+  }
+  return {-1, 0};
+}
+
+// Adds up what the blocks kept, one thread per parameter; those from `classified` on are the classifier's.
+template <class T>
+__global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, int64_t blocks, Stack classifier,
+                              int64_t classified, const T* classifier_partial, int64_t classifier_blocks,
+                              int64_t parameters, T* gradient, const double* losses, int64_t graphs, T* loss) {
+  const int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (p == 0 && loss != nullptr) {
+    double sum = 0;
+    for (int64_t i = 0; i < classifier_blocks; ++i) sum += losses[i];
+    *loss = static_cast<T>(sum / (graphs > 0 ? graphs : 1));
+  }
+  if (p >= parameters) return;
+  const bool in_branch = p < classified;
+  const Stack& of = in_branch ? stack : classifier;
+  const Kept kept = kept_at(of, in_branch ? branches : 1, p);
+  const int64_t number = in_branch ? blocks : classifier_blocks;
+  const T* from = (in_branch ? partial + kept.branch * blocks * of.gradient_size : classifier_partial) + kept.place;
+  double sum = 0;
+  for (int64_t b = 0; b < number; ++b) sum += from[b * of.gradient_size];
+  gradient[p] = static_cast<T>(sum);
+}
+
+// Rows of the gradient, each the sum of those of its entries (or of the positions of a graph in ids), in their order.
+template <class T>
+__global__ void gather_kernel(const int64_t* offsets, const int64_t* entries, const T* from, int64_t rows,
+                              int64_t width, T* to) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= rows * width) return;
+  const int64_t row = i / width, column = i % width;
+  double sum = 0;
+  for (int64_t e = offsets[row]; e < offsets[row + 1]; ++e) sum += from[entries[e] * width + column];
+  to[i] = static_cast<T>(sum);
+}
+
+Stack stack_of(const Model& model, bool with_gradient, bool with_input_gradient) {
+  Stack stack = {};
+  stack.depth = static_cast<int>(model.widths.size());
+  stack.with_gradient = with_gradient;
+  stack.with_input_gradient = with_input_gradient;
+  stack.w = model.attention ? 0 : -1;
+  stack.w_branch = model.width();
+  int64_t at = model.attention ? model.readout_width() : 0;
+  for (int l = 0; l < stack.depth; ++l) {
+    const int64_t in = model.below(l), out = model.widths[l];
+    STD_TORCH_CHECK(in * out <= INT32_MAX / 16, "widths must not be so large");
+    Linear& layer = stack.layers[l];
+    layer.in = static_cast<int>(in);
+    layer.out = static_cast<int>(out);
+    layer.slope = model.slope;
+    layer.weight = at;
+    layer.weight_branch = in * out;
+    layer.bias = at + model.branches * in * out;
+    layer.bias_branch = out;
+    layer.in_step = out;
+    layer.out_step = 1;
+    layer.gradient = stack.gradient_size;
+    stack.gradient_size += static_cast<int>((in + 1) * out);
+    at += model.branches * (in + 1) * out;
+  }
+  stack.w_gradient = stack.gradient_size;
+  if (model.attention) stack.gradient_size += static_cast<int>(model.width());
+  return stack;
+}
+
+// torch.nn.Linear keeps [out, in].
+Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths) {
+  Stack stack = {};
+  stack.depth = static_cast<int>(widths.size());
+  stack.with_gradient = stack.with_input_gradient = true;
+  stack.w = -1;
+  int64_t at = model.parameters(), in = model.readout_width();
+  for (int l = 0; l < stack.depth; ++l) {
+    const int64_t out = widths[l];
+    STD_TORCH_CHECK(in * out <= INT32_MAX / 16, "classifier_widths must not be so large");
+    Linear& layer = stack.layers[l];
+    layer.in = static_cast<int>(in);
+    layer.out = static_cast<int>(out);
+    layer.slope = l + 1 < stack.depth ? model.slope : 1.0;
+    layer.weight = at;
+    layer.bias = at + in * out;
+    layer.in_step = 1;
+    layer.out_step = in;
+    layer.gradient = stack.gradient_size;
+    stack.gradient_size += static_cast<int>((in + 1) * out);
+    at += (in + 1) * out;
+    in = out;
+  }
+  return stack;
+}
+
+// Lays out a stack for tiles of `rows`, or fewer if only they fit, and finds what its blocks have room for in shared
+// memory: room for a second block comes before that for the gradient, and any before smaller tiles.
+template <class T>
+Fit fit_of(Stack& stack, const Device& device, int rows) {
+  const int64_t most = device.most_shared_bytes();
+  Fit fit = {};
+  for (int tile = rows; tile >= side && !fit.tile; tile /= 2) {
+    lay_out(stack, tile);
+    for (const auto& [weights, gradient, room] : {std::tuple{true, true, most / 2},
+                                                  {true, false, most / 2},
+                                                  {true, true, most},
+                                                  {true, false, most},
+                                                  {false, false, most}}) {
+      int64_t values = stack.tile_size;
+      values += weights ? stack.weights_size : 0;
+      values += gradient && stack.with_gradient ? stack.gradient_size : 0;
+      if (fit.tile || values * static_cast<int64_t>(sizeof(T)) > room) continue;
+      fit = {true, weights, gradient && stack.with_gradient, values * static_cast<int64_t>(sizeof(T)), 0};
+    }
+  }
+  if (!fit.tile) lay_out(stack, rows);
+  int widest = 0;
+  for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
+  const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
+  fit.threads = std::clamp<int64_t>((squares + warp_size - 1) / warp_size * warp_size, 64, 256);
+  return fit;
+}
+
+// The readouts of the chosen graphs and, later, the gradients; keeps the tensors of the call.
+template <class T>
+class Pass {
+ public:
+  Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
+      : device_(device), model_(of.model), tf32_(tf32 && device.has_tf32()) {
+    STD_TORCH_CHECK(model_.branches <= 65535, "there must be at most 65535 branches");
+    call_.seg = of.seg;
+    call_.ids = of.ids;
+    call_.graphs = of.graphs;
+    call_.x = rows.const_data_ptr<T>();
+    call_.parameters = parameters.const_data_ptr<T>();
+  }
+
+  void forward(T* readout) {
+    prepare(stack_of(model_, false, false));
+    // The tiles of a few large graphs should not be one block's alone.
+    const int64_t chosen = call_.graphs * model_.branches;
+    const int64_t most = tiles_of(std::max<int64_t>(call_.seg.entries, 1), call_.stack.tile);
+    call_.parts = std::clamp<int64_t>(4096 / std::max<int64_t>(chosen, 1), 1, std::min<int64_t>(most, 1024));
+    top_ = device_.bytes_for<T>(chosen * call_.parts);
+    total_ = device_.bytes_for<T>(chosen * call_.parts);
+    sum_ = device_.bytes_for<T>(chosen * call_.parts * model_.width());
+    scale_ = device_.bytes_for<T>(chosen);
+    call_.top = memory(top_);
+    call_.total = memory(total_);
+    call_.sum = memory(sum_);
+    call_.scale = memory(scale_);
+    call_.readout = readout;
+    if constexpr (std::is_same_v<T, float>) {
+      if (uses_tf32())
+        run(&forward_kernel<Math::tf32, T>);
+      else
+        run(&forward_kernel<Math::exact, T>);
+    } else {
+      run(&forward_kernel<Math::exact, T>);
+    }
+    device_.launch(&combine_kernel<T>, blocks_for(chosen, combine_threads / warp_size), combine_threads, 0, call_);
+  }
+
+  // After forward: leaves the gradients of the parameters by block, and of the entries at `dx` if that is not null.
+  void backward(const T* grad, T* dx) {
+    prepare(stack_of(model_, true, dx != nullptr));
+    call_.grad = grad;
+    call_.dx = dx;
+    if constexpr (std::is_same_v<T, float>) {
+      if (uses_tf32())
+        run(&backward_kernel<Math::tf32, T>);
+      else
+        run(&backward_kernel<Math::exact, T>);
+    } else {
+      run(&backward_kernel<Math::exact, T>);
+    }
+  }
+
+  int64_t blocks() const { return blocks_; }
+  const Stack& stack() const { return call_.stack; }
+  const T* partial() const { return call_.partial; }
+
+  static T* memory(Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
+
+ private:
+  // Most graphs should fill their tiles.
+  void prepare(const Stack& stack) {
+    const int64_t segments = std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
+    call_.stack = stack;
+    call_.fit = fit_of<T>(call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
+    if (call_.fit.weights) return;
+    weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
+    call_.weights = memory(weights_);
+    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), 1024, 0, call_.stack,
+                   call_.parameters, call_.weights);
+  }
+
+  bool uses_tf32() const { return tf32_ && call_.stack.tile % 16 == 0; }
+
+  // On as many blocks as the device holds at once, or fewer.
+  void run(void (*kernel)(Call<T>)) {
+    const Fit& fit = call_.fit;
+    const int64_t resident =
+        fit.tile ? device_.resident_blocks(kernel, fit.threads, fit.shared_bytes) : device_.multiprocessors();
+    blocks_ = std::min(std::max<int64_t>(resident / model_.branches, 1), call_.graphs * call_.parts);
+    const int64_t all = model_.branches * blocks_;
+    partial_ = device_.bytes_for<T>(call_.stack.with_gradient ? all * call_.stack.gradient_size : 0);
+    tiles_ = device_.bytes_for<T>(fit.tile ? 0 : all * call_.stack.tile_size);
+    call_.partial = memory(partial_);
+    call_.tiles = memory(tiles_);
+    const dim3 grid(static_cast<unsigned>(blocks_), static_cast<unsigned>(model_.branches));
+    device_.launch(kernel, grid, fit.threads, fit.shared_bytes, call_);
+  }
+
+  const Device& device_;
+  const Model model_;
+  bool tf32_;
+  int64_t blocks_ = 0;
+  Call<T> call_ = {};
+  Tensor weights_, top_, total_, sum_, scale_, partial_, tiles_;
+};
+
+constexpr int64_t threads = 256;
+
+Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
+                      OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
+                      bool attention, double negative_slope, bool tf32, bool shared, bool) {
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, shared, true, 0);
+  const Device device(rows);
+  Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
+  dispatch_compute(rows.scalar_type(), [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Pass<T>(device, of, rows, parameters, tf32).forward(readout.mutable_data_ptr<T>());
+  });
+  return readout;
+}
+
+std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, const Tensor& parameters,
+                                                   const Tensor& ptr, OptionalTensor index, OptionalTensor count,
+                                                   OptionalTensor ids, int64_t num_branches,
+                                                   std::vector<int64_t> widths, bool attention, double negative_slope,
+                                                   bool tf32, bool shared, bool, bool with_rows) {
+  Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                 negative_slope, shared, true, 0);
+  const ScalarType value = rows.scalar_type();
+  const int64_t width = of.model.readout_width(), features = rows.size(1);
+  expect("grad", grad, {of.graphs, width}, value);
+  const Device device(rows);
+  Tensor gradient = device.empty({parameters.numel()}, value);
+  Tensor drows = device.empty({with_rows ? rows.size(0) : 0, features}, value);
+  dispatch_compute(value, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
+      device.launch(&gather_kernel<T>, blocks_for(to_rows * columns, threads), threads, 0,
+                    by.offsets.template const_data_ptr<int64_t>(), by.entries.template const_data_ptr<int64_t>(), from,
+                    to_rows, columns, to);
+    };
+    // How many entries the chosen graphs have is not known here. Where each needs a place for its gradient, take all
+    // graphs: gradients are linear in `grad`, so that of a graph chosen twice is the sum, and of one left out 0.
+    Tensor grads = grad;
+    if (with_rows && ids) {
+      grads = device.empty({of.seg.graphs, width}, value);
+      const Transposed positions = transposed(device, ScalarType::Long, of.ids, of.graphs, of.seg.graphs);
+      gather(positions, grad.const_data_ptr<T>(), of.seg.graphs, width, grads.mutable_data_ptr<T>());
+      of.ids = nullptr;
+      of.graphs = of.seg.graphs;
+    }
+    Tensor readout = device.bytes_for<T>(of.graphs * width), dentries;
+    T* to_rows = with_rows ? drows.mutable_data_ptr<T>() : nullptr;
+    if (with_rows && index) dentries = device.empty({of.seg.entries, features}, value);
+    Pass<T> pass(device, of, rows, parameters, tf32);
+    pass.forward(Pass<T>::memory(readout));
+    pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
+    const double* no_losses = nullptr;
+    T* no_loss = nullptr;
+    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads), threads, 0, pass.stack(), num_branches,
+                  pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(), int64_t{0},
+                  parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, of.graphs, no_loss);
+    if (with_rows && index) {
+      const Transposed entries =
+          transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0));
+      gather(entries, dentries.const_data_ptr<T>(), rows.size(0), features, to_rows);
+    }
+  });
+  return {gradient, drows};
+}
+
+std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
+                                         const Tensor& ptr, OptionalTensor index, OptionalTensor count,
+                                         OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
+                                         std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
+                                         bool tf32, bool) {
+  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, false, true, more);
+  const ScalarType value = rows.scalar_type();
+  expect("y", y, {of.seg.graphs}, ScalarType::Long);
+  const Device device(rows);
+  Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
+  dispatch_compute(value, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    const int64_t width = of.model.readout_width();
+    Tensor readout = device.bytes_for<T>(of.graphs * width), grad = device.bytes_for<T>(of.graphs * width);
+    Pass<T> pass(device, of, rows, parameters, tf32);
+    pass.forward(Pass<T>::memory(readout));
+
+    Stack stack = stack_of_classifier(of.model, classifier_widths);
+    const Fit fit = fit_of<T>(stack, device, classifier_tile);
+    const dim3 grid = blocks_for(of.graphs, stack.tile);
+    const int64_t blocks = grid.x;
+    Tensor partial = device.bytes_for<T>(blocks * stack.gradient_size), losses = device.bytes_for<double>(blocks);
+    Tensor tiles = device.bytes_for<T>(fit.tile ? 0 : blocks * stack.tile_size);
+    Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
+    const T* flat = parameters.const_data_ptr<T>();
+    double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
+    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), 1024, 0, stack, flat, Pass<T>::memory(weights));
+    device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
+                  Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of.ids,
+                  of.graphs, Pass<T>::memory(grad), Pass<T>::memory(partial), loss_of_block);
+
+    pass.backward(Pass<T>::memory(grad), nullptr);
+    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads), threads, 0, pass.stack(), num_branches,
+                  pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial), blocks,
+                  parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block, of.graphs,
+                  loss.mutable_data_ptr<T>());
+  });
+  return {loss, gradient};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(spin_fast, SPIN_FAST_DEVICE, m) {
+  m.impl("branch_readout", TORCH_BOX(&branch_readout));
+  m.impl("branch_readout_backward", TORCH_BOX(&branch_readout_backward));
+  m.impl("training_step", TORCH_BOX(&training_step));
+}
+
+}  // namespace spin_fast

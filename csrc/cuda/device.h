@@ -60,6 +60,36 @@ __device__ T max_over_lanes(T value, int width = warp_size) {
   return value;
 }
 
+// A factor for the tensor cores: 8 bits of exponent and 10 of mantissa, rounded to nearest.
+__device__ inline unsigned tf32(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  return __float_as_uint(value);  // not called: Device::has_tf32
+#elif defined(__CUDACC__)
+  unsigned bits;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+  return bits;
+#else
+  return emulator::tf32(value);
+#endif
+}
+
+// d += a b for a of 16 x 8 and b of 8 x 8, by a whole warp (PTX: mma.m16n8k8). With group = lane / 4, member = lane %
+// 4, a lane has a[group + {0, 8, 0, 8}, member + {0, 0, 4, 4}], b[member + {0, 4}, group] and d[group + {0, 0, 8, 8}, 2
+// member + {0, 1, 0, 1}].
+__device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  __trap();
+#elif defined(__CUDACC__)
+  asm volatile(
+      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+      "{%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#else
+  emulator::multiply_add(d, a, b);
+#endif
+}
+
 // The last of the runs [0, n) that begins at or before item i: runs have n + 1 ascending offsets, with empty runs the
 // one that has the item. Needs offsets[0] <= i < offsets[n].
 template <class Offset>
@@ -69,6 +99,20 @@ __host__ __device__ int64_t run_of(const Offset* offsets, int64_t n, int64_t i) 
     const int64_t middle = low + (high - low) / 2;
     if (offsets[middle] <= i)
       low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Where the first of n ascending values is that is not below `value`; n where there is none.
+template <class T, class Value>
+__host__ __device__ int64_t first_not_below(const T* ascending, int64_t n, Value value) {
+  int64_t low = 0, high = n;
+  while (low < high) {
+    const int64_t middle = low + (high - low) / 2;
+    if (ascending[middle] < value)
+      low = middle + 1;
     else
       high = middle;
   }

@@ -78,6 +78,9 @@ class Device {
   // Shared memory that a block may ask for.
   int64_t most_shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
+  // Whether its tensor cores take TF32.
+  bool has_tf32() const { return attribute(cudaDevAttrComputeCapabilityMajor) >= 8; }
+
   // Runs kernel(args...) on `grid` blocks of `threads`; nothing where the grid is empty.
   template <class... Expected, class... Given>
   void launch(void (*kernel)(Expected...), dim3 grid, int64_t threads, int64_t shared_bytes, Given&&... given) const {

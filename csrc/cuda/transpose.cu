@@ -19,16 +19,7 @@ __global__ void number_kernel(int64_t* values, int64_t n) {
 template <class I>
 __global__ void offsets_kernel(const I* sorted, int64_t n, int64_t rows, int64_t* offsets) {
   const int64_t u = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (u > rows) return;
-  int64_t low = 0, high = n;
-  while (low < high) {
-    const int64_t middle = low + (high - low) / 2;
-    if (sorted[middle] < u)
-      low = middle + 1;
-    else
-      high = middle;
-  }
-  offsets[u] = low;
+  if (u <= rows) offsets[u] = first_not_below(sorted, n, u);
 }
 
 }  // namespace

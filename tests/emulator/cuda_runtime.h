@@ -77,6 +77,10 @@ uint64_t exchange(unsigned mask, uint64_t value, int from);
 unsigned ballot(unsigned mask, bool value);
 int lane();
 
+// mma.m16n8k8 with TF32 factors, as PTX lays out its fragments, and the rounding of a factor (cvt.rna).
+unsigned tf32(float value);
+void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]);
+
 template <class T>
 T shuffle(unsigned mask, T value, int from) {
   static_assert(sizeof(T) <= 8);
@@ -184,6 +188,7 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpy
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
+  cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
 };
@@ -199,7 +204,9 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 // A small GPU: what loops over a grid as large as the machine then loops in tests too.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : 227 << 10;
+  *value = attribute == cudaDevAttrMultiProcessorCount      ? 3
+           : attribute == cudaDevAttrComputeCapabilityMajor ? 9
+                                                            : 227 << 10;
   return cudaSuccess;
 }
 template <class F>

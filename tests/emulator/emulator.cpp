@@ -37,6 +37,7 @@ struct Fiber {
   State state;
   unsigned mask;  // that it waits with
   uint64_t given;
+  unsigned a[4], b[2];  // its share of the factors of a matrix product
 };
 
 std::vector<Fiber> fibers;
@@ -203,6 +204,30 @@ unsigned ballot(unsigned mask, bool value) {
     if ((mask >> i & 1) && exists(first_of_warp() + i) && fibers[first_of_warp() + i].given) votes |= 1u << i;
   wait_for_warp(mask);
   return votes;
+}
+
+unsigned tf32(float value) {
+  const unsigned bits = std::bit_cast<unsigned>(value);
+  if ((bits & 0x7f800000u) == 0x7f800000u) return bits;
+  return (bits + 0x1000u) & ~0x1fffu;  // halves away from zero
+}
+
+void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+  Fiber& self = fibers[running];
+  std::copy(std::begin(a), std::end(a), self.a);
+  std::copy(std::begin(b), std::end(b), self.b);
+  wait_for_warp(0xffffffffu);
+  const size_t first = first_of_warp();
+  for (size_t i = 0; i < 32; ++i)
+    if (!exists(first + i)) fail("a matrix product needs the whole warp");
+  const auto value = [](unsigned bits) { return std::bit_cast<float>(bits & ~0x1fffu); };  // what the cores read
+  const auto a_at = [&](int row, int k) { return value(fibers[first + row % 8 * 4 + k % 4].a[row / 8 + k / 4 * 2]); };
+  const auto b_at = [&](int k, int column) { return value(fibers[first + column * 4 + k % 4].b[k / 4]); };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4 + i / 2 * 8, column = lane() % 4 * 2 + i % 2;
+    for (int k = 0; k < 8; ++k) d[i] += a_at(row, k) * b_at(k, column);
+  }
+  wait_for_warp(0xffffffffu);
 }
 
 }  // namespace emulator

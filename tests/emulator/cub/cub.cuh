@@ -43,6 +43,26 @@ struct DeviceRadixSort {
                                Value* sorted_values, N n, int begin_bit = 0, int end_bit = 8 * sizeof(Key),
                                cudaStream_t = nullptr) {
     if (asks_for_size(memory, bytes)) return cudaSuccess;
+    const std::vector<N> from = sorted_order(keys, n, begin_bit, end_bit);
+    for (N i = 0; i < n; ++i) {
+      sorted_keys[i] = keys[from[i]];
+      sorted_values[i] = values[from[i]];
+    }
+    return cudaSuccess;
+  }
+  template <class Key, class N>
+  static cudaError_t SortKeys(void* memory, size_t& bytes, const Key* keys, Key* sorted_keys, N n, int begin_bit = 0,
+                              int end_bit = 8 * sizeof(Key), cudaStream_t = nullptr) {
+    if (asks_for_size(memory, bytes)) return cudaSuccess;
+    const std::vector<N> from = sorted_order(keys, n, begin_bit, end_bit);
+    for (N i = 0; i < n; ++i) sorted_keys[i] = keys[from[i]];
+    return cudaSuccess;
+  }
+
+ private:
+  // Where each key comes from.
+  template <class Key, class N>
+  static std::vector<N> sorted_order(const Key* keys, N n, int begin_bit, int end_bit) {
     using Bits = std::make_unsigned_t<Key>;
     const int width = end_bit - begin_bit;
     const Bits mask = width >= static_cast<int>(8 * sizeof(Key)) ? ~Bits{0} : static_cast<Bits>((Bits{1} << width) - 1);
@@ -51,11 +71,7 @@ struct DeviceRadixSort {
     std::iota(from.begin(), from.end(), N{0});
     const auto digits = [&](N i) { return static_cast<Bits>((static_cast<Bits>(keys[i]) ^ sign) >> begin_bit) & mask; };
     std::stable_sort(from.begin(), from.end(), [&](N a, N b) { return digits(a) < digits(b); });
-    for (N i = 0; i < n; ++i) {
-      sorted_keys[i] = keys[from[i]];
-      sorted_values[i] = values[from[i]];
-    }
-    return cudaSuccess;
+    return from;
   }
 };
 

@@ -1,0 +1,80 @@
+// A model as the ops of the fused branch are told about it, and the arguments that they share.
+#pragma once
+
+#include <vector>
+
+#include "segments.h"
+
+namespace spin_fast {
+
+// Calls f(Tag<T>) for the types that the MLPs compute in.
+template <class F>
+void dispatch_compute(ScalarType value, F f) {
+  if (value == ScalarType::Float) return f(Tag<float>{});
+  STD_TORCH_CHECK(value == ScalarType::Double, "rows must be float32 or float64");
+  f(Tag<double>{});
+}
+
+struct Model {
+  int64_t features, branches;
+  std::vector<int64_t> widths;
+  bool attention;
+  double slope;
+
+  int64_t width() const { return widths.back(); }
+  int64_t readout_width() const { return branches * width(); }
+  int64_t below(size_t l) const { return l ? widths[l - 1] : features; }
+  // Of the branches, which come first in the flat vector: w, then weight and bias of each layer, all branches of each.
+  int64_t parameters() const {
+    int64_t size = attention ? width() : 0;
+    for (size_t l = 0; l < widths.size(); ++l) size += (below(l) + 1) * widths[l];
+    return branches * size;
+  }
+};
+
+// The number of parameters of a classifier on the readouts of all branches; they follow those of the branches.
+inline int64_t classifier_parameters(int64_t branches, const std::vector<int64_t>& widths,
+                                     const std::vector<int64_t>& classifier_widths) {
+  STD_TORCH_CHECK(!classifier_widths.empty() && classifier_widths.size() <= most_layers,
+                  "classifier_widths must have 1 to ", most_layers, " layers");
+  STD_TORCH_CHECK(!widths.empty(), "widths must have 1 to ", most_layers, " layers");
+  int64_t in = branches * widths.back(), size = 0;
+  for (const int64_t width : classifier_widths) {
+    STD_TORCH_CHECK(width >= 1, "classifier_widths must be positive");
+    size += (in + 1) * width;
+    in = width;
+  }
+  return size;
+}
+
+// The arguments that the ops of the fused branch share, checked but for the contents of ids.
+struct Arguments {
+  Model model;
+  Segments seg;
+  const int64_t* ids;
+  int64_t graphs;
+};
+
+inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, const Tensor& ptr,
+                                 const OptionalTensor& index, const OptionalTensor& count, const OptionalTensor& ids,
+                                 int64_t num_branches, const std::vector<int64_t>& widths, bool attention, double slope,
+                                 bool shared, bool checked, int64_t more_parameters) {
+  expect("rows", rows, {-1, -1}, rows.scalar_type());
+  STD_TORCH_CHECK(!widths.empty() && widths.size() <= most_layers, "widths must have 1 to ", most_layers, " layers");
+  for (const int64_t width : widths) STD_TORCH_CHECK(width >= 1, "widths must be positive");
+  STD_TORCH_CHECK(slope >= 0, "negative_slope must not be negative");
+  const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, checked);
+  Arguments of{{rows.size(1), num_branches, widths, attention, slope},
+               segments_of(form, ptr, index, count, shared),
+               nullptr,
+               form.graphs};
+  expect("parameters", parameters, {of.model.parameters() + more_parameters}, rows.scalar_type());
+  if (ids) {
+    expect("ids", *ids, {-1}, ScalarType::Long);
+    of.ids = ids->const_data_ptr<int64_t>();
+    of.graphs = ids->numel();
+  }
+  return of;
+}
+
+}  // namespace spin_fast
