@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
+import cuda_kernels
 import numpy as np
 import pytest
 import torch
@@ -156,8 +157,8 @@ def test_huge_degree_and_repeated_arcs(backend: str, num_features: int, block: b
 @pytest.mark.parametrize("num_features", [1, 7, 16, 33])
 def test_outputs_larger_than_the_caches(backend: str, num_features: int) -> None:
     """They are written around the caches: the same bits as in small batches."""
-    if backend == "reference":
-        pytest.skip("only kernels write around the caches")
+    if backend in ("reference", "cuda"):
+        pytest.skip("only the kernels of the CPU write around the caches")
     num_graphs, size = 3_000_000 // num_features // 50, 50
     v = torch.arange(num_graphs * size)
     first = v // size * size
@@ -180,7 +181,9 @@ def test_outputs_larger_than_the_caches(backend: str, num_features: int) -> None
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_same_bits_for_any_number_of_threads(backend: str, threads: None, operator: str) -> None:
-    graphs = random_graphs([50] * 80 + [400], density=0.1, num_features=37, dtype=torch.float32)
+    graphs = random_graphs(
+        [50] * (80 if backend != "cuda" else 8) + [400], density=0.1, num_features=37, dtype=torch.float32
+    )
     grad = torch.randn(4, *graphs.x.shape)
     for block, canonical in itertools.product((True, False), repeat=2):
         results = []
@@ -377,3 +380,141 @@ def test_a_run_of_the_offsets_is_those_graphs(backend: str, operator: str, weigh
         torch.testing.assert_close(made, whole[:, first:last])
     with pytest.raises(ValueError, match="out must have shape"):
         spin_fast.power_features(*arrays, ptr=graphs.ptr[1:5], out=out.new_empty(3, 5, 3), checked=True)
+
+
+def sparse_graphs(
+    sizes: list[int],
+    num_features: int,
+    *,
+    dtype: torch.dtype = torch.float64,
+    index_dtype: torch.dtype = torch.int64,
+    weighted: bool = False,
+) -> GraphBatch:
+    """Directed graphs with rows of up to 6 arcs; one of 100 and one of 5,000 in the larger ones."""
+    rng = np.random.default_rng(0)
+    ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    degree = rng.integers(0, 7, ptr[-1])
+    for size, heavy in ((40, 100), (3000, 5000)):
+        degree[ptr[:-1][np.diff(ptr) >= size] + heavy // 100 - 1] = heavy
+    first, nodes = (np.repeat(np.repeat(array, np.diff(ptr)), degree) for array in (ptr[:-1], np.diff(ptr)))
+    indices = torch.from_numpy(first + rng.integers(0, nodes))
+    return GraphBatch(
+        ptr=torch.from_numpy(ptr),
+        indptr=torch.from_numpy(np.concatenate([[0], degree.cumsum()])).to(index_dtype),
+        indices=indices.to(index_dtype),
+        x=torch.from_numpy(rng.standard_normal((int(ptr[-1]), num_features))).to(dtype),
+        edge_weight=torch.from_numpy(rng.uniform(0.1, 2.0, len(indices))).to(dtype) if weighted else None,
+    )
+
+
+def assert_close_to_reference(result: torch.Tensor, graphs: GraphBatch, operator: str, tolerance: float) -> None:
+    weight = None if graphs.edge_weight is None else graphs.edge_weight.double()
+    expected = reference.power_features(
+        graphs.indptr, graphs.indices, graphs.x.double(), len(result) - 1, operator, edge_weight=weight
+    )
+    for power, exact in zip(result.double(), expected, strict=True):
+        torch.testing.assert_close(power, exact, rtol=tolerance, atol=tolerance * float(exact.abs().max()))
+
+
+# Many small graphs, so that larger ones are out of the ordinary: some with more and more shared memory on CUDA, some in
+# several passes over their columns, some hop by hop.
+SIZES = [3, 0, 6, 1] * 150 + [60, 500, 2000, 2700, 4000, 2, 60]
+
+
+@pytest.mark.parametrize(("num_features", "index_dtype"), [(1, torch.int32), (3, torch.int64), (9, torch.int32)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_graphs_out_of_the_ordinary(backend: str, num_features: int, index_dtype: torch.dtype, weighted: bool) -> None:
+    graphs = sparse_graphs(SIZES, num_features, dtype=torch.float32, index_dtype=index_dtype, weighted=weighted)
+    for operator, canonical in zip(OPERATORS, (False, True, False, False), strict=True):
+        result = powers(graphs, 2, operator, canonical=canonical)
+        assert_close_to_reference(result, graphs, operator, 2e-6)
+        begin, end = len(SIZES) - 6, len(SIZES)  # the large graphs by themselves
+        ptr = graphs.ptr[begin : end + 1]
+        part = slice(int(ptr[0]), int(ptr[-1]))
+        out = torch.empty(3, part.stop - part.start, num_features)
+        arrays = (graphs.indptr, graphs.indices, graphs.x, 2, operator)
+        options = {"edge_weight": graphs.edge_weight, "canonical": canonical, "checked": True}
+        made = spin_fast.power_features(*arrays, ptr=ptr, out=out, **options)
+        if backend == "cuda":  # sums of a graph do not depend on what else is in the batch
+            assert torch.equal(made, result[:, part])
+        else:
+            torch.testing.assert_close(made, result[:, part], rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_graphs_out_of_the_ordinary_in_other_types(backend: str, dtype: torch.dtype) -> None:
+    for num_features in (1, 7):
+        graphs = sparse_graphs(SIZES, num_features)
+        x = graphs.x.to(dtype)
+        for canonical in (False, True):
+            result = powers(graphs, 2, "sym", x=x, canonical=canonical)
+            assert torch.equal(result[0], x)
+            if dtype == torch.float64:
+                assert_close_to_reference(result, graphs, "sym", 1e-13)
+            else:
+                exact = powers(graphs, 2, "sym", x=x.float(), canonical=canonical)
+                torch.testing.assert_close(result, exact.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_features", [1, 17, 150])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_dense_graphs(backend: str, num_features: int, operator: str) -> None:
+    """All rows are long; one graph has more arcs than shared memory holds."""
+    graphs = random_graphs([60, 0, 350 if num_features < 100 else 120], 1.0, num_features, dtype=torch.float32)
+    for canonical in (False, True):
+        assert_close_to_reference(powers(graphs, 2, operator, canonical=canonical), graphs, operator, 1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_through_a_hub(backend: str, operator: str, weighted: bool) -> None:
+    """Rows of the adjacency and of its transpose that are longer than a piece."""
+    graphs = sparse_graphs([10, 3500], 2, weighted=weighted)
+    hub = torch.arange(0, graphs.num_arcs, 2)
+    indices = graphs.indices.clone()
+    indices[hub[hub >= int(graphs.indptr[10])]] = 11
+    graphs = replace(graphs, indices=indices)
+    grads = []
+    for path in (
+        powers,
+        lambda g, r, op, x: reference.power_features(g.indptr, g.indices, x, r, op, edge_weight=g.edge_weight),
+    ):
+        x = graphs.x.clone().requires_grad_()
+        path(graphs, 3, operator, x=x).square().sum().backward()
+        grads.append(x.grad)
+    torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-11 * float(grads[1].abs().max()))
+
+
+@pytest.mark.parametrize("backend", ["cuda"], indirect=True)
+@pytest.mark.parametrize("num_features", [1, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_same_bits_in_any_order_of_threads(backend: str, num_features: int, dtype: torch.dtype) -> None:
+    graphs = sparse_graphs([3] * 40 + [60, 900, 3300, 60], num_features, dtype=torch.float32, weighted=True)
+    results = []
+    try:
+        for order in (0, 1, 2):
+            cuda_kernels.kernels().set_order(order)
+            for block, canonical in ((True, False), (True, True), (False, False)):
+                x = graphs.x.to(dtype).requires_grad_()
+                result = powers(graphs, 2, "sym+adj", x=x, block=block, canonical=canonical)
+                result.float().square().sum().backward()
+                results.append((result.detach(), x.grad))
+    finally:
+        cuda_kernels.kernels().set_order(0)
+    for i, (result, grad) in enumerate(results):
+        assert torch.equal(result, results[i % 3][0])
+        assert torch.equal(grad, results[i % 3][1])
+
+
+@pytest.mark.parametrize("backend", ["cuda"], indirect=True)
+@pytest.mark.parametrize("operator", ["sym", "sym+adj"])
+def test_negative_sums_give_nan_where_nothing_can_be_raised(backend: str, operator: str) -> None:
+    graphs = random_graphs([4, 5], density=1.0, num_features=2, weighted=True)
+    weight = graphs.edge_weight.clone()
+    weight[int(graphs.indptr[5]) : int(graphs.indptr[6])] *= -1
+    op = torch.ops.spin_fast.power_features.default
+    for ptr in (graphs.ptr, None):
+        result = op(graphs.indptr, graphs.indices, graphs.x, 1, operator, ptr, weight, True, False)
+        clean = op(graphs.indptr, graphs.indices, graphs.x, 1, operator, ptr, graphs.edge_weight, True, False)
+        assert bool(result[1, 5].isnan().all())
+        torch.testing.assert_close(result[:, :4], clean[:, :4])

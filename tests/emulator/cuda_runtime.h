@@ -68,6 +68,8 @@ extern int order;  // 0: threads and blocks as numbered; 1: the other way round;
 
 void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void()>& kernel);
 void wait_for_block();
+// Whether any thread of the block gives true.
+bool any_in_block(bool value);
 void wait_for_warp(unsigned mask);
 // Gives `value` to the other lanes in `mask`; returns what lane `from` gave, which must be in the mask.
 uint64_t exchange(unsigned mask, uint64_t value, int from);
@@ -92,6 +94,7 @@ T shuffle(unsigned mask, T value, int from) {
 }  // namespace emulator
 
 inline void __syncthreads() { emulator::wait_for_block(); }
+inline int __syncthreads_or(int value) { return emulator::any_in_block(value != 0); }
 inline void __syncwarp(unsigned mask = 0xffffffffu) { emulator::wait_for_warp(mask); }
 template <class T>
 T __shfl_sync(unsigned mask, T value, int from, int width = 32) {

@@ -162,6 +162,15 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void(
 
 void wait_for_block() { wait_in(State::at_block); }
 
+bool any_in_block(bool value) {
+  fibers[running].given = value;
+  wait_for_block();
+  bool any = false;
+  for (size_t i = 0; i < number; ++i) any |= exists(i) && fibers[i].given != 0;
+  wait_for_block();
+  return any;
+}
+
 void wait_for_warp(unsigned mask) {
   const size_t first = first_of_warp();
   if (!(mask >> lane() & 1)) fail("a lane waits with a mask that it is not in");
