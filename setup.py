@@ -82,6 +82,7 @@ class CudaLibrary:
 
     def build(self, target: Path, folder: Path) -> None:
         """Compile what has changed, and link."""
+        import torch
         from torch.utils import cpp_extension
 
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,15 +94,23 @@ class CudaLibrary:
             "--threads=2",
             "-Xcompiler=-fPIC,-fvisibility=hidden",
             *[f"-D{name}={value}" for name, value in target_macros()],
-            *[f"-isystem={path}" for path in cpp_extension.include_paths()],
             *self.architectures,
         ]
+        includes = [f"-isystem={path}" for path in cpp_extension.include_paths()]
+        built_with = folder / "built-with"
+        key = "\n".join([torch.__version__, self.nvcc, *flags])
+        if not built_with.is_file() or built_with.read_text() != key:
+            for old in folder.glob("*.o"):
+                old.unlink()
+            built_with.write_text(key)
         newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
 
         def compile_one(source: str) -> str:
             out = folder / (Path(source).stem + ".o")
             if not out.exists() or out.stat().st_mtime < max(newest, Path(source).stat().st_mtime):
-                self.run(self.nvcc, *flags, "-c", source, "-o", out)
+                part = out.with_suffix(".part.o")
+                self.run(self.nvcc, *flags, *includes, "-c", source, "-o", part)
+                part.replace(out)
             return str(out)
 
         jobs = int(os.environ.get("MAX_JOBS", 0)) or os.cpu_count() or 1
