@@ -6,7 +6,8 @@
 #
 #   --quick        small inputs and few rounds: to see that all runs
 #   --results DIR  of results.json, results.md and checks.md (default: benchmarks/results/gpu; --quick: build/gpu_check)
-#   STEP           build, tests, memcheck, racecheck, synccheck, initcheck, benchmarks (default: all, in this order)
+#   STEP           build, tests, memcheck, racecheck, synccheck, initcheck, benchmarks (default: all but initcheck,
+#                  which may report what other libraries do)
 #
 # A step that fails does not stop the later ones. Each ends in time for what the later ones need at least. Needs python3
 # (or $PYTHON) with a CUDA torch, nvcc, and what the tests and benchmarks import; data sets in $SPIN_FAST_DATA, or else
@@ -22,7 +23,7 @@ python=${PYTHON:-python3}
 quick=() results='' refused=''
 
 usage() {
-  sed -n '5,9s/^# \{0,1\}//p' "$0" >&2
+  sed -n '5,10s/^# \{0,1\}//p' "$0" >&2
   exit 2
 }
 
@@ -41,7 +42,10 @@ while (($#)); do
   esac
   shift
 done
-((${#wanted[@]})) || for step in "${steps[@]}"; do wanted[$step]=1; done
+if ((${#wanted[@]} == 0)); then
+  for step in "${steps[@]}"; do wanted[$step]=1; done
+  unset 'wanted[initcheck]'
+fi
 
 cd "$(dirname "$0")/.." || exit 2
 scratch=$PWD/build/gpu_check
@@ -82,8 +86,13 @@ said() { # by the code of a command
   esac
 }
 
+# In a folder without pyproject.toml, which is for newer setuptools than some have; its links lead back here.
 build() {
-  TORCH_CUDA_ARCH_LIST=${found##*$'\n'} SPIN_FAST_CUDA=1 run build "$python" setup.py build_ext --inplace
+  mkdir -p "$scratch/stage" && ln -sfn "$PWD"/{setup.py,csrc,spin_fast} "$scratch/stage"
+  (
+    cd "$scratch/stage" || exit
+    TORCH_CUDA_ARCH_LIST=${found##*$'\n'} SPIN_FAST_CUDA=1 run build "$python" setup.py build_ext --inplace
+  )
   outcome[build]=$(said $?)
 }
 
@@ -103,6 +112,8 @@ sanitizer() {
   command -v compute-sanitizer
 }
 
+refusals='^=+ .*(not supported|no attachable process|internal sanitizer error|unable to (initialize|find|load|inject))'
+
 # Of our kernels alone; every tensor is an allocation of its own, so that leaving it shows.
 sanitize() {
   local tool=$1 log=$scratch/$1.log checker code line
@@ -115,13 +126,12 @@ sanitize() {
     return
   fi
   PYTORCH_NO_CUDA_MEMORY_CACHING=1 run "$tool" "$checker" --tool "$tool" --error-exitcode 9 --print-limit 20 \
-    --target-processes application-only --kernel-name kns=spin_fast \
-    "$python" scripts/gpu_small.py 2>&1 | tee "$log"
+    --kernel-name kns=spin_fast "$python" scripts/gpu_small.py 2>&1 | tee "$log"
   code=${PIPESTATUS[0]}
   outcome[$tool]=$(said "$code")
   if ((code == 0)) && ! grep -q '^gpu_small: done' "$log"; then
     outcome[$tool]='failed: it did not get to the end'
-  elif ((code)) && line=$(grep -m 1 -iE '^=+ .*(not supported|no attachable process|first instrumented API call|unable to|internal sanitizer error)' "$log"); then
+  elif ((code)) && line=$(grep -m 1 -iE "$refusals" "$log"); then
     refused=${line##*= }
     outcome[$tool]="skipped: compute-sanitizer refuses: $refused"
   elif ((code == 9)); then
@@ -132,9 +142,11 @@ sanitize() {
 benchmarks() {
   local left
   left=$(seconds_for benchmarks)
+  rm -f "$results/results.json"
   run benchmarks "$python" -m pytest -q -p no:cacheprovider benchmarks/test_gpu.py --device cuda "${quick[@]}" \
-    --seconds $((left - 20)) --results "$results" --no-plots
+    --budget 1 --rounds 9 --seconds $((left - 20)) --results "$results" --no-plots
   outcome[benchmarks]=$(said $?)
+  [[ ${outcome[benchmarks]} != ok || -s $results/results.json ]] || outcome[benchmarks]='failed: no results'
 }
 
 reason=''

@@ -37,7 +37,12 @@ case "$*" in
   *native_available*) echo "${KERNELS:-ok}" ;;
   *"import xdist"*) exit 1 ;;
   *build_ext*) echo "built for $TORCH_CUDA_ARCH_LIST"; exit "${BUILD:-0}" ;;
-  *benchmarks/test_gpu.py*) echo "benchmarks: $*"; exec sleep "${BENCHMARKS:-0}" ;;
+  *benchmarks/test_gpu.py*) echo "benchmarks: $*"
+    sleep "${BENCHMARKS:-0}" || exit
+    while (($# > 1)); do
+      [[ $1 == --results ]] && echo {} > "$2/results.json"
+      shift
+    done ;;
   *tests) echo "tests: $*"; exit "${TESTS:-0}" ;;
   *gpu_small.py*) echo "gpu_small: done" ;;
 esac
@@ -94,7 +99,7 @@ def test_wrong_arguments_are_answered_with_the_usage(tmp_path: Path) -> None:
 def test_steps_are_independent(tmp_path: Path) -> None:
     code, said, outcomes = check(tmp_path, TESTS="1")
     assert code == 1
-    assert list(outcomes) == ["build", "tests", "memcheck", "racecheck", "synccheck", "initcheck", "benchmarks"]
+    assert list(outcomes) == ["build", "tests", "memcheck", "racecheck", "synccheck", "benchmarks"]
     expected = {name: "ok" for name in outcomes} | {
         "tests": "failed: exit code 1",
         "racecheck": "failed: ERROR SUMMARY: 3 errors",
