@@ -16,7 +16,7 @@ set -uo pipefail
 
 seconds=${GPU_CHECK_SECONDS:-525}
 steps=(build tests memcheck racecheck synccheck initcheck benchmarks)
-# What a later step leaves to the earlier ones no matter how long they take.
+# Seconds that the steps before leave to a step, however long they take.
 declare -A least=([build]=60 [tests]=80 [memcheck]=30 [racecheck]=30 [synccheck]=20 [initcheck]=10 [benchmarks]=150)
 declare -A wanted=() outcome=() took=()
 python=${PYTHON:-python3}
@@ -47,6 +47,7 @@ if ((${#wanted[@]} == 0)); then
   unset 'wanted[initcheck]'
 fi
 
+[[ $python != */* ]] || python=$(realpath --no-symlinks -- "$python")
 cd "$(dirname "$0")/.." || exit 2
 scratch=$PWD/build/gpu_check
 [[ -n $results ]] || results=$([[ ${#quick[@]} -gt 0 ]] && echo "$scratch" || echo "$PWD/benchmarks/results/gpu")
@@ -96,10 +97,12 @@ build() {
   outcome[build]=$(said $?)
 }
 
+# After an illegal access nothing works in a process any more: some failures tell as much as all.
 tests() {
   local workers=()
   "$python" -c 'import xdist' 2> /dev/null && workers=(-n 4)
-  run tests "$python" -m pytest -q -k cuda -p no:cacheprovider "${workers[@]}" --durations=10 tests
+  run tests "$python" -m pytest -q -k cuda -p no:cacheprovider "${workers[@]}" \
+    -o faulthandler_timeout=60 --tb=short --maxfail=40 --durations=10 tests
   outcome[tests]=$(said $?)
 }
 
@@ -144,7 +147,7 @@ benchmarks() {
   left=$(seconds_for benchmarks)
   rm -f "$results/results.json"
   run benchmarks "$python" -m pytest -q -p no:cacheprovider benchmarks/test_gpu.py --device cuda "${quick[@]}" \
-    --budget 1 --rounds 9 --seconds $((left - 20)) --results "$results" --no-plots
+    -o faulthandler_timeout=120 --budget 1 --rounds 9 --seconds $((left - 20)) --results "$results" --no-plots
   outcome[benchmarks]=$(said $?)
   [[ ${outcome[benchmarks]} != ok || -s $results/results.json ]] || outcome[benchmarks]='failed: no results'
 }
