@@ -199,7 +199,13 @@ def test_power_features(
     with torch.inference_mode():
         expected = powers(graphs.x)
         for rival, call in op_rivals.cusparse(graphs, NUM_HOPS).items():
-            assert_close(rival, [call()], [expected])
+            try:
+                result = call()
+            except RuntimeError as error:
+                gpu_session.note(f"{rival}, {name}: does not race: {first_line(error)}")
+                continue
+            assert_close(rival, [result], [expected])
+            del result
             contenders |= {rival: call} if dtype == torch.float32 else {}
         if dtype != torch.float32:
             assert_close("spin_fast", [powers(x).float()], [expected], rtol=1e-2)
