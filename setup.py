@@ -8,6 +8,7 @@ Environment variables read at build time:
     CXX, CXXFLAGS, LDFLAGS, MAX_JOBS    as everywhere
 """
 
+import hashlib
 import os
 import re
 import shlex
@@ -98,8 +99,10 @@ class CudaLibrary:
         ]
         newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
 
+        how = hashlib.sha256(repr((self.nvcc, flags)).encode()).hexdigest()[:16]  # other GPUs, other objects
+
         def compile_one(source: str) -> str:
-            out = folder / (Path(source).stem + ".o")
+            out = folder / f"{Path(source).stem}.{how}.o"
             if not out.exists() or out.stat().st_mtime < max(newest, Path(source).stat().st_mtime):
                 self.run(self.nvcc, *flags, "-c", source, "-o", out)
             return str(out)
