@@ -457,12 +457,12 @@ Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths
 // memory: room for a second block comes before that for the gradient, and any before smaller tiles.
 template <class T>
 Fit fit_of(Stack& stack, const Device& device, int rows) {
-  const int64_t most = device.most_shared_bytes();
+  const int64_t most = device.most_shared_bytes(), half = device.most_shared_bytes(2);
   Fit fit = {};
   for (int tile = rows; tile >= side && !fit.tile; tile /= 2) {
     lay_out(stack, tile);
-    for (const auto& [weights, gradient, room] : {std::tuple{true, true, most / 2},
-                                                  {true, false, most / 2},
+    for (const auto& [weights, gradient, room] : {std::tuple{true, true, half},
+                                                  {true, false, half},
                                                   {true, true, most},
                                                   {true, false, most},
                                                   {false, false, most}}) {
@@ -486,7 +486,7 @@ template <class T>
 class Pass {
  public:
   Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
-      : device_(device), model_(of.model), tf32_(tf32 && device.has_tf32()) {
+      : device_(device), model_(of.model), tf32_(tf32 && has_tf32()) {
     STD_TORCH_CHECK(model_.branches <= 65535, "there must be at most 65535 branches");
     call_.seg = of.seg;
     call_.ids = of.ids;
@@ -553,6 +553,13 @@ class Pass {
     call_.weights = memory(weights_);
     device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), 1024, 0, call_.stack,
                    call_.parameters, call_.weights);
+  }
+
+  bool has_tf32() const {
+    if constexpr (std::is_same_v<T, float>)
+      return device_.has_tf32(&forward_kernel<Math::tf32, T>);
+    else
+      return false;
   }
 
   bool uses_tf32() const { return tf32_ && call_.stack.tile % 16 == 0; }
