@@ -75,7 +75,7 @@ __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T
                                      T* weights, T* kept) {
   const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
   T* shared = shared_memory<T>();
-  const auto take = [&](bool fits, T* otherwise, int size) {
+  const auto take = [&](bool fits, T* otherwise, int64_t size) {
     T* here = fits ? shared : otherwise;
     shared += fits ? size : 0;
     return here;
@@ -92,7 +92,7 @@ __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T
 // What the blocks of a branch share.
 template <class T>
 __global__ void pack_kernel(Stack stack, const T* parameters, T* weights) {
-  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * static_cast<int64_t>(stack.weights_size));
+  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * stack.weights_size);
 }
 
 // The rows of a tile, column by column; missing ones are zeros up to a multiple of 4. Returns that multiple.
@@ -474,6 +474,7 @@ Fit fit_of(Stack& stack, const Device& device, int rows) {
     }
   }
   if (!fit.tile) lay_out(stack, rows);
+  STD_TORCH_CHECK(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
   int widest = 0;
   for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
   const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);

@@ -83,46 +83,48 @@ struct Stack {
   bool with_gradient, with_input_gradient;
   int64_t w, w_branch;  // in the parameters; w < 0: none
   int w_gradient, gradient_size;
-  int packed_w, weights_size;  // [padded out]
+  int packed_w;  // [padded out]
+  int64_t weights_size;
   int tile, ld;
   int input;       // [padded in, ld]
   int spare[2];    // [padded widest, ld]: gradients of activations
   int per_row;     // [2, ld]
   int per_column;  // [padded out]
-  int tile_size;
+  int64_t tile_size;
 
   __host__ __device__ int in() const { return layers[0].in; }
   __host__ __device__ int out() const { return layers[depth - 1].out; }
 };
 
-// Divides the memory of a block for tiles of so many rows.
+// Divides the memory of a block for tiles of so many rows. Places are valid where both sizes fit an int.
 inline void lay_out(Stack& stack, int tile) {
-  const auto take = [](int& at, int n) {
-    const int here = at;
-    at += padded_to_side(n);
-    return here;
+  const auto take = [](int64_t& at, int64_t rows, int64_t columns) {
+    const int64_t here = at;
+    at += (rows * columns + side - 1) / side * side;
+    return static_cast<int>(here);
   };
-  int weights = 0, at = 0, widest = 0;
+  int64_t weights = 0, at = 0;
+  int widest = 0;
   for (int l = 0; l < stack.depth; ++l) {
     Linear& layer = stack.layers[l];
     const int wide = padded_to_side(layer.out);
     const bool passes_on = stack.with_gradient && (l > 0 || stack.with_input_gradient);
-    layer.packed = take(weights, layer.in * wide);
-    layer.packed_bias = take(weights, wide);
-    layer.transposed = passes_on ? take(weights, layer.out * padded_to_side(layer.in)) : -1;
+    layer.packed = take(weights, layer.in, wide);
+    layer.packed_bias = take(weights, 1, wide);
+    layer.transposed = passes_on ? take(weights, layer.out, padded_to_side(layer.in)) : -1;
     widest = std::max(widest, wide);
   }
-  stack.packed_w = take(weights, stack.out());
+  stack.packed_w = take(weights, 1, stack.out());
   stack.weights_size = weights;
   stack.tile = tile;
   stack.ld = tile + side;
-  stack.input = take(at, padded_to_side(stack.in()) * stack.ld);
+  stack.input = take(at, padded_to_side(stack.in()), stack.ld);
   for (int l = 0; l < stack.depth; ++l)  // without gradients two of them take turns
     stack.layers[l].activation =
-        stack.with_gradient || l < 2 ? take(at, widest * stack.ld) : stack.layers[l - 2].activation;
-  for (int& spare : stack.spare) spare = stack.with_gradient ? take(at, widest * stack.ld) : -1;
-  stack.per_row = take(at, 2 * stack.ld);
-  stack.per_column = take(at, stack.out());
+        stack.with_gradient || l < 2 ? take(at, widest, stack.ld) : stack.layers[l - 2].activation;
+  for (int& spare : stack.spare) spare = stack.with_gradient ? take(at, widest, stack.ld) : -1;
+  stack.per_row = take(at, 2, stack.ld);
+  stack.per_column = take(at, 1, stack.out());
   stack.tile_size = at;
 }
 
@@ -161,6 +163,7 @@ __device__ void product(const T* a, int ld, int depth, const T* w, int columns, 
     const int lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size, group = lane / 4, member = lane % 4;
     const int row_blocks = (rows + 15) / 16, column_blocks = (columns + 8 * squares - 1) / (8 * squares);
     for (int m = threadIdx.x / warp_size; m < row_blocks * column_blocks; m += warps) {
+      __syncwarp();  // the tensor cores take the lanes together
       const int row = m % row_blocks * 16 + group, first = m / row_blocks * 8 * squares;
       float sum[squares][4] = {};
       for (int k = 0; k < depth; k += 8) {
@@ -212,6 +215,7 @@ __device__ void add_outer(const T* a, int in, const T* g, int out, int ld, int r
     const int lane = threadIdx.x % warp_size, warps = blockDim.x / warp_size, group = lane / 4, member = lane % 4;
     const int k_blocks = (in + 15) / 16, j_blocks = (out + 7) / 8;
     for (int m = threadIdx.x / warp_size; m < k_blocks * j_blocks; m += warps) {
+      __syncwarp();
       const int k = m / j_blocks * 16 + group, j = m % j_blocks * 8 + group;
       float part[4] = {};
       for (int row = 0; row < rows; row += 8) {
