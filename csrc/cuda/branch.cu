@@ -145,8 +145,9 @@ __global__ void forward_kernel(Call<T> call) {
   const T* w = memory.weights + stack.packed_w;
   const T* z = memory.tile + stack.layers[stack.depth - 1].activation;
   const int width = stack.out();
+  // Part by part: many graphs have only the first, and those are to be spread over the blocks.
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
-    const int64_t position = item / call.parts, part = item % call.parts;
+    const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
     const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
@@ -232,7 +233,7 @@ __global__ void backward_kernel(Call<T> call) {
   const T slope = static_cast<T>(last.slope);
   const int width = stack.out();
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
-    const int64_t position = item / call.parts, part = item % call.parts;
+    const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
     const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
