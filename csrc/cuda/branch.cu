@@ -22,6 +22,7 @@ namespace {
 
 constexpr int64_t combine_threads = 128;
 constexpr int classifier_tile = 16;
+constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
 
 // What of a block's memory is shared memory, how much that is, and how many threads a block has.
 struct Fit {
@@ -188,7 +189,8 @@ __global__ void forward_kernel(Call<T> call) {
   }
 }
 
-// Puts the parts of a segment together, one warp each, lanes over columns; top[s, 0] and scale are of the whole then.
+// Puts the parts of a segment together, one warp each, lanes over parts, then over columns; top[s, 0] and scale are of
+// the whole then.
 template <class T>
 __global__ void combine_kernel(Call<T> call) {
   const int64_t s = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_size) + threadIdx.x / warp_size;
@@ -200,16 +202,26 @@ __global__ void combine_kernel(Call<T> call) {
   const int64_t tiles = tiles_of(entries, call.stack.tile), parts = tiles < call.parts ? tiles : call.parts;
   const T* tops = call.top + s * call.parts;
   T top = 0;
+  for (int64_t p = lane; p < parts; p += warp_size) top = tops[p] > top ? tops[p] : top;
+  top = max_over_lanes(top);
   double total = 0;
-  for (int64_t p = 0; p < parts; ++p) top = tops[p] > top ? tops[p] : top;
-  for (int64_t p = 0; p < parts; ++p)
+  for (int64_t p = lane; p < parts; p += warp_size)
     total += static_cast<double>(call.total[s * call.parts + p]) * exp(static_cast<double>(tops[p]) - top);
+  total = sum_over_lanes(total);
   const double scale = call.stack.w < 0 ? 1.0 : parts > 0 ? 1 / total : 0.0;
-  for (int64_t j = lane; j < width; j += warp_size) {
+  for (int64_t first = 0; first < width; first += warp_size) {
+    const int64_t j = first + lane;
     double sum = 0;
-    for (int64_t p = 0; p < parts; ++p)
-      sum += call.sum[(s * call.parts + p) * width + j] * exp(static_cast<double>(tops[p]) - top);
-    call.readout[(position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
+    for (int64_t p = 0; p < parts; p += warp_size) {
+      const double factor = p + lane < parts ? exp(static_cast<double>(tops[p + lane]) - top) : 0.0;
+      const int here = static_cast<int>(parts - p < warp_size ? parts - p : warp_size);
+#pragma unroll 4
+      for (int i = 0; i < here; ++i) {
+        const double of_part = __shfl_sync(all_lanes, factor, i);
+        if (j < width) sum += call.sum[(s * call.parts + p + i) * width + j] * of_part;
+      }
+    }
+    if (j < width) call.readout[(position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
   }
   __syncwarp();  // every lane has read the tops
   if (lane == 0) {
@@ -364,26 +376,31 @@ __host__ __device__ inline Kept kept_at(const Stack& stack, int64_t branches, in
   return {-1, 0};
 }
 
-// Adds up what the blocks kept, one thread per parameter; those from `classified` on are the classifier's.
+// Adds up what the blocks kept, `summands` lanes per parameter; those from `classified` on are the classifier's.
 template <class T>
 __global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, int64_t blocks, Stack classifier,
                               int64_t classified, const T* classifier_partial, int64_t classifier_blocks,
                               int64_t parameters, T* gradient, const double* losses, int64_t graphs, T* loss) {
-  const int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (p == 0 && loss != nullptr) {
+  const int64_t p = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / summands;
+  const int lane = threadIdx.x % summands;
+  if (loss != nullptr && blockIdx.x == 0 && threadIdx.x < warp_size) {
     double sum = 0;
-    for (int64_t i = 0; i < classifier_blocks; ++i) sum += losses[i];
-    *loss = static_cast<T>(sum / (graphs > 0 ? graphs : 1));
+    for (int64_t i = threadIdx.x; i < classifier_blocks; i += warp_size) sum += losses[i];
+    sum = sum_over_lanes(sum);
+    if (threadIdx.x == 0) *loss = static_cast<T>(sum / (graphs > 0 ? graphs : 1));
   }
-  if (p >= parameters) return;
-  const bool in_branch = p < classified;
-  const Stack& of = in_branch ? stack : classifier;
-  const Kept kept = kept_at(of, in_branch ? branches : 1, p);
-  const int64_t number = in_branch ? blocks : classifier_blocks;
-  const T* from = (in_branch ? partial + kept.branch * blocks * of.gradient_size : classifier_partial) + kept.place;
   double sum = 0;
-  for (int64_t b = 0; b < number; ++b) sum += from[b * of.gradient_size];
-  gradient[p] = static_cast<T>(sum);
+  if (p < parameters) {
+    const bool in_branch = p < classified;
+    const Stack& of = in_branch ? stack : classifier;
+    const Kept kept = kept_at(of, in_branch ? branches : 1, p);
+    const int64_t number = in_branch ? blocks : classifier_blocks;
+    const T* from = (in_branch ? partial + kept.branch * blocks * of.gradient_size : classifier_partial) + kept.place;
+#pragma unroll 8
+    for (int64_t b = lane; b < number; b += summands) sum += from[b * of.gradient_size];
+  }
+  sum = sum_over_lanes(sum, summands);
+  if (p < parameters && lane == 0) gradient[p] = static_cast<T>(sum);
 }
 
 // Rows of the gradient, each the sum of those of its entries (or of the positions of a graph in ids), in their order.
@@ -643,9 +660,9 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
     const double* no_losses = nullptr;
     T* no_loss = nullptr;
-    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads), threads, 0, pass.stack(), num_branches,
-                  pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(), int64_t{0},
-                  parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, of.graphs, no_loss);
+    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
+                  num_branches, pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(),
+                  int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, of.graphs, no_loss);
     if (with_rows && index) {
       const Transposed entries =
           transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0));
@@ -689,9 +706,9 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                   of.graphs, Pass<T>::memory(grad), Pass<T>::memory(partial), loss_of_block);
 
     pass.backward(Pass<T>::memory(grad), nullptr);
-    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads), threads, 0, pass.stack(), num_branches,
-                  pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial), blocks,
-                  parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block, of.graphs,
+    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
+                  num_branches, pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial),
+                  blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block, of.graphs,
                   loss.mutable_data_ptr<T>());
   });
   return {loss, gradient};
