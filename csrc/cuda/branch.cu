@@ -99,19 +99,19 @@ __global__ void pack_kernel(Stack stack, const T* parameters, T* weights) {
 // The rows of a tile, column by column; missing ones are zeros up to a multiple of 4. Returns that multiple.
 template <class T>
 __device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
-  const Stack& stack = call.stack;
-  const int rows = padded_to_side(tile.rows), width = stack.in();
-  for (Walk at(width); width > 0 && at.major < rows; at.next()) {
-    T value = 0;
-    if (at.major < tile.rows) {
-      const int64_t e = tile.first + at.major;
-      const int64_t u = call.seg.narrow_index ? call.seg.narrow_index[e]
-                        : call.seg.wide_index ? call.seg.wide_index[e]
-                                              : e;
-      value = call.x[u * width + at.minor];
-    }
-    input[at.minor * stack.ld + at.major] = value;
-  }
+  const int rows = padded_to_side(tile.rows), width = call.stack.in(), ld = call.stack.ld;
+  const auto load = [&](auto row_of) {
+    copy<T>(
+        rows, width,
+        [&](int row, int column) { return call.x[row_of(tile.first + min(row, tile.rows - 1)) * width + column]; },
+        [&](int row, int column, T value) { input[column * ld + row] = row < tile.rows ? value : T(0); });
+  };
+  if (call.seg.narrow_index)
+    load([&](int64_t e) { return static_cast<int64_t>(call.seg.narrow_index[e]); });
+  else if (call.seg.wide_index)
+    load([&](int64_t e) { return call.seg.wide_index[e]; });
+  else
+    load([](int64_t e) { return e; });
   return rows;
 }
 
@@ -176,11 +176,8 @@ __global__ void forward_kernel(Call<T> call) {
       T added = 0;
       for (int row = 0; row < tile.rows; ++row) added += weight[row];
       total = total * factor + added;
-      for (int j = threadIdx.x; j < width; j += blockDim.x) {
-        T more = 0;
-        for (int row = 0; row < tile.rows; ++row) more += weight[row] * z[j * stack.ld + row];
-        sum[j] = sum[j] * factor + more;
-      }
+      for (int j = threadIdx.x; j < width; j += blockDim.x)
+        sum[j] = sum[j] * factor + dot_of_columns(weight, z + j * stack.ld, tile.rows);
     }
     const int64_t place = (branch * call.graphs + position) * call.parts + part;
     if (threadIdx.x == 0) call.top[place] = top, call.total[place] = total;
@@ -288,11 +285,8 @@ __global__ void backward_kernel(Call<T> call) {
         const T factor = gate(z[j * stack.ld + row], slope);
         dz[j * stack.ld + row] = row < tile.rows ? value * factor : T(0);
       }
-      for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x) {
-        T more = 0;
-        for (int row = 0; row < tile.rows; ++row) more += dbeta[row] * z[j * stack.ld + row];
-        memory.gradient[stack.w_gradient + j] += more;
-      }
+      for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x)
+        memory.gradient[stack.w_gradient + j] += dot_of_columns(dbeta, z + j * stack.ld, tile.rows);
       __syncthreads();
       backward<math>(stack, memory, rows, [&](int row, int column, T value) {
         if (row < tile.rows && column < stack.in()) call.dx[(tile.first + row) * stack.in() + column] = value;
@@ -313,9 +307,10 @@ __global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, co
   const int width = stack.in(), classes = stack.out();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
   const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
-  for (Walk at(width); at.major < rows; at.next())
-    memory.tile[stack.input + at.minor * stack.ld + at.major] =
-        at.major < count ? readout[(first + at.major) * width + at.minor] : T(0);
+  T* input = memory.tile + stack.input;
+  copy<T>(
+      rows, width, [&](int row, int column) { return readout[(first + min(row, count - 1)) * width + column]; },
+      [&](int row, int column, T value) { input[column * stack.ld + row] = row < count ? value : T(0); });
   __syncthreads();
   forward<Math::exact>(stack, memory, rows);
   const T* scores = memory.tile + stack.layers[stack.depth - 1].activation;
@@ -566,6 +561,7 @@ class Pass {
   void prepare(const Stack& stack) {
     const int64_t segments = std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
     call_.stack = stack;
+    call_.stack.tf32 = tf32_;
     call_.fit = fit_of<T>(call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
     if (call_.fit.weights) return;
     weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
