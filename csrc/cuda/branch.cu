@@ -21,6 +21,7 @@ namespace spin_fast {
 namespace {
 
 constexpr int64_t combine_threads = 128;
+constexpr int pack_threads = 1024;
 constexpr int classifier_tile = 16;
 constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
 
@@ -92,7 +93,7 @@ __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T
 
 // What the blocks of a branch share.
 template <class T>
-__global__ void pack_kernel(Stack stack, const T* parameters, T* weights) {
+__global__ void __launch_bounds__(pack_threads) pack_kernel(Stack stack, const T* parameters, T* weights) {
   pack(stack, parameters, blockIdx.x, weights + blockIdx.x * stack.weights_size);
 }
 
@@ -566,7 +567,7 @@ class Pass {
     if (call_.fit.weights) return;
     weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
     call_.weights = memory(weights_);
-    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), 1024, 0, call_.stack,
+    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), pack_threads, 0, call_.stack,
                    call_.parameters, call_.weights);
   }
 
@@ -696,7 +697,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
     const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), 1024, 0, stack, flat, Pass<T>::memory(weights));
+    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
     device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
                   Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of.ids,
                   of.graphs, Pass<T>::memory(grad), Pass<T>::memory(partial), loss_of_block);
