@@ -107,15 +107,10 @@ class CudaLibrary:
             *self.architectures,
         ]
         includes = [f"-isystem={path}" for path in cpp_extension.include_paths()]
-        built_with = folder / "built-with"
-        key = "\n".join([torch.__version__, self.nvcc, *flags])
-        if not built_with.is_file() or built_with.read_text() != key:
-            for old in folder.glob("*.o"):
-                old.unlink()
-            built_with.write_text(key)
         newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
-
-        how = hashlib.sha256(repr((self.nvcc, flags)).encode()).hexdigest()[:16]  # other GPUs, other objects
+        how = hashlib.sha256(repr((torch.__version__, self.nvcc, flags)).encode()).hexdigest()[
+            :16
+        ]  # other GPUs, other objects
 
         def compile_one(source: str) -> str:
             out = folder / f"{Path(source).stem}.{how}.o"
