@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,7 +114,8 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
         torch.tensor(sizes, device=device)
         for sizes in ([len(batch) for batch in batches], [edge.shape[1] for edge in edges], counts)
     )
-    edge_index = cat("edge_index", [edge.t() for edge in edges])
+    narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(arcs.sum())) < 2**31
+    edge_index = cat("edge_index", [edge.t() if narrow else edge.t().long() for edge in edges])
     batch = cat("batch", batches)
     assert edge_index is not None
     assert batch is not None
@@ -130,7 +131,10 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
 
 
 def _items(name: str, value: Any, kind: str) -> list[Any]:
-    if not isinstance(value, Iterable) or isinstance(value, (str, bytes, Tensor, np.ndarray)):
+    wrong = isinstance(value, (str, bytes, Tensor, np.ndarray, Mapping))
+    if not wrong and hasattr(value, "__getitem__") and hasattr(value, "__len__"):
+        return [value[number] for number in range(len(value))]  # a map-style dataset need not be iterable
+    if wrong or not isinstance(value, Iterable):
         raise TypeError(f"{name} must be {kind}, got {type(value).__name__}")
     return list(value)
 
@@ -170,6 +174,7 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
     edge_index = attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else "")
     edge_index = plain(edge_index)
     _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS)
+    value = None if x is None else attribute(x, "; x=None takes the degree instead")
     batch, num_graphs = item.batch, 1
     if batch is None:
         batch = torch.zeros(item.num_nodes, dtype=torch.int64, device=edge_index.device)
@@ -177,7 +182,6 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
         num_graphs = item.num_graphs
     else:
         num_graphs = int(batch.max()) + 1 if len(batch) else 0
-    value = None if x is None else attribute(x, "; x=None takes the degree instead")
     label = None if y is None else attribute(y)
     weight = None if edge_weight is None else attribute(edge_weight)
     return Parts(

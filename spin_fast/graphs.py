@@ -411,7 +411,7 @@ class GraphBatch:
             x,
             parts.batch,
             num_graphs=parts.num_graphs,
-            y=None if parts.y is None else _convert.labels(parts.y, x.dtype),
+            y=None if parts.y is None else _convert.labels(parts.y, x.dtype).to(x.device),
             edge_weight=None if parts.edge_weight is None else parts.edge_weight.to(x.dtype),
             **arcs,
         )
