@@ -268,7 +268,7 @@ class GraphBatch:
         return cls(
             ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
             indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
-            indices=edge_index[0],
+            indices=edge_index[0].clone(),  # a view would keep the targets, and what is checked here could change
             x=x,
             y=y,
             edge_weight=edge_weight,

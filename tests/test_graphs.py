@@ -54,6 +54,10 @@ def test_from_edge_index_gathers_along_the_arcs() -> None:
     assert graphs.indptr.tolist() == [0, 1, 4, 4, 5, 5]
     assert graphs.indices.tolist() == [1, 0, 0, 2, 4]
     assert graphs.edge_weight.tolist() == [3.0, 1.0, 5.0, 2.0, 4.0]
+    in_order = graphs.edge_index
+    again = GraphBatch.from_edge_index(in_order, torch.eye(5), batch)
+    in_order.fill_(99)
+    assert torch.equal(again.indices, graphs.indices)
     assert len(GraphBatch.from_edge_index(edge_index, torch.eye(5))) == 1
     assert len(GraphBatch.from_edge_index(torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3))) == 1
 
