@@ -32,7 +32,7 @@ struct Fit {
   // Units of one pass over a graph, at least: fewer would read and write parts of sectors of 32 bytes.
   __host__ __device__ int fewest_units() const { return units < 2 ? units : 2; }
   __host__ __device__ int64_t bytes(int64_t nodes, int64_t arcs, int at_once) const {
-    return nodes * ((2 * columns * at_once + scaled) * value_bytes + 4) + 4 + 2 * arcs;
+    return nodes * ((int64_t{2} * columns * at_once + scaled) * value_bytes + 4) + 4 + 2 * arcs;
   }
   // Units of one pass over a graph in so much shared memory; 0 where it does not fit.
   __host__ __device__ int units_in(int most_bytes, int64_t nodes, int64_t arcs) const {
