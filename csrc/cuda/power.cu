@@ -77,9 +77,9 @@ class HopByHop {
       const Rows& rows = Task::most_columns == 1 ? narrow_ : rows_;
       const int units = units_of<k>(task.width);
       const Team team(task.width, units);
-      const int64_t shares = (units + team.side - 1) / team.side, teams = threads / team.lanes();
-      device_.launch(&hop_kernel<k, Task>, grid(blocks_ + most_pieces_ * shares / teams), threads, 0, task, csr_, rows,
-                     heavy_);
+      const int64_t shares = (units + team.side() - 1) / team.side(), teams = threads / team.lanes();
+      const auto kernel = k > 1 && task.aligned() ? &hop_kernel<k, (k > 1), Task> : &hop_kernel<k, false, Task>;
+      device_.launch(kernel, grid(blocks_ + most_pieces_ * shares / teams), threads, 0, task, csr_, rows, heavy_);
     });
     if (most_long_rows_ > 0)
       device_.launch(&long_rows_kernel<Task>, grid(most_long_rows_ * task.width / threads), threads, 0, task, heavy_);
