@@ -514,7 +514,7 @@ def test_gradients_through_a_hub(backend: str, operator: str, weighted: bool) ->
 
 
 @pytest.mark.parametrize("backend", ["cuda"], indirect=True)
-@pytest.mark.parametrize("num_features", [1, 9])
+@pytest.mark.parametrize("num_features", [1, 8, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_in_any_order_of_threads(backend: str, num_features: int, dtype: torch.dtype) -> None:
     graphs = sparse_graphs([3] * 40 + [60, 900, 3300, 60], num_features, dtype=torch.float32, weighted=True)
