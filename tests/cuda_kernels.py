@@ -64,6 +64,8 @@ class Emulated:
                 "-O1",
                 "-g0",
                 "-fvisibility=hidden",
+                "-fsanitize=alignment",
+                "-fsanitize-undefined-trap-on-error",
                 "-DTORCH_TARGET_VERSION=0x020a000000000000",
                 *names,
                 device,

@@ -12,7 +12,7 @@ from helpers import random_graphs
 import spin_fast
 from spin_fast import PowerFeatures
 
-RACE, NO_RACE, HALF_A_WARP, OUTSIDE_THE_MASK, IN_A_BRANCH, SHARED_MEMORY = range(6)
+RACE, NO_RACE, HALF_A_WARP, OUTSIDE_THE_MASK, IN_A_BRANCH, SHARED_MEMORY, NOT_ALIGNED = range(7)
 NEIGHBOURS = [*range(1, 64), 0]
 
 
@@ -43,9 +43,10 @@ def test_a_race_depends_on_the_order_of_threads(emulated: cuda_kernels.Emulated)
         (HALF_A_WARP, "a warp waits for lanes that do not come"),
         (OUTSIDE_THE_MASK, "a shuffle reads a lane that does not take part"),
         (IN_A_BRANCH, "a warp waits for lanes that do not come"),
+        (NOT_ALIGNED, "at an address that is not aligned"),
     ],
 )
-def test_divergence_is_an_error(emulated: cuda_kernels.Emulated, which: int, message: str) -> None:
+def test_what_a_gpu_does_not_do_is_an_error(emulated: cuda_kernels.Emulated, which: int, message: str) -> None:
     assert message in emulated.run_fault(which, 256)[1]
 
 

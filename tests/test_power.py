@@ -465,6 +465,34 @@ def test_dense_graphs(backend: str, num_features: int, operator: str) -> None:
         assert_close_to_reference(powers(graphs, 2, operator, canonical=canonical), graphs, operator, 1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("num_features", [4, 12])
+def test_same_bits_wherever_tensors_begin(backend: str, num_features: int, dtype: torch.dtype) -> None:
+    """Rows of whole vectors are read and written as such only where they are aligned."""
+
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        return torch.empty(tensor.numel() + 1, dtype=tensor.dtype)[1:].view(tensor.shape).copy_(tensor)
+
+    graphs = sparse_graphs([40, 900, 3300], num_features, dtype=torch.float32, weighted=True)
+    weight = graphs.edge_weight.to(torch.float64) if dtype == torch.float64 else graphs.edge_weight
+    x, adjacency = graphs.x.to(dtype), (graphs.indptr, graphs.indices)
+    expected = reference.power_features(*adjacency, x.double(), 2, "sym+adj", edge_weight=weight.double())
+    for ptr in (graphs.ptr, None):
+        options = {"ptr": ptr, "edge_weight": weight}
+        out = torch.empty(3, *x.shape, dtype=dtype)
+        spin_fast.power_features(*adjacency, x, 2, "sym+adj", out=out, **options)
+        error = (out.double() - expected).abs().amax() / expected.abs().amax()
+        assert error <= max(1e-6, torch.finfo(dtype).eps)
+        for begin, end in ((x, moved(out)), (moved(x), torch.empty_like(out)), (moved(x), moved(out))):
+            spin_fast.power_features(*adjacency, begin, 2, "sym+adj", out=end, **options)
+            assert torch.equal(end, out)
+    if dtype == torch.bfloat16:
+        return
+    backward = torch.ops.spin_fast.power_features_backward.default
+    results = [backward(*adjacency, grad, "sym", graphs.ptr, weight, True) for grad in (out, moved(out))]
+    assert torch.equal(*results)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_gradients_through_a_hub(backend: str, operator: str, weighted: bool) -> None:
@@ -486,7 +514,7 @@ def test_gradients_through_a_hub(backend: str, operator: str, weighted: bool) ->
 
 
 @pytest.mark.parametrize("backend", ["cuda"], indirect=True)
-@pytest.mark.parametrize("num_features", [1, 9])
+@pytest.mark.parametrize("num_features", [1, 8, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_same_bits_in_any_order_of_threads(backend: str, num_features: int, dtype: torch.dtype) -> None:
     graphs = sparse_graphs([3] * 40 + [60, 900, 3300, 60], num_features, dtype=torch.float32, weighted=True)

@@ -1,9 +1,8 @@
 // One hop over the rows of a graph that is too large for shared memory, and over those of every gradient.
 //
 // Layout: `in`, `add`, `out` row-major [N, d]. Parallel axis: rows and columns; a thread takes a row of at most
-// `light_arcs` arcs and up to K of its columns, `units` apart, so that neighbouring threads are at neighbouring columns
-// whatever the width and the alignment of a row. Longer rows are cut into pieces of `piece_arcs`, and teams of lanes
-// take one piece after the other: a hub is not one warp's alone. Accumulator: double, rounded once; gathering
+// `light_arcs` arcs and up to K of its columns (Columns). Longer rows are cut into pieces of `piece_arcs`, and teams of
+// lanes take one piece after the other: a hub is not one warp's alone. Accumulator: double, rounded once; gathering
 // neighbours takes longer than converting them. A row is added up in an order that depends on its length and the width
 // alone.
 #pragma once
@@ -42,35 +41,76 @@ __host__ __device__ int units_of(int64_t width) {
   return static_cast<int>((width + K - 1) / K);
 }
 
-// Of c, c + units, .. (K columns) those below width.
-template <int K>
-__device__ int columns_of(int c, int units, int width) {
-  int columns = 0;
-  for (int k = 0; k < K; ++k) columns += c + k * units < width;
-  return columns;
-}
+// Neighbouring values, of one thread: one load or store of up to 16 bytes.
+template <int K, class T>
+struct alignas(K * sizeof(T) < 16 ? K * sizeof(T) : 16) Values {
+  T at[K];
+};
+
+// The columns of a thread: K side by side where rows are aligned and whole Values; else `units` apart, so that
+// neighbouring threads are at neighbouring columns whatever the width and the alignment of a row.
+template <int K, bool Aligned>
+struct Columns {
+  int at[K], count;
+
+  __device__ Columns(int c, int units, int width) : count(0) {
+    for (int k = 0; k < K; ++k) {
+      const int column = Aligned ? c * K + k : c + k * units;
+      count += column < width;
+      at[k] = column < width ? column : width - 1;  // is read too, and not kept
+    }
+  }
+  template <class T>
+  __device__ void load(const T* row, T (&values)[K]) const {
+    if constexpr (Aligned) {
+      const auto side_by_side = *reinterpret_cast<const Values<K, T>*>(row + at[0]);
+      for (int k = 0; k < K; ++k) values[k] = side_by_side.at[k];
+    } else {
+      for (int k = 0; k < K; ++k) values[k] = row[at[k]];
+    }
+  }
+  template <class T>
+  __device__ void store(const T (&values)[K], T* row) const {
+    if constexpr (Aligned) {
+      Values<K, T> side_by_side;
+      for (int k = 0; k < K; ++k) side_by_side.at[k] = values[k];
+      *reinterpret_cast<Values<K, T>*>(row + at[0]) = side_by_side;
+    } else {
+      for (int k = 0; k < K; ++k)
+        if (k < count) row[at[k]] = values[k];
+    }
+  }
+};
 
 // Lanes that take a row of many arcs together: `ways` share the arcs, and as many times `side` are at different
-// columns.
+// columns; powers of two. The teams of a warp do everything at the same time: a shuffle of all lanes costs a fraction
+// of one whose mask the compiler does not know.
 struct Team {
-  int ways, side;
+  int log_ways, log_side;
 
-  __host__ __device__ Team(int width, int units) : ways(width <= 16 ? 8 : 4), side(1) {
-    while (side < units && side * ways < warp_size) side *= 2;
+  __host__ __device__ Team(int width, int units) : log_ways(width <= 16 ? 3 : 2), log_side(0) {
+    while (side() < units && lanes() < warp_size) ++log_side;
   }
-  __host__ __device__ int lanes() const { return ways * side; }
-  __device__ int way() const { return static_cast<int>(threadIdx.x) % lanes() / side; }
-  __device__ int column() const { return static_cast<int>(threadIdx.x) % side; }
+  __host__ __device__ int ways() const { return 1 << log_ways; }
+  __host__ __device__ int side() const { return 1 << log_side; }
+  __host__ __device__ int lanes() const { return 1 << (log_ways + log_side); }
+  __device__ int in_block() const { return static_cast<int>(blockDim.x) >> (log_ways + log_side); }  // teams
+  __device__ int first_of_warp() const {
+    return static_cast<int>(threadIdx.x / warp_size * warp_size) >> (log_ways + log_side);
+  }
+  __device__ int of_warp() const { return static_cast<int>(threadIdx.x % warp_size) >> (log_ways + log_side); }
+  __device__ int way() const { return static_cast<int>(threadIdx.x) >> log_side & (ways() - 1); }
+  __device__ int column() const { return static_cast<int>(threadIdx.x) & (side() - 1); }
 
   // The sums of all ways; every lane has them.
   template <int K>
   __device__ void add_up(double (&sum)[K]) const {
-    const int lane = static_cast<int>(threadIdx.x) % warp_size;
-    const unsigned mates = (all_lanes >> (warp_size - lanes())) << (lane / lanes() * lanes());
-    for (int step = side; step < lanes(); step *= 2)
-      for (int k = 0; k < K; ++k) sum[k] += __shfl_xor_sync(mates, sum[k], step);
+    for (int step = side(); step < lanes(); step *= 2)
+      for (int k = 0; k < K; ++k) sum[k] += __shfl_xor_sync(all_lanes, sum[k], step);
   }
 };
+
+using OneColumn = Columns<1, false>;
 
 // ---- Which rows
 
@@ -118,11 +158,11 @@ __global__ void __launch_bounds__(256) cut_kernel(Csr csr, Rows rows, Operator o
       if (scale) scale[v] = scale_of(op, static_cast<double>(end - begin));
       if (end - begin <= light_arcs) continue;
       const int64_t pieces = (end - begin + piece_arcs - 1) / piece_arcs;
-      const auto at = static_cast<int64_t>(atomicAdd(heavy.counts, static_cast<Count>(pieces)));
-      if (pieces == 1) {
-        heavy.pieces[at] = {v, begin, end, -1};
+      if (pieces == 1) {  // most are: of adding 1, the compiler makes one addition a warp
+        heavy.pieces[atomicAdd(heavy.counts, Count{1})] = {v, begin, end, -1};
         continue;
       }
+      const auto at = static_cast<int64_t>(atomicAdd(heavy.counts, static_cast<Count>(pieces)));
       const auto slot = static_cast<int64_t>(atomicAdd(heavy.counts + 1, static_cast<Count>(pieces)));
       heavy.long_rows[atomicAdd(heavy.counts + 2, Count{1})] = {v, slot, pieces};
       for (int64_t p = 0; p < pieces; ++p) {
@@ -133,7 +173,7 @@ __global__ void __launch_bounds__(256) cut_kernel(Csr csr, Rows rows, Operator o
   }
 }
 
-// ---- What is summed: `sum` adds every step-th arc of [begin, end), of row v; `store` takes the sum of a column.
+// ---- What is summed: `sum` adds every step-th arc of [begin, end), of row v; `store` takes the sums of its columns.
 
 // out = Ā in (+ add). Of half precision `out` are the values that the next hop reads, and `stored` what is kept.
 template <class S>
@@ -160,28 +200,52 @@ struct Gather {
 
   static constexpr int most_columns = 4;  // of a thread
 
-  template <int K>
-  __device__ void sum(int64_t v, int64_t begin, int64_t end, int step, int c, int units, double (&sum)[K]) const {
-    const int columns = columns_of<K>(c, units, width);
-    const double own = mixed ? left[v] : 1;
-#pragma unroll 2
-    for (int64_t e = begin; e < end; e += step) {
-      const int64_t u = csr.neighbour(e);
-      double factor = right ? right[u] : 1;
-      if (mixed) factor = own * factor + 1;
-      if (weight) factor *= static_cast<double>(weight[e]);
-      const V* row = in + u * width + c;
-      for (int k = 0; k < K; ++k)
-        if (k < columns) sum[k] += factor * static_cast<double>(row[k * units]);
+  bool aligned() const {
+    const auto at = [](const void* p, size_t bytes) { return reinterpret_cast<uintptr_t>(p) % bytes == 0; };
+    using Group = Values<most_columns, V>;
+    return width % most_columns == 0 && at(in, alignof(Group)) && at(add, alignof(Group)) && at(out, alignof(Group)) &&
+           at(stored, alignof(Values<most_columns, S>));
+  }
+
+  template <int K, bool Aligned>
+  __device__ void sum(int64_t v, int64_t begin, int64_t end, int step, const Columns<K, Aligned>& columns,
+                      double (&sum)[K]) const {
+    // Arcs whose loads are on their way at once, as registers allow: compilers would wait for each.
+    constexpr int together = sizeof(V) == 4 && (K == 1 || Aligned) ? 4 : 2;
+    const double own = mixed ? left[v] : 1, plain = mixed ? 1 : 0;
+    const int arcs = static_cast<int>(end - begin);
+    for (int i = 0; i < arcs; i += together * step) {
+      int64_t u[together] = {};
+      double factor[together] = {};
+      V times[together] = {}, values[together][K] = {};
+      for (int j = 0; j < together; ++j)
+        if (i + j * step < arcs) u[j] = csr.neighbour(begin + i + j * step);
+      for (int j = 0; j < together; ++j)
+        if (i + j * step < arcs) {
+          factor[j] = right ? right[u[j]] : 1;
+          times[j] = weight ? weight[begin + i + j * step] : V{1};
+          columns.load(in + u[j] * width, values[j]);
+        }
+      for (int j = 0; j < together; ++j)
+        if (i + j * step < arcs) {
+          const double product = (own * factor[j] + plain) * static_cast<double>(times[j]);
+          for (int k = 0; k < K; ++k) sum[k] += product * static_cast<double>(values[j][k]);
+        }
     }
   }
 
-  __device__ void store(int64_t v, int column, double sum) const {
-    const int64_t at = v * width + column;
-    if (left && !mixed) sum *= left[v];
-    if (add) sum += static_cast<double>(add[at]);
-    out[at] = static_cast<V>(sum);
-    if constexpr (sizeof(S) == 2) stored[at] = Narrowed<S>::of(static_cast<V>(sum));
+  template <int K, bool Aligned>
+  __device__ void store(int64_t v, const Columns<K, Aligned>& columns, const double (&sum)[K]) const {
+    const double scale = left && !mixed ? left[v] : 1;
+    V added[K] = {}, power[K];
+    if (add) columns.load(add + v * width, added);
+    for (int k = 0; k < K; ++k) power[k] = static_cast<V>(scale * sum[k] + static_cast<double>(added[k]));
+    columns.store(power, out + v * width);
+    if constexpr (sizeof(S) == 2) {
+      S rounded[K];
+      for (int k = 0; k < K; ++k) rounded[k] = Narrowed<S>::of(power[k]);
+      columns.store(rounded, stored + v * width);
+    }
   }
 };
 
@@ -193,38 +257,41 @@ struct Degrees {
   double* scale;
   static constexpr int width = 1, most_columns = 1;
 
+  bool aligned() const { return false; }
   __device__ void place() {}
-  template <int K>
-  __device__ void sum(int64_t, int64_t begin, int64_t end, int step, int, int, double (&sum)[K]) const {
+  __device__ void sum(int64_t, int64_t begin, int64_t end, int step, const OneColumn&, double (&sum)[1]) const {
     for (int64_t e = begin; e < end; e += step) sum[0] += static_cast<double>(weight[e]);
   }
-  __device__ void store(int64_t v, int, double sum) const { scale[v] = scale_of(op, sum); }
+  __device__ void store(int64_t v, const OneColumn&, const double (&sum)[1]) const { scale[v] = scale_of(op, sum[0]); }
 };
 
-// All rows, but of long ones the partial sums only.
-template <int K, class Task>
-__global__ void __launch_bounds__(256) hop_kernel(Task task, Csr csr, Rows rows, Heavy heavy) {
+// All rows, but of long ones the partial sums only. Registers for three blocks on a multiprocessor: more would leave
+// few warps, fewer would not hold the loads that are on their way.
+template <int K, bool Aligned, class Task>
+__global__ void __launch_bounds__(256, 3) hop_kernel(Task task, Csr csr, Rows rows, Heavy heavy) {
   task.place();
   const int width = task.width, units = units_of<K>(width);
   const Team team(width, units);
-  const int shares = (units + team.side - 1) / team.side;  // of a piece: columns that a team takes at once
+  const int shares = (units + team.side() - 1) / team.side();  // of a piece: columns that a team takes at once
   const int64_t work = static_cast<int64_t>(heavy.counts[0]) * shares;
-  const int64_t teams = blockDim.x / team.lanes();
-  for (int64_t i = blockIdx.x * teams + threadIdx.x / team.lanes(); i < work; i += gridDim.x * teams) {
-    const HeavyPiece piece = heavy.pieces[i / shares];
-    const int c = static_cast<int>(i % shares) * team.side + team.column();
+  const int64_t teams = team.in_block();
+  for (int64_t first = blockIdx.x * teams + team.first_of_warp(); first < work; first += gridDim.x * teams) {
+    const int64_t i = first + team.of_warp();
+    HeavyPiece piece = {};
+    int c = units;
+    if (i < work) {
+      piece = heavy.pieces[i / shares];
+      c = static_cast<int>(i % shares) * team.side() + team.column();
+    }
+    const Columns<K, Aligned> columns(c, units, width);
     double sum[K] = {};
-    if (c < units) task.sum(piece.row, piece.begin + team.way(), piece.end, team.ways, c, units, sum);
+    if (c < units) task.sum(piece.row, piece.begin + team.way(), piece.end, team.ways(), columns, sum);
     team.add_up(sum);
     if (c >= units || team.way() != 0) continue;
-    for (int k = 0; k < K; ++k) {
-      const int column = c + k * units;
-      if (column >= width) break;
-      if (piece.slot < 0)
-        task.store(piece.row, column, sum[k]);
-      else
-        heavy.partial[piece.slot * width + column] = sum[k];
-    }
+    if (piece.slot < 0)
+      task.store(piece.row, columns, sum);
+    else
+      columns.store(sum, heavy.partial + piece.slot * width);
   }
   const int64_t blocks = rows.blocks();
   for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
@@ -234,10 +301,10 @@ __global__ void __launch_bounds__(256) hop_kernel(Task task, Csr csr, Rows rows,
       const int row = i / units, c = i - row * units;
       const int64_t v = run.begin + row, begin = csr.begin(v), end = csr.begin(v + 1);
       if (end - begin > light_arcs) continue;
+      const Columns<K, Aligned> columns(c, units, width);
       double sum[K] = {};
-      task.sum(v, begin, end, 1, c, units, sum);
-      for (int k = 0; k < K; ++k)
-        if (c + k * units < width) task.store(v, c + k * units, sum[k]);
+      task.sum(v, begin, end, 1, columns, sum);
+      task.store(v, columns, sum);
     }
   }
 }
@@ -251,20 +318,21 @@ __global__ void __launch_bounds__(256) long_rows_kernel(Task task, Heavy heavy) 
   for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < items; i += step) {
     const LongRow row = heavy.long_rows[i / width];
     const double* partial = heavy.partial + row.slot * width + i % width;
-    double sum = 0;
+    double sum[1] = {};
 #pragma unroll 8
-    for (int64_t p = 0; p < row.pieces; ++p) sum += partial[p * width];
-    task.store(row.row, static_cast<int>(i % width), sum);
+    for (int64_t p = 0; p < row.pieces; ++p) sum[0] += partial[p * width];
+    task.store(row.row, OneColumn(static_cast<int>(i % width), 1, task.width), sum);
   }
 }
 
 // The rows of x themselves; `plane` as `out` in Gather.
 template <class S>
 __global__ void __launch_bounds__(256)
-    first_kernel(Rows rows, const int64_t* first, int64_t width, const S* x, Compute<S>* plane, S* out) {
+    first_kernel(Rows rows, const int64_t* first, int64_t width, const S* __restrict__ x, Compute<S>* plane, S* out) {
   const int64_t skip = first ? *first * width : 0, blocks = rows.blocks();
   for (int64_t b = blockIdx.x; b < blocks; b += gridDim.x) {
     const Run run = rows.block(b);
+#pragma unroll 4
     for (int64_t i = run.begin * width + threadIdx.x; i < run.end * width; i += blockDim.x) {
       out[i - skip] = x[i];
       if constexpr (sizeof(S) == 2) plane[i - skip] = widened(x[i]);

@@ -77,9 +77,9 @@ class HopByHop {
       const Rows& rows = Task::most_columns == 1 ? narrow_ : rows_;
       const int units = units_of<k>(task.width);
       const Team team(task.width, units);
-      const int64_t shares = (units + team.side - 1) / team.side, teams = threads / team.lanes();
-      device_.launch(&hop_kernel<k, Task>, grid(blocks_ + most_pieces_ * shares / teams), threads, 0, task, csr_, rows,
-                     heavy_);
+      const int64_t shares = (units + team.side() - 1) / team.side(), teams = threads / team.lanes();
+      const auto kernel = k > 1 && task.aligned() ? &hop_kernel<k, (k > 1), Task> : &hop_kernel<k, false, Task>;
+      device_.launch(kernel, grid(blocks_ + most_pieces_ * shares / teams), threads, 0, task, csr_, rows, heavy_);
     });
     if (most_long_rows_ > 0)
       device_.launch(&long_rows_kernel<Task>, grid(most_long_rows_ * task.width / threads), threads, 0, task, heavy_);
@@ -151,13 +151,14 @@ void powers_hop_by_hop(const Device& device, const Adjacency& a, const Rows& row
 }
 
 Levels levels_of(const Device& device, const Fit& fit, int64_t nodes, int64_t arcs) {
-  constexpr int64_t few = 8 << 10, some = 72 << 10;  // of the latter, three blocks fit on a multiprocessor
+  // Of the latter, two blocks fit on a multiprocessor, as many as have registers for 512 threads each.
+  const int64_t few = 8 << 10, some = device.most_shared_bytes(2);
   const auto most = static_cast<int>(device.most_shared_bytes());
   int64_t first = std::clamp(fit.bytes(3 * nodes, 3 * arcs, fit.units), few, some);  // room for most graphs
   first = std::max(first, fit.bytes(nodes + nodes / 2, arcs + arcs / 2, fit.fewest_units()));
   if (first >= most) return {fit, 1, {most}};
   if (first > some / 2) return {fit, 2, {static_cast<int>(first), most}};
-  return {fit, 3, {static_cast<int>(first), some, most}};
+  return {fit, 3, {static_cast<int>(first), static_cast<int>(some), most}};
 }
 
 template <int K, class S, class A>

@@ -32,7 +32,7 @@ struct Fit {
   // Units of one pass over a graph, at least: fewer would read and write parts of sectors of 32 bytes.
   __host__ __device__ int fewest_units() const { return units < 2 ? units : 2; }
   __host__ __device__ int64_t bytes(int64_t nodes, int64_t arcs, int at_once) const {
-    return nodes * ((2 * columns * at_once + scaled) * value_bytes + 4) + 4 + 2 * arcs;
+    return nodes * ((int64_t{2} * columns * at_once + scaled) * value_bytes + 4) + 4 + 2 * arcs;
   }
   // Units of one pass over a graph in so much shared memory; 0 where it does not fit.
   __host__ __device__ int units_in(int most_bytes, int64_t nodes, int64_t arcs) const {
@@ -108,20 +108,16 @@ __global__ void __launch_bounds__(256)
 struct Quotient {
   uint64_t inverse;
 
+  Quotient() = default;
   __device__ explicit Quotient(unsigned divisor) : inverse(uint64_t{0xffffffffu / divisor} + 1) {}
   __device__ int of(unsigned i) const { return static_cast<int>(i * inverse >> 32); }
-};
-
-// Neighbouring columns in shared memory, of one thread.
-template <int K, class A>
-struct alignas(K * sizeof(A) < 16 ? K * sizeof(A) : 16) Values {
-  A at[K];
 };
 
 // A graph in shared memory, and of its columns those of one pass.
 template <int K, class S, class A>
 struct Block {
   int nodes, columns, units, stride;  // of a row, in Values
+  Quotient row_of;                    // i / units
   Operator op;
   const Compute<S>* weight;  // of the graph's arcs, in global memory, or null
   A* scale;                  // [n]
@@ -136,60 +132,71 @@ template <bool Plain, int K, class S, class A>
 __device__ void hop_in_block(const Block<K, S, A>& block, const Values<K, A>* y, Values<K, A>* next, S* out) {
   using V = Compute<S>;
   const int units = block.units, stride = block.stride;
-  const auto add_arc = [&](int e, A own, const Values<K, A>* unit, A(&sum)[K]) {
-    const int u = block.neighbours[e];
-    const Values<K, A> source = unit[u * stride];
-    A factor = 1;
-    if constexpr (!Plain) {
-      if (block.op == Operator::mixed) factor += own * block.scale[u];
-      if (block.weight) factor *= block.weight[e];
+  // sum += arcs e, e + step, ..: `terms`.
+  const auto add_arcs = [&](int e, int terms, int step, A own, const Values<K, A>* unit, A(&sum)[K]) {
+    constexpr int together = K * sizeof(A) <= 16 ? 4 : 2;  // loads on their way at once
+    for (int i = 0; i < terms; i += together) {
+      int u[together] = {};  // node 0 where there is no arc: its value is loaded, and not added
+      A factor[together];
+      Values<K, A> source[together];
+      for (int j = 0; j < together; ++j)
+        if (i + j < terms) u[j] = block.neighbours[e + (i + j) * step];
+      for (int j = 0; j < together; ++j) {
+        source[j] = unit[u[j] * stride];
+        factor[j] = !Plain && block.op == Operator::mixed ? own * block.scale[u[j]] + 1 : A{1};
+        if (!Plain && block.weight && i + j < terms) factor[j] *= block.weight[e + (i + j) * step];
+      }
+      for (int j = 0; j < together; ++j)
+        if (i + j < terms)
+          for (int k = 0; k < K; ++k) sum[k] += Plain ? source[j].at[k] : factor[j] * source[j].at[k];
     }
-    for (int k = 0; k < K; ++k) sum[k] += Plain ? source.at[k] : factor * source.at[k];
   };
   const auto own_of = [&](int v) { return !Plain && block.op == Operator::mixed ? block.scale[v] : A{1}; };
   const auto store = [&](int v, int c, const auto& sum) {
     const A scale = block.op == Operator::plain ? A{1} : block.scale[v];
     const A left = block.op == Operator::mixed ? A{1} : scale, right = block.op == Operator::symmetric ? scale : A{1};
-    const int at = v * block.width + c;
+    S* const row = out + (v * block.width + c);
     Values<K, A> source;
     for (int k = 0; k < K; ++k) {
       const V power = static_cast<V>(left * sum[k]);
       source.at[k] = right * power;
-      if (c + k * units < block.columns) out[at + k * units] = Narrowed<S>::of(power);
+      if (c + k * units < block.columns) row[k * units] = Narrowed<S>::of(power);
     }
     if (next) next[v * stride + c] = source;
   };
 
   const int items = block.nodes * units;
-  const Quotient row_of(units);
   for (int i = threadIdx.x; i < items; i += blockDim.x) {
-    const int v = row_of.of(i), c = i - v * units, begin = block.offsets[v], end = block.offsets[v + 1];
+    const int v = block.row_of.of(i), c = i - v * units, begin = block.offsets[v], end = block.offsets[v + 1];
     if (end - begin > light_arcs) continue;
     const A own = own_of(v);
     A sum[K] = {};
-#pragma unroll 4
-    for (int e = begin; e < end; ++e) add_arc(e, own, y + c, sum);
+    add_arcs(begin, end - begin, 1, own, y + c, sum);
     store(v, c, sum);
   }
   if (!block.any_heavy) return;
   const Team team(block.width, units);
-  for (int v = threadIdx.x / team.lanes(); v < block.nodes; v += blockDim.x / team.lanes()) {
-    const int begin = block.offsets[v], end = block.offsets[v + 1];
-    if (end - begin <= light_arcs) continue;
-    const A own = own_of(v);
-    for (int share = 0; share < units; share += team.side) {
+  const int ways = team.ways();
+  for (int first = team.first_of_warp(); first < block.nodes; first += team.in_block()) {
+    const int v = first + team.of_warp();
+    int begin = 0, end = 0;
+    if (v < block.nodes) begin = block.offsets[v], end = block.offsets[v + 1];
+    const bool heavy = end - begin > light_arcs;
+    if (!__any_sync(all_lanes, heavy)) continue;
+    if (!heavy) end = begin;
+    const A own = heavy ? own_of(v) : A{1};
+    for (int share = 0; share < units; share += team.side()) {
       const int c = share + team.column(), there = c < units ? c : 0;
       double sum[K] = {};
       for (int e = begin + team.way(); e < end;) {
-        const int left = (end - e + team.ways - 1) / team.ways, terms = left < chain_terms ? left : chain_terms;
+        const int left = (end - e + ways - 1) >> team.log_ways, terms = left < chain_terms ? left : chain_terms;
         A chain[K] = {};
-#pragma unroll 4
-        for (int i = 0; i < terms; ++i) add_arc(e + i * team.ways, own, y + there, chain);
+        add_arcs(e, terms, ways, own, y + there, chain);
         for (int k = 0; k < K; ++k) sum[k] += chain[k];
-        e += terms * team.ways;
+        e += terms * ways;
       }
       team.add_up(sum);
-      if (c < units && team.way() == 0) store(v, c, sum);
+      if (heavy && c < units && team.way() == 0) store(v, c, sum);
     }
   }
 }
@@ -204,11 +211,11 @@ __device__ void load_block(const Graphs<S>& task, int64_t first, int64_t begin, 
   const int arcs = block.offsets[block.nodes], step = blockDim.x;
   constexpr int together = 4;  // loads on their way
   for (int e = threadIdx.x; e < arcs; e += together * step) {
-    uint16_t loaded[together];
+    int64_t loaded[together] = {};
     for (int i = 0; i < together; ++i)
-      if (e + i * step < arcs) loaded[i] = static_cast<uint16_t>(task.csr.neighbour(begin + e + i * step) - first);
+      if (e + i * step < arcs) loaded[i] = task.csr.neighbour(begin + e + i * step);
     for (int i = 0; i < together; ++i)
-      if (e + i * step < arcs) block.neighbours[e + i * step] = loaded[i];
+      if (e + i * step < arcs) block.neighbours[e + i * step] = static_cast<uint16_t>(loaded[i] - first);
   }
 #pragma unroll 1
   for (int v = threadIdx.x; v < block.nodes; v += step) {
@@ -219,12 +226,13 @@ __device__ void load_block(const Graphs<S>& task, int64_t first, int64_t begin, 
   if (block.op != Operator::plain && block.weight) {
     const Team team(1, 1);
 #pragma unroll 1
-    for (int v = threadIdx.x / team.lanes(); v < block.nodes; v += step / team.lanes()) {
+    for (int first = team.first_of_warp(); first < block.nodes; first += team.in_block()) {
+      const int v = first + team.of_warp(), end = v < block.nodes ? block.offsets[v + 1] : 0;
       double sum[1] = {};
-      for (int e = block.offsets[v] + team.way(); e < block.offsets[v + 1]; e += team.ways)
+      for (int e = v < block.nodes ? block.offsets[v] + team.way() : 0; e < end; e += team.ways())
         sum[0] += static_cast<double>(block.weight[e]);
       team.add_up(sum);
-      if (team.way() == 0) block.scale[v] = static_cast<A>(scale_of(block.op, sum[0]));
+      if (v < block.nodes && team.way() == 0) block.scale[v] = static_cast<A>(scale_of(block.op, sum[0]));
     }
   }
   block.any_heavy = __syncthreads_or(heavy);
@@ -253,17 +261,18 @@ __device__ void powers_of_graph(const Graphs<S>& task, int64_t first, int nodes,
     block.columns = task.width - column < K * units ? task.width - column : K * units;
     block.units = units_of<K>(block.columns);
     Values<K, A>*y = values, *next = values + nodes * units;
-    const Quotient row_of(block.units);
+    block.row_of = Quotient(block.units);
     for (int i = threadIdx.x; i < nodes * block.units; i += blockDim.x) {
-      const int v = row_of.of(i), c = i - v * block.units;
+      const int v = block.row_of.of(i), c = i - v * block.units;
       const A right = task.op == Operator::symmetric ? block.scale[v] : A{1};
       const int at = v * task.width + column + c;
-      S row[K] = {};
+      const S* const from = x + at;
+      S *const to = out + at, row[K] = {};
       for (int k = 0; k < K; ++k)
-        if (c + k * block.units < block.columns) row[k] = x[at + k * block.units];
+        if (c + k * block.units < block.columns) row[k] = from[k * block.units];
       Values<K, A> source;
       for (int k = 0; k < K; ++k) {
-        if (c + k * block.units < block.columns) out[at + k * block.units] = row[k];
+        if (c + k * block.units < block.columns) to[k * block.units] = row[k];
         source.at[k] = right * widened(row[k]);
       }
       y[v * units + c] = source;

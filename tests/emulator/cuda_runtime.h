@@ -3,8 +3,8 @@
 // The host compiler reads the kernels as C++; this header stands in for CUDA's own. A thread of a block is a fiber that
 // runs until a barrier, a shuffle or its end. Blocks run one after the other. The order of threads and blocks can be
 // changed (`emulator::order`), so that what depends on it shows; shared memory is filled with NaN before each block,
-// what lies behind it is watched, and divergent barriers, shuffles from lanes that are not there, and launches that a
-// GPU would refuse are errors.
+// what lies behind it is watched, and divergent barriers, shuffles from lanes that are not there, accesses that are not
+// aligned, and launches that a GPU would refuse are errors.
 #pragma once
 
 #include <algorithm>

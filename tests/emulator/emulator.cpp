@@ -142,9 +142,24 @@ void run_block(size_t shared_bytes) {
 
 }  // namespace
 
+// Where an address is not a multiple of the alignment of what is there, the compiler has put a trap.
+void misaligned(int signal, siginfo_t*, void*) {
+  if (busy) fail("the kernel reads or writes at an address that is not aligned");
+  std::signal(signal, SIG_DFL);
+}
+
+bool watch_alignment() {
+  struct sigaction action = {};
+  action.sa_sigaction = &misaligned;
+  action.sa_flags = SA_SIGINFO | SA_NODEFER;
+  return sigaction(SIGILL, &action, nullptr) == 0;
+}
+
 int lane() { return static_cast<int>(running % 32); }
 
 void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void()>& kernel) {
+  static const bool watched = watch_alignment();
+  if (!watched) throw std::runtime_error("emulator: cannot watch alignment");
   if (busy) throw std::runtime_error("emulator: launched from two threads at once");
   busy = true;
   failure.clear();

@@ -46,6 +46,13 @@ void barrier_in_a_branch(int* out) {
 
 void too_much_shared_memory(int* out) { out[threadIdx.x] = reinterpret_cast<int*>(shared_of_block())[threadIdx.x] = 1; }
 
+void load_between_two_vectors(int* out) {
+  int* memory = reinterpret_cast<int*>(shared_of_block());
+  memory[threadIdx.x] = 1;
+  __syncthreads();
+  out[threadIdx.x] = reinterpret_cast<int2*>(memory + threadIdx.x % 2)->x;
+}
+
 }  // namespace
 
 // Runs one of them with so many bytes of shared memory; `message` gets what the emulator says, or nothing.
@@ -56,7 +63,8 @@ extern "C" __attribute__((visibility("default"))) void emulator_run_fault(int wh
                                    shuffle_of_half_a_warp,
                                    shuffle_from_outside_the_mask,
                                    barrier_in_a_branch,
-                                   too_much_shared_memory};
+                                   too_much_shared_memory,
+                                   load_between_two_vectors};
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(1);
   config.blockDim = dim3(threads);
