@@ -15,14 +15,14 @@ LAYERS = [
     {"cli"},
     {"plots"},
     {"training"},
-    {"datasets", "nn"},
+    {"datasets", "nn", "shards"},
     {"features"},
     {"graphs"},
     {"ops"},
     {"_register"},
     {"_native"},
     {"reference"},
-    {"_check"},
+    {"_check", "_files", "_progress"},
 ]
 HEIGHT = {name: len(LAYERS) - depth for depth, layer in enumerate(LAYERS) for name in layer}
 
