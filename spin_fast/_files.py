@@ -85,7 +85,10 @@ def write_tensors(path: Path, format: str, tensors: dict[str, Tensor], metadata:
 
     with replacing(path) as temporary:
         try:
+            temporary.touch()
+            mode = temporary.stat().st_mode
             save_file(tensors, temporary, {"format": format} | metadata)
+            temporary.chmod(mode)  # safetensors leaves files that only their owner may read
         except SafetensorError as error:  # a full disk, among others
             raise OSError(str(error)) from error
 
