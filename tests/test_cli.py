@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from spin_fast import native_available, training
+from spin_fast import PowerFeatures, cli, datasets, native_available, training
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -144,3 +145,84 @@ def test_bench_runs(tmp_path: Path) -> None:
     result = spin_fast("bench", "--quick", "--results", tmp_path / "results", "--", "-k", "readout", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "results" / "results.json").is_file()
+
+
+def invoke(*arguments: object, exit_code: int = 0) -> str:
+    """The command in this process, for what needs no new one; its output, or its error of one line."""
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    assert result.exit_code == exit_code, result.output
+    return result.stderr if exit_code else result.stdout
+
+
+def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "Example: spin-fast precompute" in invoke("precompute", "--help")
+    stdout = invoke("precompute", "digits", "--hops", 1)
+    assert "1797/1797" in stdout
+    assert "0: 71.1x  1: 1.04x" in stdout
+    made = PowerFeatures.load("digits.safetensors")
+    assert (len(made), made.num_hops, made.operator, made.row_of_node) == (1797, 1, "sym", None)
+    lines = []
+    for options in (["--features", "digits.safetensors"], ["--hops", 1]):
+        stdout = invoke("train", "--epochs", 2, *options)
+        lines.append([line.split() for line in stdout.splitlines() if "accuracy" in line])
+    assert lines[0] == lines[1] != []
+
+
+def test_precompute_in_files_of_bounded_size(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out, options = tmp_path / "deep" / "n.safetensors", ["--root", data_root, "--operator", "sym+adj", "--hops", 2]
+    stdout = invoke("precompute", "PROTEINS", *options, "--shard-size", "300KB", "--node-rows", "--out", out)
+    files = sorted(out.parent.glob("n-*-of-*.safetensors"))
+    assert len(files) > 3
+    assert f"{files[0].name} to {files[-1].name}" in " ".join(stdout.split())
+    assert all(file.stat().st_size <= 300_000 for file in files)
+    assert sum(len(PowerFeatures.load(file)) for file in files) == 1113
+    whole = PowerFeatures.from_graphs(datasets.load("PROTEINS", data_root), 2, "sym+adj")
+    assert torch.equal(PowerFeatures.load(out).dense_rows(), whole.dense_rows())
+    options = ["--features", out, "--root", data_root, "--epochs", 1, "--dropout", 0.1, "--out", tmp_path / "run"]
+    assert "0: 1.45e+04x" in invoke("train", "PROTEINS", *options)
+    assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["operator"] == "sym+adj"
+
+
+def test_features_of_something_else(tmp_path: Path) -> None:
+    graphs, path, out = datasets.load("digits"), tmp_path / "x.safetensors", ["--out", tmp_path / "run"]
+
+    def error(*options: object) -> str:
+        return invoke("train", "--features", path, *options, *out, exit_code=1)
+
+    assert "x.safetensors does not exist" in error()
+    PowerFeatures.from_graphs(graphs[:-1], 1).save(path)
+    assert "x.safetensors is not of digits: it has 1796 graphs with 3 feature(s), digits 1797 graphs" in error()
+    PowerFeatures.from_graphs(graphs[list(range(1796, -1, -1))], 1).save(path)
+    assert "is not of digits: its graphs have other sizes or labels" in error()
+    PowerFeatures.from_graphs(graphs, 1, node_rows=False).save(path)
+    assert "--hops 2: --features" in error("--hops", 2)
+    assert "x.safetensors has sym" in error("--operator", "rw")
+    assert "must be made by spin-fast precompute --node-rows" in error("--dropout", 0.1)
+    assert "must be made by spin-fast precompute --no-deduplicate" in error("--no-deduplicate")
+    path.write_text("no features")
+    assert "x.safetensors is not a readable safetensors file" in error()
+
+
+def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load", lambda *_: pytest.fail("read before the place was known to be bad"))
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path, "it is a folder"), (tmp_path / "file" / "x", ""), (tmp_path / "x.json", ".json")):
+        error = invoke("precompute", "digits", "--out", place, exit_code=1)
+        assert str(place) in error
+        assert reason in error
+    for size in ("many", "3XB", "-1GB", "0"):
+        assert "must be a size such as 500MB" in " ".join(
+            invoke("precompute", "digits", "--shard-size", size, exit_code=2).replace("│", "").split()
+        )
+    monkeypatch.undo()
+    assert "unknown data set 'nosuch'" in invoke("precompute", "nosuch", "--out", tmp_path / "x", exit_code=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("2GB", 2 * 10**9), ("1.5 GiB", 3 << 29), ("500kb", 500_000), ("3MiB", 3 << 20)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli._bytes(text) == size
