@@ -4,10 +4,12 @@ Environment variables read at build time:
     SPIN_FAST_NATIVE=0    install the pure-Python package: no compiler needed, everything runs on the reference path
     SPIN_FAST_CUDA=0|1    without, or not without, the CUDA kernels (default: with them where there is nvcc)
     CUDA_HOME             the CUDA toolkit to build with (default: that of the nvcc on the PATH, then /usr/local/cuda)
-    TORCH_CUDA_ARCH_LIST  the GPUs to compile for, as for torch's own extensions (default: 8.0;9.0;10.0+PTX)
+    TORCH_CUDA_ARCH_LIST  the GPUs to compile for, as for torch's own extensions (default: 8.0;9.0;10.0+PTX, of these
+                          what the toolkit knows)
     CXX, CXXFLAGS, LDFLAGS, MAX_JOBS    as everywhere
 """
 
+import hashlib
 import os
 import re
 import shlex
@@ -21,7 +23,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 TORCH_TARGET = "2.10"  # the oldest torch that the binary runs under (LibTorch Stable ABI)
-ARCHITECTURES = "8.0;9.0;10.0+PTX"
+ARCHITECTURES = ("8.0", "9.0", "10.0")
 
 
 def flag(name: str, default: bool) -> bool:
@@ -49,10 +51,18 @@ def find_nvcc() -> str | None:
     return found if flag("SPIN_FAST_CUDA", True) else None
 
 
-def architecture_flags() -> list[str]:
+def default_architectures(nvcc: str) -> str:
+    """Those that this nvcc knows: an older toolkit should not make the installation fail."""
+    known = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=False).stdout.split()
+    numbers = [number for number in ARCHITECTURES if "compute_" + number.replace(".", "") in known]
+    return ";".join(numbers or ARCHITECTURES) + "+PTX"
+
+
+def architecture_flags(nvcc: str) -> list[str]:
     """nvcc's flags for TORCH_CUDA_ARCH_LIST: numbers such as 9.0 or 9.0a, +PTX for GPUs to come."""
     flags = []
-    for entry in re.split(r"[;\s]+", os.environ.get("TORCH_CUDA_ARCH_LIST", ARCHITECTURES).strip()):
+    wanted = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip() or default_architectures(nvcc)
+    for entry in re.split(r"[;\s]+", wanted):
         match = re.fullmatch(r"(\d+)\.(\d)([af]?)(\+PTX)?", entry)
         if match is None:
             sys.exit(f"spin_fast: TORCH_CUDA_ARCH_LIST must list numbers such as 8.0;9.0+PTX, got {entry!r}")
@@ -72,10 +82,10 @@ class CudaLibrary:
 
     NAME = "spin_fast._C_cuda"
     SYMBOLS = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
-    SOURCES = ("power", "readout", "branch", "distinct", "transpose")
+    SOURCES = ("power", "readout", "segment_sums", "branch", "distinct", "transpose")
 
     def __init__(self, nvcc: str) -> None:
-        self.nvcc, self.architectures = nvcc, architecture_flags()
+        self.nvcc, self.architectures = nvcc, architecture_flags(nvcc)
         headers = [*Path("csrc").glob("*.h"), *Path("csrc/cuda").glob("*.h")]
         sources = [f"csrc/cuda/{name}.cu" for name in self.SOURCES]
         self.extension = Extension(self.NAME, sources=sources, depends=[*map(str, headers), "setup.py"])
@@ -97,16 +107,13 @@ class CudaLibrary:
             *self.architectures,
         ]
         includes = [f"-isystem={path}" for path in cpp_extension.include_paths()]
-        built_with = folder / "built-with"
-        key = "\n".join([torch.__version__, self.nvcc, *flags])
-        if not built_with.is_file() or built_with.read_text() != key:
-            for old in folder.glob("*.o"):
-                old.unlink()
-            built_with.write_text(key)
         newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
+        how = hashlib.sha256(repr((torch.__version__, self.nvcc, flags)).encode()).hexdigest()[
+            :16
+        ]  # other GPUs, other objects
 
         def compile_one(source: str) -> str:
-            out = folder / (Path(source).stem + ".o")
+            out = folder / f"{Path(source).stem}.{how}.o"
             if not out.exists() or out.stat().st_mtime < max(newest, Path(source).stat().st_mtime):
                 part = out.with_suffix(".part.o")
                 self.run(self.nvcc, *flags, *includes, "-c", source, "-o", part)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from spin_fast import GraphBatch, datasets
+from spin_fast.datasets._common import assemble
 
 NUM_HOPS = 3
 NUM_BRANCHES = NUM_HOPS + 1
@@ -68,6 +70,73 @@ def together(parts: list[GraphBatch]) -> GraphBatch:
         indices=torch.cat([part.indices + first for part, first in zip(parts, first_node, strict=False)]),
         x=torch.cat([part.x for part in parts]),
     )
+
+
+class Statistics(NamedTuple):
+    """Of a data set: means per graph, ``spread`` the deviation of the logarithm of a graph's size.
+
+    ``reach`` says where the arcs of a tree lead, as a power of a uniform number: to any node before, or to the first
+    ones, which become hubs; None for chains with branches, as in molecules. ``kinds`` of nodes tell their features.
+    """
+
+    graphs: int
+    nodes: float
+    edges: float
+    features: int
+    spread: float
+    kinds: int = 0
+    reach: float | None = None
+
+
+STATISTICS = {
+    "NCI1": Statistics(4110, 29.87, 32.30, 37, 0.42, kinds=37),
+    "REDDIT-BINARY": Statistics(2000, 429.63, 497.75, 1, 0.85, reach=6.0),
+    "ogbg-molhiv": Statistics(41127, 25.5, 27.5, 9, 0.45, kinds=60),
+}
+
+
+def stand_in(dataset: str, num_graphs: int | None = None) -> GraphBatch:
+    """Random graphs with the statistics of a data set whose files are not there; labels mean nothing.
+
+    A tree in each graph, and as many edges more, in molecules rings of six. The features are one-hot kinds, rows of
+    small integers by kind, or degrees; few kinds are frequent.
+    """
+    facts = STATISTICS[dataset]
+    number, rng = num_graphs or facts.graphs, np.random.default_rng(0)
+    sizes = facts.nodes * rng.lognormal(-(facts.spread**2) / 2, facts.spread, number)
+    sizes = np.maximum(sizes.round(), 2).astype(np.int64)
+    ptr = np.concatenate([[0], sizes.cumsum()])
+    first = np.repeat(ptr[:-1], sizes)
+    node = np.arange(ptr[-1])
+    place = node - first
+    if facts.reach is None:
+        target = np.maximum(place - rng.choice(3, len(node), p=(0.82, 0.14, 0.04)) - 1, 0)
+    else:
+        target = (place * rng.random(len(node)) ** facts.reach).astype(np.int64)
+    tree = np.stack([node, first + target])[:, place > 0]
+    chosen = rng.integers(0, len(node), round(1.2 * number * (facts.edges - facts.nodes + 1)))
+    if facts.reach is None:
+        more = np.stack([chosen, chosen - 5])[:, place[chosen] >= 5]
+    else:
+        length = np.repeat(sizes, sizes)[chosen] * rng.random(len(chosen)) ** facts.reach
+        more = np.stack([chosen, first[chosen] + length.astype(np.int64)])
+    edges = np.concatenate([tree, more], axis=1)
+    x = None
+    if facts.kinds:
+        chance = 0.3 ** np.arange(facts.kinds)
+        table = (
+            np.eye(facts.kinds) if facts.kinds == facts.features else rng.integers(0, 7, (facts.kinds, facts.features))
+        )
+        x = torch.from_numpy(table[rng.choice(facts.kinds, len(node), p=chance / chance.sum())]).float()
+    rows, columns = np.concatenate([edges, edges[::-1]], axis=1)
+    return assemble(rows, columns, torch.from_numpy(ptr), x, torch.arange(number) % 2)
+
+
+def real_or_stand_in(dataset: str, root: str | None, num_graphs: int | None = None) -> Input:
+    """A data set where its files are, else its stand-in, which the name then says."""
+    if num_graphs is None and dataset in datasets.names(root):
+        return Input(dataset, datasets.load(dataset, root))
+    return Input(f"{dataset} (stand-in)", stand_in(dataset, num_graphs))
 
 
 def branches(graphs: GraphBatch, width: int) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ spin_fast.benchmarks.plugin`` beside ``--pyargs spin_fast.benchmarks``; otherwis
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -18,7 +19,7 @@ import torch
 from spin_fast import GraphBatch, datasets
 
 from . import floors as machine_floors
-from . import report
+from . import gpu, report
 from .race import SHORTEST_SAMPLE, Contender, Effort, Floors, Race, frozen_garbage, num_threads
 from .report import Session
 
@@ -89,6 +90,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="of a race: fewer rounds, but at least 3, where they need more than this; a rival whose single call needs "
         "twice as much is timed once (default: 5; quick: 1)",
     )
+    group.addoption("--device", choices=("cuda", "cpu"), help="of the races on the GPU; cpu only tries that they run")
+    group.addoption("--seconds", type=float, help="start no test after so many")
+    group.addoption("--no-plots", action="store_true", help="with --results: without plots")
     group.addoption("--no-large", action="store_true", help="without the graph of a million nodes")
 
 
@@ -106,6 +110,9 @@ class Settings:
     large: bool
     effort: Effort
     results: Path | None
+    plots: bool
+    device: str
+    until: float
 
     @classmethod
     def of(cls, config: pytest.Config) -> Settings:
@@ -128,6 +135,9 @@ class Settings:
             large=not (quick or option("no-large", False)),
             effort=Effort(option("budget", 1.0 if quick else 5.0), 3, option("rounds", 3 if quick else 15)),
             results=option("results"),
+            plots=not option("no-plots", False),
+            device=option("device", "cuda"),
+            until=time.monotonic() + option("seconds", float("inf")),
         )
 
 
@@ -184,6 +194,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=position)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() > item.config.stash[SETTINGS].until:
+        item.config.stash[SESSION].note(f"no time was left for {item.name}")
+        pytest.skip("no time is left: --seconds")
+
+
 @pytest.fixture(scope="session")
 def quick(request: pytest.FixtureRequest) -> bool:
     """Whether this is only to see that all runs."""
@@ -224,7 +240,9 @@ def session(request: pytest.FixtureRequest) -> Session:
     return measured
 
 
-def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Session, threads: int) -> RunRace:
+def _run_race(
+    request: pytest.FixtureRequest, running: list[Race], session: Session, threads: int, device: str = "cpu"
+) -> RunRace:
     effort, benchmark = request.config.stash[SETTINGS].effort, request.getfixturevalue("benchmark")
 
     def run(
@@ -237,7 +255,7 @@ def _run_race(request: pytest.FixtureRequest, running: list[Race], session: Sess
         shortest: float = SHORTEST_SAMPLE,
     ) -> Race:
         suite = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-        race = Race(suite, case, on, threads, also, shortest)
+        race = Race(suite, case, on, threads, also, shortest, device)
         entered = race.enter(contenders, floors)
         with frozen_garbage():
             of_round = race.warm_up(entered, effort.patience, once)
@@ -289,6 +307,34 @@ def race_threads(
         yield race_threads
 
 
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the races of the GPU run."""
+    chosen = request.config.stash[SETTINGS].device
+    if chosen == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no GPU: torch.cuda.is_available() is False (--device cpu --quick tries that all runs)")
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def gpu_session(request: pytest.FixtureRequest, device: str, quick: bool) -> Session:
+    """As ``session``, with the memory of the GPU."""
+    measured = request.config.stash[SESSION]
+    if device == "cpu":
+        measured.note("the races of the GPU were only tried, on the CPU: their figures and goals mean nothing")
+    measured.copies = gpu.measure_copies([1 << 16] if quick else [1 << 24, 1 << 28, 1 << 30, 1 << 32], device)
+    return measured
+
+
+@pytest.fixture
+def gpu_race(
+    request: pytest.FixtureRequest, _our_time: list[Race], gpu_session: Session, device: str
+) -> Iterator[RunRace]:
+    """As ``race``, of work on the GPU, which the host only has to hand out."""
+    with num_threads(1):
+        yield _run_race(request, _our_time, gpu_session, 1, device)
+
+
 def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
     machine_info["races"] = report.machine()
 
@@ -302,5 +348,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
     terminalreporter.write_line(report.terminal(session, terminalreporter._tw.fullwidth))
     if folder is not None:
-        report.write(session, report.machine(), folder)
+        report.write(session, report.machine(), folder, config.stash[SETTINGS].plots)
         terminalreporter.write_line(f"written: {folder}")

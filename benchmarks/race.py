@@ -4,6 +4,7 @@ Floors take part like rivals: what the machine needs for the least that the oper
 
 One thread is timed by the CPU time of the process, which other processes disturb least, and two or more by wall time. A
 sample is one call, or as many as last 10 ms, of epochs 100 ms: caches are as warm as a repeated call leaves them.
+On a GPU that is wall time until it has nothing left to do, and it has nothing to do before.
 Ratios are taken round by round; reported are medians and quartiles over the rounds.
 """
 
@@ -70,6 +71,7 @@ class Race:
         threads: torch's threads.
         also: another contender of ours, to which ratios are taken too.
         shortest: seconds that a sample lasts at least.
+        device: ``cuda`` where the work is done on a GPU.
         calls: calls per sample and contender.
         seconds: seconds per call, contender and round.
         floors: the names of those contenders that are floors, by kind.
@@ -81,9 +83,20 @@ class Race:
     threads: int
     also: str | None = None
     shortest: float = SHORTEST_SAMPLE
+    device: str = "cpu"
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     floors: dict[str, list[str]] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """What it runs on, in words."""
+        return "GPU" if self.device == "cuda" else "1 thread" if self.threads == 1 else f"{self.threads} threads"
+
+    @property
+    def clock(self) -> str:
+        """What its seconds are."""
+        return "CPU time" if self.device == "cpu" and self.threads == 1 else "wall time"
 
     @property
     def ours(self) -> str:
@@ -152,16 +165,23 @@ class Race:
             self.seconds[name].append(self._sample(contenders[name], calls))
 
     def _sample(self, contender: Contender, calls: int) -> float:
-        now = clock(self.threads)
+        now = clock(self.threads, self.device)
         start = now()
         for _ in range(calls):
             contender()
         return max(now() - start, 1e-9) / calls
 
 
-def clock(threads: int) -> Callable[[], float]:
-    """CPU time of the process for one thread, wall time for more."""
+def clock(threads: int, device: str = "cpu") -> Callable[[], float]:
+    """CPU time of the process for one thread, wall time for more, and for a GPU once that has done its work."""
+    if device == "cuda":
+        return _idle_gpu
     return time.process_time if threads == 1 else time.perf_counter
+
+
+def _idle_gpu() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 @contextmanager

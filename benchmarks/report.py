@@ -15,9 +15,13 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 import spin_fast
 
+from . import gpu
 from .floors import Bandwidth
+from .gpu import Copies
 from .peak import Peak
 from .race import Race, Spread
 
@@ -27,6 +31,14 @@ MEANING = (
     "first one's in its block, which is ours; above 1 we are faster. '/ floor': its time over the floor's, the least "
     "that this machine needs for what must be read, written and fetched; of several floors the slowest counts. "
     "Ratios are taken round by round. A rival that takes very long is timed once, without rounds."
+)
+
+
+GPU_MEANING = (
+    "On the GPU: wall time of calls that follow one another, from an idle GPU to an idle GPU. The floor there is a "
+    "copy on the device of as many bytes, of which it reads one half and writes the other: every input of the "
+    "operation counts once and every output once, with attention the weights too. A share of the copy bandwidth is "
+    "the floor's time over ours. Stand-ins are random graphs with the statistics of a data set that was not there."
 )
 
 
@@ -57,10 +69,33 @@ class Study:
         return Table(self.title, ("contender", *(f"{self.axis} = {place:g}" for place in places)), [block])
 
 
+class Goal(NamedTuple):
+    """What was aimed for, at least, or of ``ms`` at most; ``x`` and ``%`` are ratios, of which 1 is 100 %."""
+
+    what: str
+    on: str
+    wanted: float
+    unit: str
+    reached: Spread
+
+    @property
+    def met(self) -> bool:
+        return self.reached.median <= self.wanted if self.unit == "ms" else self.reached.median >= self.wanted
+
+    @property
+    def row(self) -> tuple[str, ...]:
+        factor = {"x": 1, "%": 100, "ms": 1e3}[self.unit]
+        low, median, high = (_short(factor * value) for value in self.reached)
+        wanted = f"{'≤' if self.unit == 'ms' else '≥'} {factor * self.wanted:g} {self.unit}"
+        return self.what, self.on, wanted, f"{median} {self.unit}", f"{low}–{high}", "yes" if self.met else "**no**"
+
+
 @dataclass
 class Session:
     """All that was measured, and what was not and why."""
 
+    goals: list[Goal] = field(default_factory=list)
+    copies: Copies | None = None
     races: list[Race] = field(default_factory=list)
     studies: list[Study] = field(default_factory=list)
     counted: list[Table] = field(default_factory=list)
@@ -74,7 +109,7 @@ class Session:
 
     def study(self, title: str, axis: str, threads: int) -> Study:
         """The study of that title, new where there is none."""
-        title = f"{title}, {_threads(threads)}"
+        title = f"{title}, {threads} thread{'s' if threads > 1 else ''}"
         for study in self.studies:
             if study.title == title:
                 return study
@@ -94,6 +129,13 @@ class Session:
         tables = []
         headers: tuple[str, ...]
         blocks: list[Sequence[tuple[str, ...]]]
+        if self.goals:
+            headers = ("goal", "input", "wanted", "reached", "quartiles", "met")
+            tables.append(Table("goals on the GPU", headers, [[goal.row for goal in self.goals]], left=2))
+        if self.copies is not None:
+            headers = ("bytes of the copy", "copy_", "kernel")
+            title = "memory of the GPU, GB/s read and written"
+            tables.append(Table(title, headers, [self.copies.rows], left=0))
         if self.bandwidths:
             headers = ("threads", "triad", "copy", "read", "floor's loop", "floor's loop / triad")
             blocks = [[bandwidth_row(bandwidth) for bandwidth in self.bandwidths]]
@@ -122,6 +164,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: _version(name) for name in PACKAGES},
         "spin_fast": {"version": spin_fast.__version__, **spin_fast.build_info()},
+        **({"gpu": gpu.describe()} if torch.cuda.is_available() else {}),
     }
 
 
@@ -148,7 +191,9 @@ def describe(info: dict[str, Any]) -> str:
     ours = info["spin_fast"]
     kernels = ours["isa"] if ours["native"] else f"no native kernels ({ours['reason']})"
     versions = ", ".join(f"{name} {number or 'missing'}" for name, number in info["versions"].items())
-    return f"{info['cpu']}, {info['cores']} cores; spin_fast {ours['version']}: {kernels}; {versions}"
+    gpu_facts = ", ".join(f"{name} {value}" for name, value in info["gpu"].items()) + "; " if "gpu" in info else ""
+    cores = f"{info['cpu']}, {info['cores']} cores"
+    return f"{gpu_facts}{cores}; spin_fast {ours['version']}: {kernels}; {versions}"
 
 
 def summary(race: Race) -> dict[str, Any]:
@@ -157,7 +202,8 @@ def summary(race: Race) -> dict[str, Any]:
     return {
         "input": race.on,
         "threads": race.threads,
-        "clock": "CPU time" if race.threads == 1 else "wall time",
+        "device": race.device,
+        "clock": race.clock,
         "calls_per_sample": race.calls,
         "seconds": {contender: race.time(contender)._asdict() for contender in race.seconds},
         "ratios": {rival: race.ratio(rival)._asdict() for rival in race.rivals},
@@ -169,17 +215,13 @@ def by_table(races: Iterable[Race]) -> list[tuple[str, list[Race]]]:
     """Races of one case and one number of threads share a table; tables and rows keep the order of the session."""
 
     def title(race: Race) -> str:
-        return f"{race.case}, {_threads(race.threads)}"
+        return f"{race.case}, {race.place}"
 
     order: dict[str, int] = {}
     for race in races:
         order.setdefault(title(race), len(order))
     ranked = sorted(races, key=lambda race: order[title(race)])
     return [(name, list(group)) for name, group in groupby(ranked, key=title)]
-
-
-def _threads(number: int) -> str:
-    return f"{number} thread{'s' if number > 1 else ''}"
 
 
 def race_headers(race: Race) -> tuple[str, ...]:
@@ -255,12 +297,16 @@ def terminal(session: Session, width: int = 0) -> str:
     return capture.get()
 
 
-def markdown(session: Session, info: dict[str, Any]) -> str:
+def markdown(session: Session, info: dict[str, Any], plots: bool = True) -> str:
     """All tables as Markdown, each with its plot."""
     lines = [f"{describe(info)}. Load before the start: {load():.1f}.", ""]
     lines += [MEANING, ""] if session.races else []
+    if session.copies:
+        clocks = ", ".join(f"{name} {value}" for name, value in session.copies.clocks.items())
+        lines += [GPU_MEANING, "", f"While it copied: {clocks or 'clocks unknown'}.", ""]
     lines += [*(f"- {note}" for note in session.notes), ""] if session.notes else []
     drawn = {title for title, _ in by_table(session.races)} | {study.title for study in session.studies}
+    drawn = drawn if plots else set()
     for table in session.tables:
         lines += [f"### {table.title}", ""]
         if table.title in drawn:
@@ -271,16 +317,16 @@ def markdown(session: Session, info: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def write(session: Session, info: dict[str, Any], folder: Path) -> None:
+def write(session: Session, info: dict[str, Any], folder: Path, plots: bool = True) -> None:
     """Write ``results.json`` (every sample), ``results.md`` and a plot per race table and study into ``folder``."""
-    from .plots import plot, plot_study
-
     folder.mkdir(parents=True, exist_ok=True)
     results = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "load": load(),
         "machine": info,
         "notes": session.notes,
+        **({"copies": session.copies._asdict()} if session.copies else {}),
+        "goals": [{**goal._asdict(), "reached": goal.reached._asdict(), "met": goal.met} for goal in session.goals],
         "bandwidth": [bandwidth._asdict() for bandwidth in session.bandwidths],
         "peaks": [peak._asdict() for peak in session.peaks],
         "races": [
@@ -291,7 +337,11 @@ def write(session: Session, info: dict[str, Any], folder: Path) -> None:
         "counted": [table._asdict() for table in session.counted],
     }
     (folder / "results.json").write_text(json.dumps(_rounded(results)) + "\n")
-    (folder / "results.md").write_text(markdown(session, info))
+    (folder / "results.md").write_text(markdown(session, info, plots))
+    if not plots:
+        return
+    from .plots import plot, plot_study
+
     for title, group in by_table(session.races):
         plot(title, group, folder / plot_name(title))
     for study in session.studies:

@@ -59,6 +59,11 @@ class Inputs(NamedTuple):
     num_graphs: int
     y: Tensor
 
+    def to(self, device: str) -> Inputs:
+        """The same batch on another device."""
+        edges = tuple(part.to(device) for part in self.edges)
+        return Inputs(self.x.to(device), edges, self.graph.to(device), self.num_graphs, self.y.to(device))
+
 
 class Classifier(nn.Module):
     """Message passing layers, sum pooling, and the classifier that SPIN has too."""

@@ -57,6 +57,12 @@ def integer(name: str, value: Any, minimum: int) -> Any:
     return value
 
 
+def flag(name: str, value: Any) -> None:
+    """Check for a plain bool."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+
+
 def operator(value: Any) -> str:
     """Check for the name of a graph operator."""
     if value not in OPERATORS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -205,7 +205,7 @@ class PowerFeatures:
         )
 
     @classmethod
-    def cat(cls, parts: Sequence[PowerFeatures]) -> PowerFeatures:
+    def concatenate(cls, parts: Iterable[PowerFeatures]) -> PowerFeatures:
         """Join features of the same operator, hops and kind of rows: the graphs of all parts, one after the other.
 
         Parts without deduplication stay so if all are. Otherwise distinct rows are found anew, with the same result as
@@ -218,12 +218,14 @@ class PowerFeatures:
         Raises:
             TypeError, ValueError: a part is no ``PowerFeatures``, or does not fit the first one.
         """
-        parts = [part.take() if isinstance(part, PowerFeatures) else part for part in parts]
-        if not parts:
-            raise ValueError("parts must have at least one element, got none")
+        parts = list(parts)
         for part in parts:
             if not isinstance(part, PowerFeatures):
-                raise TypeError(f"parts must be PowerFeatures, got {type(part).__name__}")
+                raise TypeError(f"parts must hold PowerFeatures, got {type(part).__name__}")
+        if not parts:
+            raise ValueError("parts must hold at least one PowerFeatures, got none")
+        parts = [part.take() for part in parts]
+        for part in parts:
             if part._kind != parts[0]._kind:
                 raise ValueError(f"parts must be alike, got {parts[0]._kind} and {part._kind}")
         if len(parts) == 1:
@@ -323,7 +325,7 @@ class PowerFeatures:
                 raise ValueError(f"{file} must have {num_graphs} graphs, as {path} says, got {len(part)}")
             parts.append(part)
         with _naming(path):
-            return cls.cat(parts)
+            return cls.concatenate(parts)
 
     def _arrays(self) -> dict[str, Any]:
         self._check_mapped()

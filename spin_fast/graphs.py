@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
-from typing import TypeVar
+import itertools
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check, ops
+from . import _check, _convert, ops
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 GraphIds = int | slice | list[int] | range | np.ndarray | Tensor
 
 
 CPU = torch.device("cpu")
 Arrays = TypeVar("Arrays")
+Labels = Tensor | np.ndarray | Sequence[Any]
+Reduce = Literal["sum", "mean", "min", "max"]
+REDUCTIONS = ("sum", "mean", "min", "max")
+
+
+class Arcs(TypedDict, total=False):
+    """What ``GraphBatch.from_edge_index`` does to arcs and nodes."""
+
+    undirected: bool
+    coalesce: Reduce | None
+    self_loops: bool | None
+    sort_nodes: bool
 
 
 def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Tensor:
@@ -86,6 +102,47 @@ def offsets(sizes: Tensor) -> Tensor:
     return torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
 
 
+def _with_arcs(
+    edge_index: Tensor, weight: Tensor | None, num_nodes: int, undirected: bool, self_loops: bool | None
+) -> tuple[Tensor, Tensor | None]:
+    """Add reverses, and leave self-loops out or add those that are missing."""
+    loops = edge_index[0] == edge_index[1]
+    if self_loops is False:
+        edge_index, weight = edge_index[:, ~loops], None if weight is None else weight[~loops]
+        loops = loops[~loops]
+    more = edge_index.new_empty(2, 0)
+    more_weight = None if weight is None else weight[:0]
+    if undirected:
+        more = edge_index[:, ~loops].flip(0)
+        more_weight = None if weight is None else weight[~loops]
+    if self_loops:
+        lack = torch.ones(num_nodes, dtype=torch.bool, device=edge_index.device)
+        lack[edge_index[0, loops].long()] = False
+        nodes = lack.nonzero().squeeze(1).to(edge_index.dtype)
+        more = torch.cat([more, nodes.expand(2, -1)], dim=1)
+        more_weight = None if more_weight is None else torch.cat([more_weight, more_weight.new_ones(len(nodes))])
+    if weight is not None and more_weight is not None:
+        weight = torch.cat([weight, more_weight])
+    return torch.cat([edge_index, more], dim=1), weight
+
+
+def _coalesced(
+    edge_index: Tensor, row_major: Tensor, weight: Tensor | None, reduce: Reduce, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """One arc for each run of equal ones; ``row_major`` is their sort key."""
+    first = torch.ones_like(row_major, dtype=torch.bool)
+    first[1:] = row_major[1:] != row_major[:-1]
+    if bool(first.all()):
+        return edge_index, weight
+    begins = first.nonzero().squeeze(1)
+    times = torch.cat([begins, begins.new_tensor([len(first)])]).diff()
+    if weight is not None:
+        weight = torch.segment_reduce(weight, reduce, lengths=times)
+    elif reduce == "sum":
+        weight = times.to(dtype)
+    return edge_index[:, begins], weight
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphBatch:
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
@@ -141,11 +198,16 @@ class GraphBatch:
         num_graphs: int | None = None,
         y: Tensor | None = None,
         edge_weight: Tensor | None = None,
+        undirected: bool = False,
+        coalesce: Reduce | None = None,
+        self_loops: bool | None = None,
+        sort_nodes: bool = False,
     ) -> GraphBatch:
         """Build from COO arcs in PyG's convention: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
-        Row ``v`` of the adjacency gathers from the sources of the arcs that end in ``v``. Arcs are taken as they are:
-        for an undirected graph give both directions; repeated arcs count as often as they stand there.
+        Row ``v`` of the adjacency gathers from the sources of the arcs that end in ``v``. Arcs may come in any order
+        and are stored by target, then source. Unless the arguments say otherwise they are taken as they are: an
+        undirected graph needs both directions, repeated arcs count as often as they stand there, self-loops once.
 
         Args:
             edge_index: ``[2, E]`` int32 or int64.
@@ -154,34 +216,278 @@ class GraphBatch:
             num_graphs: needed only where trailing graphs are empty; by default the last entry of ``batch`` plus one.
             y: labels, first axis ``G``.
             edge_weight: ``[E]``, dtype of ``x``.
+            undirected: each edge stands there once, in one direction or the other: add its reverse, of the same weight.
+                A self-loop remains one arc. Edges that stand there in both directions are then repeated.
+            coalesce: make one arc of repeated ones, with the ``"sum"``, ``"mean"``, ``"min"`` or ``"max"`` of their
+                weights. Without weights each has weight 1, so that ``"sum"`` makes their number a weight, and the
+                others just drop repeats. None leaves them.
+            self_loops: False leaves them out; True adds one of weight 1 to each node that has none; None takes them as
+                they are.
+            sort_nodes: accept a ``batch`` in any order: node ``i`` of the result is ``batch.argsort(stable=True)[i]``.
         """
         _check.tensor("x", x, ("N", "d"), _check.FLOATS)
         num_nodes = x.shape[0]
         _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS, x.device)
+        for name, value in (("undirected", undirected), ("sort_nodes", sort_nodes)):
+            _check.flag(name, value)
+        if self_loops is not None:
+            _check.flag("self_loops", self_loops)
+        if coalesce is not None and coalesce not in REDUCTIONS:
+            raise ValueError(f"coalesce must be one of {', '.join(REDUCTIONS)} or None, got {coalesce!r}")
         if batch is None:
             batch = torch.zeros(num_nodes, dtype=torch.int64, device=x.device)
             num_graphs = 1 if num_graphs is None else num_graphs
         _check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
-        if num_nodes and (bool((batch[1:] < batch[:-1]).any()) or int(batch[0]) < 0):
-            raise ValueError("batch must be ascending and not negative; sort the nodes by graph first")
-        least = int(batch[-1]) + 1 if num_nodes else 0
-        num_graphs = least if num_graphs is None else _check.integer("num_graphs", num_graphs, least)
+        if num_nodes and int(batch.min()) < 0:
+            raise ValueError(f"batch must not be negative, got {int(batch.min())}")
         if edge_index.numel() and (int(edge_index.min()) < 0 or int(edge_index.max()) >= num_nodes):
             raise ValueError(
                 f"edge_index must be in [0, {num_nodes}), got {int(edge_index.min())}..{int(edge_index.max())}"
             )
         if edge_weight is not None:
             _check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
-        source, target = edge_index
-        order = torch.argsort(target.long() * max(num_nodes, 1) + source, stable=True)
+        if bool((batch[1:] < batch[:-1]).any()):
+            if not sort_nodes:
+                raise ValueError(
+                    "batch must be ascending; sort_nodes=True sorts the nodes by graph, or sort them beforehand"
+                )
+            order = batch.argsort(stable=True)
+            position = torch.empty_like(order).scatter_(0, order, torch.arange(num_nodes, device=x.device))
+            batch, x, edge_index = batch[order], x[order], position[edge_index.long()].to(edge_index.dtype)
+        least = int(batch[-1]) + 1 if num_nodes else 0
+        num_graphs = least if num_graphs is None else _check.integer("num_graphs", num_graphs, least)
+        if undirected or self_loops is not None:
+            edge_index, edge_weight = _with_arcs(edge_index, edge_weight, num_nodes, undirected, self_loops)
+        row_major = edge_index[1].long() * max(num_nodes, 1) + edge_index[0]
+        if bool((row_major[1:] < row_major[:-1]).any()):
+            order = row_major.argsort(stable=True)
+            edge_index, row_major = edge_index[:, order], row_major[order]
+            edge_weight = None if edge_weight is None else edge_weight[order]
+        if coalesce is not None:
+            edge_index, edge_weight = _coalesced(edge_index, row_major, edge_weight, coalesce, x.dtype)
         return cls(
             ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
-            indptr=offsets(torch.bincount(target, minlength=num_nodes)).to(edge_index.dtype),
-            indices=source[order].contiguous(),
+            indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
+            indices=edge_index[0].clone(),  # a view would keep the targets, and what is checked here could change
             x=x,
             y=y,
-            edge_weight=None if edge_weight is None else edge_weight[order],
+            edge_weight=edge_weight,
         )
+
+    @classmethod
+    def from_pyg(
+        cls,
+        data: Any,
+        *,
+        x: str | None = "x",
+        y: str | Labels | None = "y",
+        edge_weight: str | None = "edge_weight",
+        dtype: torch.dtype | None = None,
+        **arcs: Unpack[Arcs],
+    ) -> GraphBatch:
+        """Build from PyG: a ``Data``, a ``Batch``, or an iterable of them, such as a list, a dataset or a loader.
+
+        Other attributes, such as ``edge_attr``, are left out. What is on a GPU stays there.
+
+        Args:
+            data: homogeneous graphs with ``edge_index``.
+            x: the attribute that holds the features, ``[N, d]`` or ``[N]``; None for the degree, ``[N, 1]``: the arcs
+                that end in a node, a self-loop counting 1, after ``arcs`` have been applied.
+            y: the attribute that holds the labels of the graphs, or these labels themselves, or None. PyG has them as
+                ``[1]`` or, with several tasks, ``[1, T]`` per graph. Integers become int64; of one task, ``[1, 1]``
+                per graph, as OGB has them, they become classes ``[G]``.
+            edge_weight: the attribute that holds the weights, ``[E]`` or ``[E, 1]``, in the dtype of the features
+                afterwards; None to leave them out. Unlike any other attribute named here, ``"y"`` and ``"edge_weight"``
+                may be missing.
+            dtype: float32 or float64, of the features. None keeps these two, and makes float32 of any other; integers
+                that this would round are an error. OGB's integer features, which are categories, become those numbers;
+                encode them beforehand if that is not meant.
+            **arcs: ``undirected``, ``coalesce``, ``self_loops`` and ``sort_nodes`` as in :meth:`from_edge_index`.
+
+        Raises:
+            ImportError: PyG is not installed. TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        return cls._from_parts(_convert.from_pyg(data, x, y, edge_weight), dtype, arcs)
+
+    @classmethod
+    def from_dgl(
+        cls,
+        graphs: Any,
+        *,
+        x: str | None = "feat",
+        y: Labels | None = None,
+        edge_weight: str | None = None,
+        dtype: torch.dtype | None = None,
+        **arcs: Unpack[Arcs],
+    ) -> GraphBatch:
+        """Build from DGL: a ``DGLGraph``, batched or not, or an iterable of them or of pairs (graph, label).
+
+        Such pairs are what DGL's datasets for graph classification and ``GraphDataLoader`` consist of.
+
+        Args:
+            graphs: homogeneous graphs.
+            x: the key in ``ndata`` of the features, ``[N, d]`` or ``[N]``; None for the degree, as in :meth:`from_pyg`.
+            y: labels, first axis ``G``; None for those of the pairs, if there are any. Integers become int64.
+            edge_weight: the key in ``edata`` of the weights, ``[E]`` or ``[E, 1]``; None to leave them out.
+            dtype: as in :meth:`from_pyg`.
+            **arcs: ``undirected``, ``coalesce``, ``self_loops`` and ``sort_nodes`` as in :meth:`from_edge_index`.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        return cls._from_parts(_convert.from_dgl(graphs, x, y, edge_weight), dtype, arcs)
+
+    @classmethod
+    def from_networkx(
+        cls,
+        graphs: Any,
+        *,
+        x: str | Sequence[str] | None = None,
+        y: str | Labels | None = None,
+        edge_weight: str | None = None,
+        dtype: torch.dtype = torch.float32,
+        **arcs: Unpack[Arcs],
+    ) -> GraphBatch:
+        """Build from networkx: a graph or an iterable of them, each directed or not, with parallel edges or without.
+
+        Nodes are numbered in the order in which networkx lists them, whatever they are called. An edge of an undirected
+        graph becomes two arcs, a self-loop one. Parallel edges are repeated arcs.
+
+        Args:
+            graphs: the graphs.
+            x: one or several node attributes, numbers or vectors, side by side; None for the degree, as in
+                :meth:`from_pyg`.
+            y: the graph attribute (in ``graph.graph``) that is the label, or the labels themselves, or None. Integers
+                become int64, real numbers ``dtype``.
+            edge_weight: the edge attribute that is the weight; None to leave weights out.
+            dtype: float32 or float64.
+            **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in :meth:`from_edge_index`.
+
+        Raises:
+            ImportError: networkx is not installed. TypeError, ValueError: name the graph and what is wrong with it.
+        """
+        return cls._from_parts(_convert.from_networkx(graphs, x, y, edge_weight), dtype, arcs)
+
+    @classmethod
+    def from_scipy(
+        cls,
+        adjacency: Any,
+        x: Any = None,
+        *,
+        ptr: Any = None,
+        y: Labels | None = None,
+        dtype: torch.dtype | None = None,
+        **arcs: Unpack[Arcs],
+    ) -> GraphBatch:
+        """Build from sparse matrices of scipy: one that is block-diagonal, or an iterable with one per graph.
+
+        Row ``v`` gathers from its columns, as in ``adjacency @ x``: entry ``[v, u]`` is an arc from ``u`` to ``v``.
+        Transpose directed graphs that follow the convention of ``scipy.sparse.csgraph``. Entries are weights, but for
+        matrices of nothing but ones, which need none.
+
+        Args:
+            adjacency: square, real, of any format; entries stored twice add up where they do in scipy.
+            x: ``[N, d]`` features as a tensor or an array, or a list of them, one per graph; None for the degree, as in
+                :meth:`from_pyg`.
+            ptr: ``[G + 1]`` node offsets of the graphs in one block-diagonal matrix; None for a single graph.
+            y: labels, first axis ``G``. Integers become int64.
+            dtype: as in :meth:`from_pyg`.
+            **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in :meth:`from_edge_index`.
+
+        Raises:
+            ImportError: scipy is not installed. TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        return cls._from_parts(_convert.from_scipy(adjacency, x, y, ptr), dtype, arcs)
+
+    @classmethod
+    def _from_parts(cls, parts: _convert.Parts, dtype: torch.dtype | None, arcs: Arcs) -> GraphBatch:
+        num_nodes = len(parts.batch)
+        x = parts.batch.new_empty(num_nodes, 0, dtype=torch.float32) if parts.x is None else parts.x
+        x = _convert.features(x, dtype)
+        if len(x) != num_nodes:
+            raise ValueError(f"x must have one row per node, {num_nodes}, got {len(x)}")
+        graphs = cls.from_edge_index(
+            parts.edge_index,
+            x,
+            parts.batch,
+            num_graphs=parts.num_graphs,
+            y=None if parts.y is None else _convert.labels(parts.y, x.dtype).to(x.device),
+            edge_weight=None if parts.edge_weight is None else parts.edge_weight.to(x.dtype),
+            **arcs,
+        )
+        return graphs if parts.x is not None else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))
+
+    @classmethod
+    def concatenate(cls, batches: Iterable[GraphBatch]) -> GraphBatch:
+        """One batch with the graphs of several, in order; the arrays are copied.
+
+        Args:
+            batches: at least one; alike in device, features and dtype, all or none with labels, all or none with
+                weights. Where int32 and int64 indices meet, or int32 no longer holds them, int64 results.
+
+        Raises:
+            TypeError, ValueError: names what differs.
+        """
+        parts = list(batches)
+        for part in parts:
+            if not isinstance(part, GraphBatch):
+                raise TypeError(f"batches must hold GraphBatches, got {type(part).__name__}")
+        if not parts:
+            raise ValueError("batches must hold at least one GraphBatch, got none")
+        x, y, edge_weight = (
+            _convert.cat(name, [getattr(part, name) for part in parts]) for name in ("x", "y", "edge_weight")
+        )
+        assert x is not None
+        num_arcs = sum(part.num_arcs for part in parts)
+        wide = any(part.indptr.dtype == torch.int64 for part in parts) or max(len(x), num_arcs) >= 2**31
+        dtype = torch.int64 if wide else torch.int32
+        first_nodes = itertools.accumulate((part.num_nodes for part in parts), initial=0)
+        return cls(
+            ptr=offsets(torch.cat([part.num_nodes_per_graph for part in parts])),
+            indptr=offsets(torch.cat([part.degree for part in parts])).to(dtype),
+            indices=torch.cat(
+                [part.indices.to(dtype) + first for part, first in zip(parts, first_nodes, strict=False)]
+            ),
+            x=x,
+            y=y,
+            edge_weight=edge_weight,
+        )
+
+    def to_pyg(self) -> list[Any]:
+        """The graphs as PyG's ``Data``, for its ``DataLoader`` or ``Batch.from_data_list``; copies on the same device.
+
+        Each has ``x`` ``[n, d]``, ``edge_index`` ``[2, e]`` int64, and where there are any ``y`` ``[1]`` or ``[1, T]``
+        and ``edge_weight`` ``[e]``. :meth:`from_pyg` makes the same graphs of them.
+
+        Raises:
+            ImportError: PyG is not installed.
+        """
+        return _convert.to_pyg(self)
+
+    def to_networkx(
+        self,
+        *,
+        x: str | None = "x",
+        y: str | None = "y",
+        edge_weight: str | None = "weight",
+        undirected: bool = False,
+        multigraph: bool = False,
+    ) -> list[Any]:
+        """The graphs as networkx graphs with the nodes ``0..n-1``.
+
+        Args:
+            x: the node attribute for the features, a list of numbers; None to leave them out.
+            y: the graph attribute (in ``graph.graph``) for the label; None to leave it out.
+            edge_weight: the edge attribute for the weight; None to leave it out.
+            undirected: make ``Graph`` instead of ``DiGraph``; each arc must have its reverse, of the same weight.
+            multigraph: make ``MultiDiGraph`` or ``MultiGraph``; needed where arcs are repeated.
+
+        Raises:
+            ImportError: networkx is not installed. ValueError: what was asked for would lose arcs.
+        """
+        _check.flag("undirected", undirected)
+        _check.flag("multigraph", multigraph)
+        return _convert.to_networkx(self.cpu(), x, y, edge_weight, undirected, multigraph)
 
     @property
     def num_graphs(self) -> int:
@@ -203,6 +509,12 @@ class GraphBatch:
     @property
     def num_nodes_per_graph(self) -> Tensor:
         return self.ptr.diff()
+
+    @property
+    def edge_index(self) -> Tensor:
+        """``[2, E]`` COO arcs in PyG's convention, source and target, in the order and dtype of ``indices``."""
+        nodes = torch.arange(self.num_nodes, dtype=self.indices.dtype, device=self.indices.device)
+        return torch.stack([self.indices, nodes.repeat_interleave(self.degree, output_size=self.num_arcs)])
 
     @property
     def degree(self) -> Tensor:

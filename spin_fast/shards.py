@@ -84,7 +84,7 @@ def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
             written.append((_files.temporary_name(path), len(part)))
             part.save(written[-1][0])
         if not written:
-            raise ValueError("parts must have at least one element, got none")
+            raise ValueError("parts must hold at least one PowerFeatures, got none")
         index_of(path).unlink(missing_ok=True)  # before what it refers to changes
         if len(written) == 1:
             written[0][0].replace(path)

@@ -47,6 +47,15 @@ def random_graphs(
     )
 
 
+def equal(a: GraphBatch, b: GraphBatch) -> bool:
+    """Equal arrays, of equal dtypes."""
+    pairs = [(getattr(a, name), getattr(b, name)) for name in ("ptr", "indptr", "indices", "x", "y", "edge_weight")]
+    return all(
+        one is other or (one is not None and other is not None and one.dtype == other.dtype and torch.equal(one, other))
+        for one, other in pairs
+    )
+
+
 def dense_powers(graphs: GraphBatch, num_hops: int, operator: str) -> torch.Tensor:
     """[X, ĀX, ..., Ā^R X] in float64 by dense matrix products."""
     n = graphs.num_nodes

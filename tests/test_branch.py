@@ -504,6 +504,7 @@ def test_a_trainer_follows_its_model(native) -> None:
 SHAPES = {
     "small": ([3, 0, 5], 4, 6, 3, 2),
     "tiles": ([200, 0, 70, 33, 1], 5, 7, 2, 3),
+    "more parts and columns than lanes": ([2200, 40], 2, 34, 1, 1),
     "no features": ([40, 90], 0, 3, 2, 2),
     "one of each": ([64, 32], 1, 1, 1, 1),
     "gradient not in shared memory": ([50, 40], 20, 48, 2, 2),

@@ -387,7 +387,7 @@ def test_damaged_entries_are_found_before_they_are_used(saved: Path, name: str, 
         lambda: loaded[:3].take(),
         lambda: loaded.to("cpu"),
         lambda: loaded.identical_graphs(),
-        lambda: PowerFeatures.cat([loaded, loaded]),
+        lambda: PowerFeatures.concatenate([loaded, loaded]),
         lambda: loaded.save(saved),
     ]
     for use in uses:
@@ -479,12 +479,12 @@ def test_joined_features_are_those_of_all_graphs(
         patch.setattr(features, "CHUNK_BYTES", data.draw(st.sampled_from([1, 300, 8 << 20])))
         kept = [data.draw(st.booleans()) for _ in pieces]
         parts = [PowerFeatures.from_graphs(piece, 1, node_rows=node_rows) for piece in pieces]
-        assert_same_features(PowerFeatures.cat(parts), whole)
+        assert_same_features(PowerFeatures.concatenate(parts), whole)
         mixed = [part if keep or not node_rows else part.expand() for part, keep in zip(parts, kept, strict=True)]
         if len(parts) > 1 and any(part.index is not None for part in mixed):
-            assert_same_features(PowerFeatures.cat(mixed), whole)
+            assert_same_features(PowerFeatures.concatenate(mixed), whole)
         if node_rows:
-            dense = PowerFeatures.cat([part.expand() for part in parts])
+            dense = PowerFeatures.concatenate([part.expand() for part in parts])
             assert dense.index is None
             assert torch.equal(dense.dense_rows(), whole.dense_rows())
             assert torch.equal(dense.y, graphs.y)
@@ -492,10 +492,10 @@ def test_joined_features_are_those_of_all_graphs(
 
 def test_only_features_that_are_alike_are_joined(saved: Path) -> None:
     made = PowerFeatures.load(saved)
-    with pytest.raises(ValueError, match="parts must have at least one element, got none"):
-        PowerFeatures.cat([])
-    with pytest.raises(TypeError, match="parts must be PowerFeatures, got int"):
-        PowerFeatures.cat([made, 3])
+    with pytest.raises(ValueError, match="parts must hold at least one PowerFeatures, got none"):
+        PowerFeatures.concatenate([])
+    with pytest.raises(TypeError, match="parts must hold PowerFeatures, got int"):
+        PowerFeatures.concatenate([made, 3])
     for other in (
         replace(made, operator="adj"),
         replace(made, labels=None),
@@ -503,7 +503,7 @@ def test_only_features_that_are_alike_are_joined(saved: Path) -> None:
         PowerFeatures.from_graphs(random_graphs([3], dtype=torch.float32), 1),
     ):
         with pytest.raises(ValueError, match="parts must be alike, got 1 hops of 'sym' on 3 features in "):
-            PowerFeatures.cat([made, other])
+            PowerFeatures.concatenate([made, other])
 
 
 def test_the_selection_of_a_file_keeps_narrow_indices(saved: Path) -> None:

@@ -1,21 +1,17 @@
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers import graph_batches, random_graphs
+from helpers import equal, float_dtypes, graph_batches, index_dtypes, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch
 from spin_fast.graphs import ragged_arange
-
-
-def equal(a: GraphBatch, b: GraphBatch) -> bool:
-    pairs = [(getattr(a, name), getattr(b, name)) for name in ("ptr", "indptr", "indices", "x", "y", "edge_weight")]
-    return all(one is other or (one is not None and torch.equal(one, other)) for one, other in pairs)
 
 
 @given(graphs=graph_batches(weighted=True), data=st.data())
@@ -58,8 +54,110 @@ def test_from_edge_index_gathers_along_the_arcs() -> None:
     assert graphs.indptr.tolist() == [0, 1, 4, 4, 5, 5]
     assert graphs.indices.tolist() == [1, 0, 0, 2, 4]
     assert graphs.edge_weight.tolist() == [3.0, 1.0, 5.0, 2.0, 4.0]
+    in_order = graphs.edge_index
+    again = GraphBatch.from_edge_index(in_order, torch.eye(5), batch)
+    in_order.fill_(99)
+    assert torch.equal(again.indices, graphs.indices)
     assert len(GraphBatch.from_edge_index(edge_index, torch.eye(5))) == 1
     assert len(GraphBatch.from_edge_index(torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3))) == 1
+
+
+@given(
+    arcs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 9)), max_size=12),
+    weighted=st.booleans(),
+    undirected=st.booleans(),
+    coalesce=st.sampled_from([None, "sum", "mean", "min", "max"]),
+    self_loops=st.sampled_from([None, True, False]),
+    dtype=float_dtypes,
+    index_dtype=index_dtypes,
+)
+def test_arcs_are_changed_as_asked(arcs, weighted, undirected, coalesce, self_loops, dtype, index_dtype) -> None:
+    wanted = defaultdict(list)
+    for source, target, weight in arcs:
+        if self_loops is False and source == target:
+            continue
+        for end in [(target, source), (source, target)][: 1 + (undirected and source != target)]:
+            wanted[end].append(weight if weighted else 1)
+    for node in range(4 if self_loops else 0):
+        if not wanted[node, node]:
+            wanted[node, node].append(1)
+    merge = {"sum": sum, "mean": np.mean, "min": min, "max": max}
+    repeated = any(len(weights) > 1 for weights in wanted.values())
+    if coalesce is not None:
+        wanted = {end: [merge[coalesce](weights)] for end, weights in wanted.items() if weights}
+    graph = GraphBatch.from_edge_index(
+        torch.tensor([arc[:2] for arc in arcs], dtype=index_dtype).reshape(-1, 2).t(),
+        torch.ones(4, 1, dtype=dtype),
+        edge_weight=torch.tensor([arc[2] for arc in arcs], dtype=dtype) if weighted else None,
+        undirected=undirected,
+        coalesce=coalesce,
+        self_loops=self_loops,
+    )
+    assert (graph.edge_weight is not None) == (weighted or (coalesce == "sum" and repeated))
+    assert graph.indices.dtype == index_dtype
+    weights = torch.ones(graph.num_arcs) if graph.edge_weight is None else graph.edge_weight
+    found = defaultdict(list)
+    for (source, target), weight in zip(graph.edge_index.t().tolist(), weights.tolist(), strict=True):
+        found[target, source].append(weight)
+    assert list(found) == sorted(end for end, of_arc in wanted.items() if of_arc)
+    for end, of_arc in found.items():
+        assert sorted(of_arc) == pytest.approx(sorted(wanted[end]))
+
+
+def test_repeated_arcs_keep_their_order() -> None:
+    weight = torch.tensor([3.0, 1.0, 2.0, 9.0])
+    graph = GraphBatch.from_edge_index(
+        torch.tensor([[0, 0, 0, 1], [1, 1, 1, 0]]), torch.ones(2, 1), edge_weight=weight, undirected=True
+    )
+    assert graph.indices.tolist() == [1, 1, 1, 1, 0, 0, 0, 0]
+    assert graph.edge_weight.tolist() == [9.0, 3.0, 1.0, 2.0, 3.0, 1.0, 2.0, 9.0]  # as given, then the reverses
+
+
+@given(batch=st.lists(st.integers(0, 3), max_size=10), data=st.data())
+def test_sorting_nodes_by_graph(batch: list[int], data: st.DataObject) -> None:
+    pairs = [(u, v) for u, a in enumerate(batch) for v, b in enumerate(batch) if a == b]
+    arcs = data.draw(st.lists(st.sampled_from(pairs), max_size=15)) if pairs else []
+    x = torch.arange(float(len(batch)))[:, None]
+    edge_index = torch.tensor(arcs, dtype=torch.int64).reshape(-1, 2).t()
+    graphs = GraphBatch.from_edge_index(
+        edge_index, x, torch.tensor(batch, dtype=torch.int64), num_graphs=4, sort_nodes=True
+    )
+    for number, graph in enumerate(graphs):
+        names = [int(name) for name in graph.x[:, 0]]
+        assert names == [node for node, other in enumerate(batch) if other == number]
+        found = sorted((names[u], names[v]) for u, v in graph.edge_index.t().tolist())
+        assert found == sorted((u, v) for u, v in arcs if batch[u] == number)
+
+
+@given(graphs=graph_batches(weighted=True), labelled=st.booleans(), data=st.data())
+def test_concatenation_undoes_slices(graphs: GraphBatch, labelled: bool, data: st.DataObject) -> None:
+    if labelled:
+        graphs = replace(graphs, y=torch.arange(len(graphs)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(graphs)), max_size=3)))
+    parts = [graphs[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(graphs)], strict=True)]
+    assert equal(GraphBatch.concatenate(parts), graphs)
+    assert equal(GraphBatch.concatenate(iter([graphs])), graphs)
+    if len(graphs):
+        assert equal(GraphBatch.concatenate(graphs), graphs)
+
+
+def test_concatenation_of_unlike_batches() -> None:
+    graphs = random_graphs([2, 3])
+    narrow = random_graphs([1, 2], index_dtype=torch.int32, seed=1)
+    assert GraphBatch.concatenate([narrow, narrow]).indices.dtype == torch.int32
+    both = GraphBatch.concatenate([narrow, graphs])
+    assert both.indices.dtype == both.indptr.dtype == torch.int64
+    assert equal(both[2:], graphs)
+    for bad, error, message in (
+        ([], ValueError, "batches must hold at least one GraphBatch, got none"),
+        ([graphs, 1], TypeError, "batches must hold GraphBatches, got int"),
+        ([graphs, replace(graphs, y=torch.ones(2))], ValueError, "y must be given in all graphs or in none"),
+        ([graphs, replace(graphs, x=graphs.x[:, 1:])], ValueError, r"x must be alike .* \[\*, 3\] .* \[\*, 2\]"),
+        ([graphs, replace(graphs, x=graphs.x.float())], ValueError, "x must be alike .* float64 .* float32"),
+        ([graphs, random_graphs([2], weighted=True)], ValueError, "edge_weight must be given in all .* at 1 but .* 0"),
+    ):
+        with pytest.raises(error, match=message):
+            GraphBatch.concatenate(bad)
 
 
 @pytest.mark.parametrize(
@@ -91,8 +189,15 @@ def test_from_edge_index_names_bad_input() -> None:
         GraphBatch.from_edge_index(edge_index + 1, x)
     with pytest.raises(ValueError, match=r"edge_weight must have shape \[2\], got \[9\]"):
         GraphBatch.from_edge_index(edge_index, x, edge_weight=torch.ones(9))
-    with pytest.raises(ValueError, match="batch must be ascending"):
+    with pytest.raises(ValueError, match="batch must be ascending; sort_nodes=True sorts"):
         GraphBatch.from_edge_index(edge_index, x, torch.tensor([1, 0, 0]))
+    with pytest.raises(ValueError, match="batch must not be negative, got -1"):
+        GraphBatch.from_edge_index(edge_index, x, torch.tensor([0, -1, 0]), sort_nodes=True)
+    with pytest.raises(ValueError, match="coalesce must be one of sum, mean, min, max or None, got 'first'"):
+        GraphBatch.from_edge_index(edge_index, x, coalesce="first")
+    for flag in ("undirected", "self_loops", "sort_nodes"):
+        with pytest.raises(TypeError, match=f"{flag} must be a bool, got str"):
+            GraphBatch.from_edge_index(edge_index, x, **{flag: "yes"})
     with pytest.raises(ValueError, match="num_graphs must be at least 2, got 1"):
         GraphBatch.from_edge_index(edge_index, x, torch.tensor([0, 0, 1]), num_graphs=1)
     with pytest.raises(ValueError, match="indices must stay inside the graph"):

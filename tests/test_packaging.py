@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import sysconfig
@@ -124,6 +125,15 @@ def test_wrong_architecture_is_named(tmp_path: Path) -> None:
     nvcc.touch(mode=0o755)
     said = refused(SPIN_FAST_CUDA="1", CUDA_HOME=str(tmp_path), TORCH_CUDA_ARCH_LIST="9.0;sm_80")
     assert "TORCH_CUDA_ARCH_LIST must list numbers such as 8.0;9.0+PTX, got 'sm_80'" in said
+
+
+def test_older_toolkit_compiles_for_what_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\nprintf 'compute_80\\ncompute_90\\n'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    flags = runpy.run_path(str(ROOT / "setup.py"))["architecture_flags"](str(nvcc))
+    assert [flag.split(",code=")[1] for flag in flags] == ["sm_80", "sm_90", "compute_90"]
 
 
 @pytest.mark.parametrize("name", ["SPIN_FAST_NATIVE", "SPIN_FAST_CUDA"])

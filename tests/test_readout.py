@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import cuda_kernels
 import numpy as np
 import pytest
 import torch
@@ -11,6 +15,17 @@ import spin_fast
 from spin_fast import _native, _register
 
 pytestmark = pytest.mark.usefixtures("poison")
+
+
+@pytest.fixture
+def schedules(backend: str, threads: None) -> Iterator[list[Callable[[], None]]]:
+    """What must not change a bit: the number of threads; of the CUDA kernels the order of threads and blocks."""
+    if backend != "cuda":
+        yield [partial(torch.set_num_threads, number) for number in (1, 2)]
+        return
+    kernels = cuda_kernels.kernels()
+    yield [partial(kernels.set_order, order) for order in (0, 1, 2)]
+    kernels.set_order(0)
 
 
 def sums(case: dict) -> torch.Tensor:
@@ -106,29 +121,58 @@ def test_nan_and_inf_stay_in_their_graph(backend: str) -> None:
         assert not bool(result[1].isfinite().all())
 
 
-def test_same_bits_for_any_number_of_threads(backend: str, threads: None) -> None:
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_not_finite_stays_in_its_segment(backend: str, value: float) -> None:
+    """In segments that stand beside others in a warp, a block, or a chunk; gradients too."""
+    for sizes in ([3, 1, 5, 2, 0, 4], [200, 300, 250], [1100, 1100, 20, 1200]):
+        case = dense_case(sizes, 1, 4, torch.float32)
+        clean = results_of(case, torch.float32)
+        hit = int(case["ptr"][1])  # in the second graph
+        case["z"][0, hit, 1] = value
+        own = slice(hit, int(case["ptr"][2]))
+        readouts, weights, dz = slice(2), 2, 3
+        results = results_of(case, torch.float32)
+        for result, expected in zip(results[readouts], clean[readouts], strict=True):
+            assert torch.equal(result[0], expected[0])
+            assert torch.equal(result[2:], expected[2:])
+            assert not bool(result[1].isfinite().all())
+        for result, expected in ((results[weights][0], clean[weights][0]), (results[dz][0], clean[dz][0])):
+            assert torch.equal(result[: own.start], expected[: own.start])
+            assert torch.equal(result[own.stop :], expected[own.stop :])
+
+
+def test_logits_below_zero_weigh_the_same_in_long_segments(backend: str) -> None:
+    z = -torch.rand(3000, 3) - 0.1
+    weights = spin_fast.attention_readout(z, torch.ones(3), torch.tensor([0, 1500, 1500, 3000]), return_weights=True)[1]
+    torch.testing.assert_close(weights, torch.full((3000,), 1 / 1500))
+
+
+def test_same_bits_for_any_number_of_threads(backend: str, schedules: list[Callable[[], None]]) -> None:
     generator = torch.Generator().manual_seed(0)
-    sizes = [*torch.randint(0, 60, (400,), generator=generator).tolist(), 20000]
+    number, longest = (60, 2500) if backend == "cuda" else (400, 20000)
+    sizes = [*torch.randint(0, 60, (number,), generator=generator).tolist(), longest]
     dense = dense_case(sizes, 3, 33, torch.float32)
-    rows = dense["z"].flatten(0, 1)[:5000].clone()
+    num_rows = longest // 4
+    rows = dense["z"].flatten(0, 1)[:num_rows].clone()
     nnz = int(dense["ptr"][-1]) * 3
     shifts = torch.arange(3)[:, None] * int(dense["ptr"][-1])
     ragged = dense | {
         "z": rows,
         "ptr": torch.cat([(shifts + dense["ptr"][:-1]).flatten(), torch.tensor([nnz])]),
-        "index": torch.randint(0, 5000, (nnz,), generator=generator),
+        "index": torch.randint(0, num_rows, (nnz,), generator=generator),
         "count": torch.randint(1, 4, (nnz,), generator=generator, dtype=torch.int32),
     }
     for case in (dense, ragged):
         results = []
-        for number in (1, 2):
-            torch.set_num_threads(number)
+        for choose in schedules:
+            choose()
             z, w = case["z"].clone().requires_grad_(), case["w"].clone().requires_grad_()
             outputs = [sums(case | {"z": z}), *attention(case | {"z": z, "w": w})]
             sum(output.square().sum() for output in outputs).backward()
             results.append([*(output.detach() for output in outputs), z.grad, w.grad])
-        for one, two in zip(*results, strict=True):
-            assert torch.equal(one, two)
+        for result in results[1:]:
+            for one, two in zip(results[0], result, strict=True):
+                assert torch.equal(one, two)
 
 
 def results_of(case: dict, dtype: torch.dtype) -> list[torch.Tensor]:
@@ -140,32 +184,100 @@ def results_of(case: dict, dtype: torch.dtype) -> list[torch.Tensor]:
     return [*(output.detach() for output in outputs), *torch.autograd.grad(outputs, (z, w), cotangents)]
 
 
+def ragged(case: dict, form: str, num_rows: int) -> dict:
+    """The same rows with counts, or as many entries that refer to the first ``num_rows`` of them."""
+    if form == "dense":
+        return case
+    num_nodes, rows = case["z"].shape[1], case["z"].flatten(0, 1)
+    count = torch.arange(len(rows), dtype=torch.int32) % 3 + 1
+    case = case | {"z": rows, "ptr": torch.cat([case["ptr"], case["ptr"][1:] + num_nodes]), "count": count}
+    if form == "counted":
+        return case
+    index = torch.arange(len(rows), dtype=torch.int32) * 7919 % num_rows
+    return case | {"z": rows[:num_rows].clone(), "index": index}
+
+
+def assert_equals_reference(
+    case: dict, monkeypatch: pytest.MonkeyPatch, schedules: list[Callable[[], None]], dtype: torch.dtype
+) -> None:
+    """Readouts, weights and gradients: right, and the same bits for each of the schedules."""
+    results = []
+    for choose in schedules:
+        choose()
+        results.append(results_of(case, dtype))
+    with monkeypatch.context() as patch:
+        patch.setattr(_native, "library", None)
+        expected = results_of(case, torch.float64)
+    for result in results:
+        for one, first, exact in zip(result, results[0], expected, strict=True):
+            assert torch.equal(one, first)
+            scale = float(exact.abs().max()) if exact.numel() else 0.0
+            rtol = 2e-5 if dtype == torch.float32 else 1e-10
+            torch.testing.assert_close(one.double(), exact, rtol=rtol, atol=rtol / 10 * scale)
+
+
 @pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
 @pytest.mark.parametrize("width", [1, 3, 16, 17, 32, 64, 100])
 def test_long_segment_among_small_ones(
-    backend: str, threads: None, monkeypatch: pytest.MonkeyPatch, width: int, form: str
+    backend: str, schedules: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch, width: int, form: str
 ) -> None:
-    """A segment that is cut into pieces: right, and the same bits for one thread and two."""
-    case = dense_case([5, 0, 70000 // width + 1000, *range(40), 64, 65, 63, 1, 128], 2, width, torch.float32)
+    """A segment that is cut into pieces."""
+    longest = 2000 if backend == "cuda" else 70000 // width + 1000
+    case = dense_case([5, 0, longest, *range(40), 64, 65, 63, 1, 128], 2, width, torch.float32)
     case["z"] = case["z"] / width**0.5
-    if form != "dense":
-        num_nodes = case["z"].shape[1]
-        rows = case["z"].flatten(0, 1)
-        case |= {"z": rows, "ptr": torch.cat([case["ptr"], case["ptr"][1:] + num_nodes])}
-        case["count"] = torch.arange(len(rows), dtype=torch.int32) % 3 + 1
-        if form == "indexed":
-            case["index"] = torch.arange(len(rows), dtype=torch.int32) * 7919 % 3000
-            case["z"] = rows[:3000].clone()
-    results = []
-    for number in (1, 2):
-        torch.set_num_threads(number)
-        results.append(results_of(case, torch.float32))
-    monkeypatch.setattr(_native, "library", None)
-    expected = results_of(case, torch.float64)
-    for one, two, exact in zip(*results, expected, strict=True):
-        assert torch.equal(one, two)
-        scale = float(exact.abs().max())
-        torch.testing.assert_close(one.double(), exact, rtol=2e-5, atol=2e-6 * scale)
+    assert_equals_reference(ragged(case, form, 3000), monkeypatch, schedules, torch.float32)
+
+
+# The CUDA kernels cut segments of more than 1024 entries where chunks of 512 begin.
+CUTS = {
+    "at the limit": [1024, 1025, 1023, 0, 1, 512, 511, 513],
+    "two in a chunk": [1100, 1100, 3, 1030],
+    "in step with the chunks": [512, 1536, 1024, 0, 1536],
+    "ends before an end": [511, 1026, 511, 2, 1534],
+    "huge": [5000],
+    "huge and empty": [0, 0, 3000, 0],
+    "empty": [0, 0, 0],
+    "short": [3, 1, 0, 5, 2] * 30,
+    "middling": [150, 700, 3, 0, 400],
+}
+
+
+@pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
+@pytest.mark.parametrize("cut", CUTS)
+def test_segments_are_cut_anywhere(
+    backend: str, schedules: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch, cut: str, form: str
+) -> None:
+    width = 129 if cut == "two in a chunk" else 5  # 129 columns are more than a warp of the CUDA kernels takes at once
+    case = dense_case(CUTS[cut], 2, width, torch.float64)
+    assert_equals_reference(ragged(case, form, min(400, case["z"].shape[1])), monkeypatch, schedules[:2], torch.float64)
+
+
+@pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 2, 4, 7, 8, 33, 130, 144, 516, 1030])
+def test_rows_of_any_width(
+    backend: str,
+    schedules: list[Callable[[], None]],
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+    dtype: torch.dtype,
+    form: str,
+) -> None:
+    """Rows that do not fill vectors or registers, and that are wider than all registers of a warp."""
+    case = dense_case([5, 0, 40, 1, 9], 2, width, dtype)
+    case["z"] = case["z"] / width**0.5
+    assert_equals_reference(ragged(case, form, 30), monkeypatch, schedules[:2], dtype)
+
+
+@pytest.mark.parametrize("width", [4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_that_start_anywhere_in_memory(backend: str, width: int, dtype: torch.dtype) -> None:
+    case = dense_case([3, 0, 20], 1, width, torch.float32)
+    memory = torch.cat([torch.zeros(1), case["z"].flatten()]).to(dtype)
+    shifted = case | {"z": memory[1:].view_as(case["z"]), "w": case["w"].to(dtype)}
+    assert shifted["z"].data_ptr() % 16 != 0
+    for one, other in zip(results_of(shifted, dtype), results_of(case, dtype), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -242,7 +354,7 @@ def test_float32_is_as_accurate_as_torch(backend: str) -> None:
         (attention(case)[0], lambda rows, w: torch.softmax((rows @ w).relu(), 0)[:, None], case["w"]),
     ):
         exact = looped_readout(**shared, num_branches=2, w=w)[0]
-        assert (ours.double() - exact).abs().max() <= 2 * (theirs(weigh) - exact).abs().max()
+        assert (ours.double() - exact).norm() <= 2 * (theirs(weigh) - exact).norm()
 
 
 @pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
@@ -250,15 +362,9 @@ def test_float32_is_as_accurate_as_torch(backend: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types_are_storage(backend: str, dtype: torch.dtype, width: int, form: str) -> None:
     """Results are rounded once; a gradient meets the rounded readout and is the sum of two rounded ones."""
-    case = dense_case([3, 0, 700, 90, 1, 5000], 2, width, torch.float32)
+    case = dense_case([3, 0, 700, 90, 1, 1500 if backend == "cuda" else 5000], 2, width, torch.float32)
     case |= {name: case[name].to(dtype) for name in ("z", "w")}
-    if form != "dense":
-        rows = case["z"].flatten(0, 1)
-        case |= {"z": rows, "ptr": torch.cat([case["ptr"], case["ptr"][1:] + len(rows) // 2])}
-        case["count"] = torch.arange(len(rows), dtype=torch.int32) % 3 + 1
-        if form == "indexed":
-            case["index"] = torch.arange(len(rows)) * 7919 % 500
-            case["z"] = rows[:500].clone()
+    case = ragged(case, form, 500)
     exact = results_of(case, torch.float64)
     results = results_of(case, dtype)
     stored, roundings = (dtype, dtype, torch.float32, dtype, dtype), (0.51, 0.51, 100, 2, 2)

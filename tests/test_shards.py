@@ -88,7 +88,7 @@ def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path
     PowerFeatures.from_graphs(graphs, 2).save(path)
     with pytest.raises(KeyboardInterrupt):
         shards.save(interrupted(), path)
-    with pytest.raises(ValueError, match="parts must have at least one element, got none"):
+    with pytest.raises(ValueError, match="parts must hold at least one PowerFeatures, got none"):
         shards.save([], path)
     assert list(tmp_path.iterdir()) == [path]
     assert PowerFeatures.load(path).num_hops == 2
@@ -108,7 +108,7 @@ def test_damaged_sets_are_named(graphs: spin_fast.GraphBatch, tmp_path: Path) ->
     files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
     content = json.loads(index.read_text())
     for change, message in (
-        ({"shards": []}, f"{index} is damaged: parts must have at least one"),
+        ({"shards": []}, f"{index} is damaged: parts must hold at least one"),
         ({"shards": [{"file": "x-1"}]}, f"{index} is damaged: shards must be a list of files and their num_graphs"),
         ({"shards": 3}, f"{index} is damaged: shards must be"),
         ({"shards": [{"file": "../x", "num_graphs": 1}]}, f"{index} is damaged: Invalid name"),

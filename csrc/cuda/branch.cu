@@ -21,7 +21,9 @@ namespace spin_fast {
 namespace {
 
 constexpr int64_t combine_threads = 128;
+constexpr int pack_threads = 1024;
 constexpr int classifier_tile = 16;
+constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
 
 // What of a block's memory is shared memory, how much that is, and how many threads a block has.
 struct Fit {
@@ -75,7 +77,7 @@ __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T
                                      T* weights, T* kept) {
   const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
   T* shared = shared_memory<T>();
-  const auto take = [&](bool fits, T* otherwise, int size) {
+  const auto take = [&](bool fits, T* otherwise, int64_t size) {
     T* here = fits ? shared : otherwise;
     shared += fits ? size : 0;
     return here;
@@ -91,26 +93,26 @@ __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T
 
 // What the blocks of a branch share.
 template <class T>
-__global__ void pack_kernel(Stack stack, const T* parameters, T* weights) {
-  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * static_cast<int64_t>(stack.weights_size));
+__global__ void __launch_bounds__(pack_threads) pack_kernel(Stack stack, const T* parameters, T* weights) {
+  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * stack.weights_size);
 }
 
 // The rows of a tile, column by column; missing ones are zeros up to a multiple of 4. Returns that multiple.
 template <class T>
 __device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
-  const Stack& stack = call.stack;
-  const int rows = padded_to_side(tile.rows), width = stack.in();
-  for (Walk at(width); width > 0 && at.major < rows; at.next()) {
-    T value = 0;
-    if (at.major < tile.rows) {
-      const int64_t e = tile.first + at.major;
-      const int64_t u = call.seg.narrow_index ? call.seg.narrow_index[e]
-                        : call.seg.wide_index ? call.seg.wide_index[e]
-                                              : e;
-      value = call.x[u * width + at.minor];
-    }
-    input[at.minor * stack.ld + at.major] = value;
-  }
+  const int rows = padded_to_side(tile.rows), width = call.stack.in(), ld = call.stack.ld;
+  const auto load = [&](auto row_of) {
+    copy<T>(
+        rows, width,
+        [&](int row, int column) { return call.x[row_of(tile.first + min(row, tile.rows - 1)) * width + column]; },
+        [&](int row, int column, T value) { input[column * ld + row] = row < tile.rows ? value : T(0); });
+  };
+  if (call.seg.narrow_index)
+    load([&](int64_t e) { return static_cast<int64_t>(call.seg.narrow_index[e]); });
+  else if (call.seg.wide_index)
+    load([&](int64_t e) { return call.seg.wide_index[e]; });
+  else
+    load([](int64_t e) { return e; });
   return rows;
 }
 
@@ -145,8 +147,9 @@ __global__ void forward_kernel(Call<T> call) {
   const T* w = memory.weights + stack.packed_w;
   const T* z = memory.tile + stack.layers[stack.depth - 1].activation;
   const int width = stack.out();
+  // Part by part: many graphs have only the first, and those are to be spread over the blocks.
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
-    const int64_t position = item / call.parts, part = item % call.parts;
+    const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
     const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
@@ -174,11 +177,8 @@ __global__ void forward_kernel(Call<T> call) {
       T added = 0;
       for (int row = 0; row < tile.rows; ++row) added += weight[row];
       total = total * factor + added;
-      for (int j = threadIdx.x; j < width; j += blockDim.x) {
-        T more = 0;
-        for (int row = 0; row < tile.rows; ++row) more += weight[row] * z[j * stack.ld + row];
-        sum[j] = sum[j] * factor + more;
-      }
+      for (int j = threadIdx.x; j < width; j += blockDim.x)
+        sum[j] = sum[j] * factor + dot_of_columns(weight, z + j * stack.ld, tile.rows);
     }
     const int64_t place = (branch * call.graphs + position) * call.parts + part;
     if (threadIdx.x == 0) call.top[place] = top, call.total[place] = total;
@@ -187,7 +187,8 @@ __global__ void forward_kernel(Call<T> call) {
   }
 }
 
-// Puts the parts of a segment together, one warp each, lanes over columns; top[s, 0] and scale are of the whole then.
+// Puts the parts of a segment together, one warp each, lanes over parts, then over columns; top[s, 0] and scale are of
+// the whole then.
 template <class T>
 __global__ void combine_kernel(Call<T> call) {
   const int64_t s = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_size) + threadIdx.x / warp_size;
@@ -199,16 +200,26 @@ __global__ void combine_kernel(Call<T> call) {
   const int64_t tiles = tiles_of(entries, call.stack.tile), parts = tiles < call.parts ? tiles : call.parts;
   const T* tops = call.top + s * call.parts;
   T top = 0;
+  for (int64_t p = lane; p < parts; p += warp_size) top = tops[p] > top ? tops[p] : top;
+  top = max_over_lanes(top);
   double total = 0;
-  for (int64_t p = 0; p < parts; ++p) top = tops[p] > top ? tops[p] : top;
-  for (int64_t p = 0; p < parts; ++p)
+  for (int64_t p = lane; p < parts; p += warp_size)
     total += static_cast<double>(call.total[s * call.parts + p]) * exp(static_cast<double>(tops[p]) - top);
+  total = sum_over_lanes(total);
   const double scale = call.stack.w < 0 ? 1.0 : parts > 0 ? 1 / total : 0.0;
-  for (int64_t j = lane; j < width; j += warp_size) {
+  for (int64_t first = 0; first < width; first += warp_size) {
+    const int64_t j = first + lane;
     double sum = 0;
-    for (int64_t p = 0; p < parts; ++p)
-      sum += call.sum[(s * call.parts + p) * width + j] * exp(static_cast<double>(tops[p]) - top);
-    call.readout[(position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
+    for (int64_t p = 0; p < parts; p += warp_size) {
+      const double factor = p + lane < parts ? exp(static_cast<double>(tops[p + lane]) - top) : 0.0;
+      const int here = static_cast<int>(parts - p < warp_size ? parts - p : warp_size);
+#pragma unroll 4
+      for (int i = 0; i < here; ++i) {
+        const double of_part = __shfl_sync(all_lanes, factor, i);
+        if (j < width) sum += call.sum[(s * call.parts + p + i) * width + j] * of_part;
+      }
+    }
+    if (j < width) call.readout[(position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
   }
   __syncwarp();  // every lane has read the tops
   if (lane == 0) {
@@ -232,7 +243,7 @@ __global__ void backward_kernel(Call<T> call) {
   const T slope = static_cast<T>(last.slope);
   const int width = stack.out();
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
-    const int64_t position = item / call.parts, part = item % call.parts;
+    const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
     const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
@@ -275,11 +286,8 @@ __global__ void backward_kernel(Call<T> call) {
         const T factor = gate(z[j * stack.ld + row], slope);
         dz[j * stack.ld + row] = row < tile.rows ? value * factor : T(0);
       }
-      for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x) {
-        T more = 0;
-        for (int row = 0; row < tile.rows; ++row) more += dbeta[row] * z[j * stack.ld + row];
-        memory.gradient[stack.w_gradient + j] += more;
-      }
+      for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x)
+        memory.gradient[stack.w_gradient + j] += dot_of_columns(dbeta, z + j * stack.ld, tile.rows);
       __syncthreads();
       backward<math>(stack, memory, rows, [&](int row, int column, T value) {
         if (row < tile.rows && column < stack.in()) call.dx[(tile.first + row) * stack.in() + column] = value;
@@ -300,9 +308,10 @@ __global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, co
   const int width = stack.in(), classes = stack.out();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
   const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
-  for (Walk at(width); at.major < rows; at.next())
-    memory.tile[stack.input + at.minor * stack.ld + at.major] =
-        at.major < count ? readout[(first + at.major) * width + at.minor] : T(0);
+  T* input = memory.tile + stack.input;
+  copy<T>(
+      rows, width, [&](int row, int column) { return readout[(first + min(row, count - 1)) * width + column]; },
+      [&](int row, int column, T value) { input[column * stack.ld + row] = row < count ? value : T(0); });
   __syncthreads();
   forward<Math::exact>(stack, memory, rows);
   const T* scores = memory.tile + stack.layers[stack.depth - 1].activation;
@@ -363,26 +372,31 @@ __host__ __device__ inline Kept kept_at(const Stack& stack, int64_t branches, in
   return {-1, 0};
 }
 
-// Adds up what the blocks kept, one thread per parameter; those from `classified` on are the classifier's.
+// Adds up what the blocks kept, `summands` lanes per parameter; those from `classified` on are the classifier's.
 template <class T>
 __global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, int64_t blocks, Stack classifier,
                               int64_t classified, const T* classifier_partial, int64_t classifier_blocks,
                               int64_t parameters, T* gradient, const double* losses, int64_t graphs, T* loss) {
-  const int64_t p = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (p == 0 && loss != nullptr) {
+  const int64_t p = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / summands;
+  const int lane = threadIdx.x % summands;
+  if (loss != nullptr && blockIdx.x == 0 && threadIdx.x < warp_size) {
     double sum = 0;
-    for (int64_t i = 0; i < classifier_blocks; ++i) sum += losses[i];
-    *loss = static_cast<T>(sum / (graphs > 0 ? graphs : 1));
+    for (int64_t i = threadIdx.x; i < classifier_blocks; i += warp_size) sum += losses[i];
+    sum = sum_over_lanes(sum);
+    if (threadIdx.x == 0) *loss = static_cast<T>(sum / (graphs > 0 ? graphs : 1));
   }
-  if (p >= parameters) return;
-  const bool in_branch = p < classified;
-  const Stack& of = in_branch ? stack : classifier;
-  const Kept kept = kept_at(of, in_branch ? branches : 1, p);
-  const int64_t number = in_branch ? blocks : classifier_blocks;
-  const T* from = (in_branch ? partial + kept.branch * blocks * of.gradient_size : classifier_partial) + kept.place;
   double sum = 0;
-  for (int64_t b = 0; b < number; ++b) sum += from[b * of.gradient_size];
-  gradient[p] = static_cast<T>(sum);
+  if (p < parameters) {
+    const bool in_branch = p < classified;
+    const Stack& of = in_branch ? stack : classifier;
+    const Kept kept = kept_at(of, in_branch ? branches : 1, p);
+    const int64_t number = in_branch ? blocks : classifier_blocks;
+    const T* from = (in_branch ? partial + kept.branch * blocks * of.gradient_size : classifier_partial) + kept.place;
+#pragma unroll 8
+    for (int64_t b = lane; b < number; b += summands) sum += from[b * of.gradient_size];
+  }
+  sum = sum_over_lanes(sum, summands);
+  if (p < parameters && lane == 0) gradient[p] = static_cast<T>(sum);
 }
 
 // Rows of the gradient, each the sum of those of its entries (or of the positions of a graph in ids), in their order.
@@ -457,12 +471,12 @@ Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths
 // memory: room for a second block comes before that for the gradient, and any before smaller tiles.
 template <class T>
 Fit fit_of(Stack& stack, const Device& device, int rows) {
-  const int64_t most = device.most_shared_bytes();
+  const int64_t most = device.most_shared_bytes(), half = device.most_shared_bytes(2);
   Fit fit = {};
   for (int tile = rows; tile >= side && !fit.tile; tile /= 2) {
     lay_out(stack, tile);
-    for (const auto& [weights, gradient, room] : {std::tuple{true, true, most / 2},
-                                                  {true, false, most / 2},
+    for (const auto& [weights, gradient, room] : {std::tuple{true, true, half},
+                                                  {true, false, half},
                                                   {true, true, most},
                                                   {true, false, most},
                                                   {false, false, most}}) {
@@ -474,6 +488,7 @@ Fit fit_of(Stack& stack, const Device& device, int rows) {
     }
   }
   if (!fit.tile) lay_out(stack, rows);
+  STD_TORCH_CHECK(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
   int widest = 0;
   for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
   const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
@@ -486,7 +501,7 @@ template <class T>
 class Pass {
  public:
   Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
-      : device_(device), model_(of.model), tf32_(tf32 && device.has_tf32()) {
+      : device_(device), model_(of.model), tf32_(tf32 && has_tf32()) {
     STD_TORCH_CHECK(model_.branches <= 65535, "there must be at most 65535 branches");
     call_.seg = of.seg;
     call_.ids = of.ids;
@@ -547,12 +562,20 @@ class Pass {
   void prepare(const Stack& stack) {
     const int64_t segments = std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
     call_.stack = stack;
+    call_.stack.tf32 = tf32_;
     call_.fit = fit_of<T>(call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
     if (call_.fit.weights) return;
     weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
     call_.weights = memory(weights_);
-    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), 1024, 0, call_.stack,
+    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), pack_threads, 0, call_.stack,
                    call_.parameters, call_.weights);
+  }
+
+  bool has_tf32() const {
+    if constexpr (std::is_same_v<T, float>)
+      return device_.has_tf32(&forward_kernel<Math::tf32, T>);
+    else
+      return false;
   }
 
   bool uses_tf32() const { return tf32_ && call_.stack.tile % 16 == 0; }
@@ -634,9 +657,9 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
     const double* no_losses = nullptr;
     T* no_loss = nullptr;
-    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads), threads, 0, pass.stack(), num_branches,
-                  pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(), int64_t{0},
-                  parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, of.graphs, no_loss);
+    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
+                  num_branches, pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(),
+                  int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, of.graphs, no_loss);
     if (with_rows && index) {
       const Transposed entries =
           transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0));
@@ -674,15 +697,15 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
     const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), 1024, 0, stack, flat, Pass<T>::memory(weights));
+    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
     device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
                   Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of.ids,
                   of.graphs, Pass<T>::memory(grad), Pass<T>::memory(partial), loss_of_block);
 
     pass.backward(Pass<T>::memory(grad), nullptr);
-    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads), threads, 0, pass.stack(), num_branches,
-                  pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial), blocks,
-                  parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block, of.graphs,
+    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
+                  num_branches, pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial),
+                  blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block, of.graphs,
                   loss.mutable_data_ptr<T>());
   });
   return {loss, gradient};

@@ -38,6 +38,7 @@ inline bool is_here(const Tensor& t) {
 }
 
 inline void check(cudaError_t error) {
+  if (error != cudaSuccess) cudaGetLastError();  // forgets it: CUB would report it as its own, at some later call
   STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
 }
 
@@ -75,18 +76,24 @@ class Device {
   void zero(Tensor& t) const { check(cudaMemsetAsync(t.mutable_data_ptr(), 0, t.numel() * t.element_size(), stream_)); }
 
   int64_t multiprocessors() const { return attribute(cudaDevAttrMultiProcessorCount); }
-  // Shared memory that a block may ask for.
-  int64_t most_shared_bytes() const { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+  // Shared memory that a block may ask for where so many are to share a multiprocessor; each takes 1 KB besides.
+  int64_t most_shared_bytes(int64_t blocks = 1) const {
+    return (attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) + 1024) / blocks - 1024;
+  }
 
-  // Whether its tensor cores take TF32.
-  bool has_tf32() const { return attribute(cudaDevAttrComputeCapabilityMajor) >= 8; }
+  // Whether a kernel runs as compiled for tensor cores that take TF32.
+  template <class... Args>
+  bool has_tf32(void (*kernel)(Args...)) const {
+    cudaFuncAttributes attributes = {};
+    check(cudaFuncGetAttributes(&attributes, kernel));
+    return attributes.ptxVersion >= 80;
+  }
 
   // Runs kernel(args...) on `grid` blocks of `threads`; nothing where the grid is empty.
   template <class... Expected, class... Given>
   void launch(void (*kernel)(Expected...), dim3 grid, int64_t threads, int64_t shared_bytes, Given&&... given) const {
     if (grid.x == 0 || grid.y == 0 || grid.z == 0) return;
-    if (shared_bytes > (48 << 10))  // more is to be asked for
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    allow(kernel, shared_bytes);
     cudaLaunchConfig_t config = {};
     config.gridDim = grid;
     config.blockDim = dim3(static_cast<unsigned>(threads));
@@ -98,8 +105,7 @@ class Device {
   // As many blocks of a kernel as the device holds at once.
   template <class... Args>
   int64_t resident_blocks(void (*kernel)(Args...), int64_t threads, int64_t shared_bytes) const {
-    if (shared_bytes > (48 << 10))
-      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)));
+    allow(kernel, shared_bytes);
     int blocks = 0;
     check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, static_cast<int>(threads),
                                                         static_cast<size_t>(shared_bytes)));
@@ -107,6 +113,14 @@ class Device {
   }
 
  private:
+  // More shared memory than a kernel gets by default is to be asked for. As much as there is, always: host threads may
+  // launch a kernel with different amounts at once.
+  template <class... Args>
+  void allow(void (*kernel)(Args...), int64_t shared_bytes) const {
+    if (shared_bytes > (48 << 10))
+      check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(most_shared_bytes())));
+  }
   int64_t attribute(cudaDeviceAttr which) const {
     int value = 0;
     check(cudaDeviceGetAttribute(&value, which, index_ < 0 ? 0 : index_));

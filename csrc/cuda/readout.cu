@@ -1,50 +1,469 @@
-// sum_readout and attention_readout with their gradients on CUDA.
+// sum_readout, attention_readout and their gradients.
 //
-// For now: one warp per segment, lanes over columns.
+// The readouts are sums over segments (segment_sums.cu), and so are gradients that rows used several times collect.
+// The other gradients are one pass over the entries, which reads z once and writes dz once.
+//
+// Layout: z row-major [rows, h]; readouts [G, (R + 1) * h], the branches of a graph side by side. Parallel axis:
+// entries, an equal share of each branch to a warp, whose lane groups (see Tiling) take rows in turn. Accumulator:
+// dots and the dw of some rows in Compute<S>, the dw of a block in float64, those of blocks added up in order.
 
-#include "../segments.h"
-#include "device.h"
-#include "ops.h"
+#include <type_traits>
+
+#include "segment_sums.h"
+#include "transpose.h"
 
 namespace spin_fast {
 namespace {
 
-__host__ __device__ inline int64_t entry_of(const Segments& seg, int64_t branch, int64_t graph) {
-  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
+constexpr int threads = 128, warps = threads / warp_size;
+
+// With t = sum_e alpha_e (<ds, z_e> + dalpha_e) = <ds, s> + sum_e alpha_e dalpha_e:
+//   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is shut;  dw = sum_e dbeta_e z_e;
+//   dz_e = alpha_e ds + dbeta_e w.
+template <class S, class T = Compute<S>>
+struct AttentionGradient {
+  Segments seg;
+  const S* z;
+  const S* w;           // [R + 1, h]
+  const T* grad;        // [G * (R + 1), h]
+  const T* grad_alpha;  // [nnz] or null
+  const T* alpha;       // [nnz]
+  const T* t;           // [G * (R + 1)]
+  T* dbeta;             // [nnz], if not null: written, or read where it is `known`
+  S* dz;                // written where there is no index
+  double* dw;           // [R + 1, blocks, h]
+  int group;
+  int64_t columns;  // of a tile
+  bool known;
+};
+
+// The graphs of the entries of a share of a branch, asked for in ascending order.
+struct GraphOfEntry {
+  const int64_t* ptr;
+  int64_t graphs, shift, graph, end;
+
+  // By all lanes of a warp.
+  __device__ GraphOfEntry(const Segments& seg, int64_t branch, const Stretch& share)
+      : ptr(seg.ptr + branch * seg.ptr_stride),
+        graphs(seg.graphs),
+        shift(branch * seg.entry_stride),
+        graph(share.first < share.last ? run_of_warp(ptr, graphs, share.first - shift) : 0),
+        end(share.first) {}
+  __device__ int64_t operator()(int64_t entry) {
+    if (entry >= end) {
+      graph = run_from(ptr, graphs, graph, entry - shift);
+      end = ptr[graph + 1] + shift;
+    }
+    return graph;
+  }
+};
+
+constexpr int rows_at_once(int values, int per_lane) {
+  return per_lane == 1 ? std::min(16 / values, 4) : values == 1 ? 2 : 1;
 }
 
-template <class S>
-__global__ void sum_kernel(Segments seg, const S* z, S* readout) {
-  const int64_t s = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_size) + threadIdx.x / warp_size;
-  if (s >= seg.branches * seg.graphs) return;
-  const int64_t branch = s / seg.graphs, graph = s % seg.graphs;
-  for (int64_t j = threadIdx.x % warp_size; j < seg.width; j += warp_size) {
-    double sum = 0;
-    for (int64_t e = entry_of(seg, branch, graph); e < entry_of(seg, branch, graph + 1); ++e) {
-      const int64_t row = seg.narrow_index ? seg.narrow_index[e] : seg.wide_index ? seg.wide_index[e] : e;
-      sum += (seg.count ? seg.count[e] : 1) * static_cast<double>(widened(z[row * seg.width + j]));
+template <class S, int V, int K>
+__global__ void __launch_bounds__(threads, K == 1 && sizeof(S) <= 4 ? 5 : 1)
+    attention_backward_kernel(AttentionGradient<S> of) {
+  using T = Compute<S>;
+  constexpr int U = rows_at_once(V, K);
+  static_assert(U <= 4);
+  const Segments& seg = of.seg;
+  const int64_t width = seg.width, branch = blockIdx.y, first_column = blockIdx.z * of.columns;
+  const int in_warp = threadIdx.x % warp_size, warp = threadIdx.x / warp_size;
+  const int lane = in_warp % of.group, group = in_warp / of.group, groups = warp_size / of.group;
+  const auto column = [&](int k) { return first_column + (k * of.group + lane) * V; };
+  const bool with_dz = of.dz != nullptr;
+
+  T w[K][V] = {};
+  for (int k = 0; k < K; ++k)
+    for (int i = 0; i < V; ++i)
+      if (column(k) < width) w[k][i] = widened(of.w[branch * width + column(k) + i]);
+  double dw[K][V] = {};
+  const Stretch share = share_of(seg, branch, int64_t{blockIdx.x} * warps + warp, int64_t{gridDim.x} * warps);
+  GraphOfEntry graph_of(seg, branch, share);
+  for (int64_t first = share.first; first < share.last; first += U * groups) {
+    const int64_t at = first + group;
+    const int left = static_cast<int>(std::max(std::min(share.last - at, int64_t{U} * groups), int64_t{0}));
+    const auto is_there = [&](int u) { return u * groups < left; };
+    const S* from[U];
+    find_rows(seg, of.z, at, groups, left, from);
+    Pack<S, V> row[U][K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        row[u][k] = {};
+        if (is_there(u) && column(k) < width) row[u][k] = load<V>(from[u] + column(k));
+      }
+    // Each lane looks for the graph of one of the next 32 entries, and of as many more as a round has.
+    int64_t graph[U], place[U];
+#pragma unroll
+    for (int i = 0; i < U; ++i)
+      if (i == 0 || i * of.group < U) graph[i] = graph_of(std::min(first + i * warp_size + in_warp, share.last - 1));
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      const int64_t looked_for = of.group == 1 ? graph[u] : of.group == 2 ? graph[u / 2] : graph[0];
+      place[u] = __shfl_sync(all_lanes, looked_for, (u * groups + group) % warp_size) * seg.branches + branch;
     }
-    readout[(graph * seg.branches + branch) * seg.width + j] = Narrowed<S>::of(static_cast<Compute<S>>(sum));
+    Pack<T, V> ds[U][K];
+#pragma unroll
+    for (int k = 0; k < K; ++k)
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        ds[u][k] = {};
+        if (is_there(u) && column(k) < width) ds[u][k] = load<V>(of.grad + place[u] * width + column(k));
+      }
+    T alpha[U], dbeta[U];
+#pragma unroll
+    for (int u = 0; u < U; ++u) alpha[u] = is_there(u) ? of.alpha[at + u * groups] : T{0};
+    if (of.known) {
+#pragma unroll
+      for (int u = 0; u < U; ++u) dbeta[u] = is_there(u) ? of.dbeta[at + u * groups] : T{0};
+    } else {
+      T minus[U], logit[U] = {}, dalpha[U] = {};
+#pragma unroll
+      for (int u = 0; u < U; ++u) minus[u] = is_there(u) ? of.t[place[u]] : T{0};
+      if (of.grad_alpha)
+#pragma unroll
+        for (int u = 0; u < U; ++u) minus[u] -= is_there(u) ? of.grad_alpha[at + u * groups] : T{0};
+#pragma unroll
+      for (int u = 0; u < U; ++u)
+        for (int k = 0; k < K; ++k)
+          for (int i = 0; i < V; ++i) {
+            const T value = widened(row[u][k].of[i]);
+            logit[u] += w[k][i] * value;
+            dalpha[u] += ds[u][k].of[i] * value;
+          }
+      for (int step = of.group / 2; step > 0; step /= 2)
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          logit[u] += __shfl_xor_sync(all_lanes, logit[u], step);
+          dalpha[u] += __shfl_xor_sync(all_lanes, dalpha[u], step);
+        }
+#pragma unroll
+      for (int u = 0; u < U; ++u) {
+        const T opened = alpha[u] * (dalpha[u] - minus[u]);
+        dbeta[u] = logit[u] <= 0 || !is_there(u) ? T{0} : opened;
+        if (of.dbeta && is_there(u) && lane == 0) of.dbeta[at + u * groups] = dbeta[u];
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+      T part[V] = {};
+#pragma unroll
+      for (int u = 0; u < U; ++u)
+        for (int i = 0; i < V; ++i) part[i] += dbeta[u] * widened(row[u][k].of[i]);
+      for (int i = 0; i < V; ++i) dw[k][i] += static_cast<double>(part[i]);
+      if (with_dz)
+#pragma unroll
+        for (int u = 0; u < U; ++u) {
+          Pack<S, V> to;
+          for (int i = 0; i < V; ++i) to.of[i] = Narrowed<S>::of(alpha[u] * ds[u][k].of[i] + dbeta[u] * w[k][i]);
+          if (is_there(u) && column(k) < width) store(of.dz + (at + u * groups) * width + column(k), to);
+        }
+    }
+  }
+
+  for (int step = of.group; step < warp_size; step *= 2)
+    for (int k = 0; k < K; ++k)
+      for (int i = 0; i < V; ++i) dw[k][i] += __shfl_xor_sync(all_lanes, dw[k][i], step);
+  double* shared = shared_memory<double>();
+  if (group == 0)
+    for (int k = 0; k < K; ++k)
+      for (int i = 0; i < V; ++i) shared[warp * of.columns + (k * of.group + lane) * V + i] = dw[k][i];
+  __syncthreads();
+  for (int64_t j = threadIdx.x; j < of.columns && first_column + j < width; j += threads) {
+    double sum = 0;
+    for (int i = 0; i < warps; ++i) sum += shared[i * of.columns + j];
+    of.dw[(branch * gridDim.x + blockIdx.x) * width + first_column + j] = sum;
   }
 }
 
+// The dbeta of wide rows, a warp for each entry.
+template <class S>
+__global__ void dbeta_kernel(AttentionGradient<S> of) {
+  using T = Compute<S>;
+  const Segments& seg = of.seg;
+  const int64_t e = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / warp_size;
+  if (e >= seg.entries) return;
+  const int64_t s = segment_of(seg, e), place = place_of(seg, s);
+  const S *z = of.z + row_of(seg, e) * seg.width, *w = of.w + s / seg.graphs * seg.width;
+  T logit = 0, dalpha = 0;
+#pragma unroll 8
+  for (int64_t j = threadIdx.x % warp_size; j < seg.width; j += warp_size) {
+    logit += widened(w[j]) * widened(z[j]);
+    dalpha += of.grad[place * seg.width + j] * widened(z[j]);
+  }
+  logit = sum_over_lanes(logit);
+  dalpha = sum_over_lanes(dalpha);
+  if (of.grad_alpha) dalpha += of.grad_alpha[e];
+  if (threadIdx.x % warp_size == 0) of.dbeta[e] = logit <= 0 ? T{0} : of.alpha[e] * (dalpha - of.t[place]);
+}
+
+// dw from the sums of blocks: 8 columns of a branch.
+__global__ void dw_kernel(const double* sums, int64_t n, int64_t width, void* dw, ScalarType type) {
+  const int64_t branch = blockIdx.y, j = blockIdx.x * columns_of_block + threadIdx.x % columns_of_block;
+  const double sum = sum_of_column(n, shared_memory<double>(),
+                                   [&](int64_t i) { return j < width ? sums[(branch * n + i) * width + j] : 0.0; });
+  if (threadIdx.x < columns_of_block && j < width) store<1>(dw, type, branch * width + j, {sum});
+}
+
+// t, a warp for each row of the readout.
+template <class T>
+__global__ void t_kernel(const T* grad, const T* readout, const double* from_alpha, int64_t n, int64_t width, T* t) {
+  const int64_t place = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / warp_size;
+  if (place >= n) return;
+  double product = 0;
+  for (int64_t j = threadIdx.x % warp_size; j < width; j += warp_size)
+    product += static_cast<double>(grad[place * width + j]) * static_cast<double>(readout[place * width + j]);
+  product = sum_over_lanes(product);
+  if (threadIdx.x % warp_size == 0) t[place] = static_cast<T>(product + (from_alpha ? from_alpha[place] : 0));
+}
+
+// dz_e = count_e ds, where rows are entries.
+template <class S, int V>
+__global__ void __launch_bounds__(threads) spread_kernel(Segments seg, const S* grad, S* dz, int group) {
+  const int64_t branch = blockIdx.y;
+  const Stretch share = share_of(seg, branch, blockIdx.x, gridDim.x);
+  GraphOfEntry graph_of(seg, branch, share);
+  for (int64_t e = share.first + threadIdx.x / group; e < share.last; e += threads / group) {
+    const S* ds = grad + (graph_of(e) * seg.branches + branch) * seg.width;
+    const auto times = static_cast<Compute<S>>(seg.count ? seg.count[e] : 1);
+    for (int64_t j = threadIdx.x % group * V; j < seg.width; j += group * V) {
+      const Pack<S, V> from = load<V>(ds + j);
+      Pack<S, V> to;
+      for (int i = 0; i < V; ++i) to.of[i] = Narrowed<S>::of(times * widened(from.of[i]));
+      store(dz + e * seg.width + j, to);
+    }
+  }
+}
+
+// What each row of z collects, in the order of `entries`: from which row of the readout, how much of that and of w.
+template <class T>
+struct Collected {
+  int64_t* place;
+  T* scale;
+  T* dbeta;  // or null
+};
+
+template <class T>
+__global__ void collect_kernel(Segments seg, const int64_t* entries, const T* alpha, const T* dbeta, Collected<T> to) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= seg.entries) return;
+  const int64_t e = entries[i];
+  to.place[i] = place_of(seg, segment_of(seg, e));
+  to.scale[i] = alpha ? alpha[e] : static_cast<T>(seg.count ? seg.count[e] : 1);
+  if (to.dbeta) to.dbeta[i] = dbeta[e];
+}
+
+template <class S>
+__global__ void widen_kernel(const S* from, Compute<S>* to, int64_t n) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < n) to[i] = widened(from[i]);
+}
+
+// dz_u = sum_e (scale_e grad[place_e] + dbeta_e w[branch of e]) over the entries of row u; scale_e is alpha_e or
+// count_e.
+template <class S>
+void rows_backward(const Device& device, const Segments& seg, const OptionalTensor& index, const S* grad,
+                   const Compute<S>* alpha, const Compute<S>* dbeta, const Compute<S>* w, Tensor& dz) {
+  using T = Compute<S>;
+  const Transposed of_rows = transposed(device, index->scalar_type(), index->const_data_ptr(), seg.entries, seg.rows);
+  Tensor places = device.bytes_for<int64_t>(seg.entries), scales = device.bytes_for<T>(seg.entries);
+  Tensor dbetas = device.bytes_for<T>(dbeta ? seg.entries : 0);
+  const Collected<T> to = {static_cast<int64_t*>(places.mutable_data_ptr()), static_cast<T*>(scales.mutable_data_ptr()),
+                           dbeta ? static_cast<T*>(dbetas.mutable_data_ptr()) : nullptr};
+  device.launch(&collect_kernel<T>, blocks_for(seg.entries, threads), threads, 0, seg,
+                of_rows.entries.const_data_ptr<int64_t>(), alpha, dbeta, to);
+  SegmentSums<S> sums;
+  sums.seg = {of_rows.offsets.const_data_ptr<int64_t>(),
+              nullptr,
+              to.place,
+              nullptr,
+              seg.rows,
+              1,
+              0,
+              0,
+              seg.width,
+              seg.graphs * seg.branches,
+              seg.entries};
+  sums.z = grad;
+  sums.weight = to.scale;
+  sums.also = to.dbeta;
+  sums.vectors = w;
+  sums.num_vectors = seg.branches;
+  sums.out = dz.mutable_data_ptr();
+  sums.type = dz.scalar_type();
+  segment_sums(device, sums);
+}
+
+// Blocks for each branch, of some rounds of all their lane groups.
+dim3 blocks_for_entries(const Segments& seg, int64_t rows_of_round, int64_t tiles) {
+  constexpr int64_t most = 4096;
+  const int64_t mean = (seg.entries + seg.branches - 1) / seg.branches;
+  const int64_t blocks = std::clamp<int64_t>((mean + 2 * rows_of_round - 1) / (2 * rows_of_round), 1, most);
+  STD_TORCH_CHECK(seg.branches <= UINT16_MAX && tiles <= UINT16_MAX, "the input is too large for one launch");
+  return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(seg.branches), static_cast<unsigned>(tiles));
+}
+
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
-                   bool shared, bool checked) {
+                   bool shared, bool) {
   const ScalarType value = z.scalar_type();
   const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, true);
+  STD_TORCH_CHECK(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have num_branches branches");
   const Device device(z);
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, value);
-  const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto tag) {
     using S = typename decltype(tag)::type;
-    device.launch(&sum_kernel<S>, blocks_for(form.branches * form.graphs, 4), 128, 0, seg, stored<S>(z),
-                  static_cast<S*>(readout.mutable_data_ptr()));
+    SegmentSums<S> sums;
+    sums.seg = segments_of(form, ptr, index, count, shared);
+    sums.z = stored<S>(z);
+    sums.out = readout.mutable_data_ptr();
+    sums.type = value;
+    segment_sums(device, sums);
   });
   return readout;
 }
 
+Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
+                            int64_t num_branches, int64_t num_rows, bool shared, bool) {
+  const ScalarType value = grad.scalar_type();
+  expect("grad", grad, {-1, -1}, value);
+  STD_TORCH_CHECK(num_branches >= 1 && grad.size(1) % num_branches == 0, "grad has the wrong shape");
+  const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, true);
+  STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
+  const Device device(grad);
+  Tensor dz = device.empty({num_rows, form.width}, value);
+  const Segments seg = segments_of(form, ptr, index, count, shared);
+  if (dz.numel() == 0) return dz;
+  dispatch_storage(value, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    const S* ds = stored<S>(grad);
+    if (index) return rows_backward<S>(device, seg, index, ds, nullptr, nullptr, nullptr, dz);
+    const Tiling tiling = tiling_of<S>(seg.width, {ds, dz.data_ptr()});
+    const auto kernel = tiling.packed ? &spread_kernel<S, values_per_pack<S>> : &spread_kernel<S, 1>;
+    device.launch(kernel, blocks_for_entries(seg, 4 * threads / tiling.group, 1), threads, 0, seg, ds,
+                  static_cast<S*>(dz.mutable_data_ptr()), tiling.group);
+  });
+  return dz;
+}
+
+std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
+                                             OptionalTensor count, bool shared, bool) {
+  const ScalarType value = z.scalar_type(), computed = compute_type(value);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  const Device device(z);
+  Tensor readout = device.empty({form.graphs, form.branches * form.width}, computed);
+  Tensor alpha = device.empty({form.entries}, computed);
+  dispatch_storage(value, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    SegmentSums<S> sums;
+    sums.seg = segments_of(form, ptr, index, count, shared);
+    sums.z = stored<S>(z);
+    sums.w = stored<S>(w);
+    sums.alpha = alpha.mutable_data_ptr<Compute<S>>();
+    sums.out = readout.mutable_data_ptr();
+    sums.type = computed;
+    segment_sums(device, sums);
+  });
+  return {readout, alpha};
+}
+
+template <class S>
+void attention_backward(const Device& device, const Segments& seg, const Tensor& grad, const OptionalTensor& grad_alpha,
+                        const Tensor& z, const Tensor& w, const OptionalTensor& index, const Tensor& readout,
+                        const Tensor& alpha, Tensor& dz, Tensor& dw) {
+  using T = Compute<S>;
+  const int64_t places = seg.graphs * seg.branches;
+  AttentionGradient<S> of = {};
+  of.seg = seg;
+  of.z = stored<S>(z);
+  of.w = stored<S>(w);
+  of.grad = grad.const_data_ptr<T>();
+  of.grad_alpha = data<T>(grad_alpha);
+  of.alpha = alpha.const_data_ptr<T>();
+  of.dz = index ? nullptr : static_cast<S*>(dz.mutable_data_ptr());
+
+  Tensor from_alpha = device.bytes_for<double>(grad_alpha ? places : 0), t = device.bytes_for<T>(places);
+  if (grad_alpha) {
+    SegmentSums<T> sums;
+    sums.seg = {seg.ptr,        nullptr,          nullptr, nullptr,     seg.graphs, seg.branches,
+                seg.ptr_stride, seg.entry_stride, 1,       seg.entries, seg.entries};
+    sums.z = of.grad_alpha;
+    sums.weight = of.alpha;
+    sums.out = from_alpha.mutable_data_ptr();
+    sums.type = ScalarType::Double;
+    segment_sums(device, sums);
+  }
+  of.t = static_cast<const T*>(t.const_data_ptr());
+  device.launch(&t_kernel<T>, blocks_for(places, warps), threads, 0, of.grad, readout.const_data_ptr<T>(),
+                grad_alpha ? static_cast<const double*>(from_alpha.const_data_ptr()) : nullptr, places, seg.width,
+                static_cast<T*>(t.mutable_data_ptr()));
+
+  const Tiling tiling = tiling_of<S>(seg.width, {of.z, of.grad, of.dz});
+  of.group = tiling.group;
+  of.columns = tiling.columns;
+  of.known = tiling.tiles > 1;
+  Tensor dbeta = device.bytes_for<T>(index || of.known ? seg.entries : 0);
+  of.dbeta = index || of.known ? static_cast<T*>(dbeta.mutable_data_ptr()) : nullptr;
+  if (of.known) device.launch(&dbeta_kernel<S>, blocks_for(seg.entries, warps), threads, 0, of);
+  dispatch_tiling<S>(tiling, [&](auto v, auto k) {
+    const dim3 grid = blocks_for_entries(seg, rows_at_once(v, k) * threads / tiling.group, tiling.tiles);
+    Tensor sums = device.bytes_for<double>(int64_t{grid.x} * dw.numel());
+    of.dw = static_cast<double*>(sums.mutable_data_ptr());
+    device.launch(&attention_backward_kernel<S, v, k>, grid, threads,
+                  warps * tiling.columns * static_cast<int64_t>(sizeof(double)), of);
+    const dim3 of_columns(blocks_for(seg.width, columns_of_block).x, grid.y);
+    device.launch(&dw_kernel, of_columns, threads_of_columns, threads_of_columns * static_cast<int64_t>(sizeof(double)),
+                  of.dw, grid.x, seg.width, dw.mutable_data_ptr(), dw.scalar_type());
+  });
+  if (!index) return;
+  const T* vectors = nullptr;
+  Tensor wide = device.bytes_for<T>(std::is_same_v<S, T> ? 0 : w.numel());
+  if constexpr (std::is_same_v<S, T>) {
+    vectors = of.w;
+  } else {
+    vectors = static_cast<const T*>(wide.const_data_ptr());
+    device.launch(&widen_kernel<S>, blocks_for(w.numel(), threads), threads, 0, of.w,
+                  static_cast<T*>(wide.mutable_data_ptr()), w.numel());
+  }
+  rows_backward<T>(device, seg, index, of.grad, of.alpha, of.dbeta, vectors, dz);
+}
+
+std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, OptionalTensor grad_alpha, const Tensor& z,
+                                                      const Tensor& w, const Tensor& ptr, OptionalTensor index,
+                                                      OptionalTensor count, const Tensor& readout, const Tensor& alpha,
+                                                      bool shared, bool) {
+  const ScalarType value = z.scalar_type(), computed = compute_type(value);
+  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  expect("grad", grad, {form.graphs, form.branches * form.width}, computed);
+  expect("readout", readout, {form.graphs, form.branches * form.width}, computed);
+  expect("alpha", alpha, {form.entries}, computed);
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, computed);
+  const Device device(z);
+  const auto like = [&](const Tensor& t) {
+    if (t.dim() == 1) return device.empty({t.size(0)}, value);
+    if (t.dim() == 2) return device.empty({t.size(0), t.size(1)}, value);
+    return device.empty({t.size(0), t.size(1), t.size(2)}, value);
+  };
+  Tensor dz = like(z), dw = like(w);
+  if (form.width == 0) return {dz, dw};
+  const Segments seg = segments_of(form, ptr, index, count, shared);
+  dispatch_storage(value, [&](auto tag) {
+    using S = typename decltype(tag)::type;
+    attention_backward<S>(device, seg, grad, grad_alpha, z, w, index, readout, alpha, dz, dw);
+  });
+  return {dz, dw};
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(spin_fast, SPIN_FAST_DEVICE, m) { m.impl("sum_readout", TORCH_BOX(&sum_readout)); }
+STABLE_TORCH_LIBRARY_IMPL(spin_fast, SPIN_FAST_DEVICE, m) {
+  m.impl("sum_readout", TORCH_BOX(&sum_readout));
+  m.impl("sum_readout_backward", TORCH_BOX(&sum_readout_backward));
+  m.impl("attention_readout", TORCH_BOX(&attention_readout));
+  m.impl("attention_readout_backward", TORCH_BOX(&attention_readout_backward));
+}
 
 }  // namespace spin_fast

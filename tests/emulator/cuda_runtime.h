@@ -188,7 +188,6 @@ enum cudaMemcpyKind { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpy
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
-  cudaDevAttrComputeCapabilityMajor,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor,
 };
@@ -204,14 +203,20 @@ inline cudaError_t cudaGetDevice(int* device) {
 }
 // A small GPU: what loops over a grid as large as the machine then loops in tests too.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount      ? 3
-           : attribute == cudaDevAttrComputeCapabilityMajor ? 9
-                                                            : 227 << 10;
+  *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : 227 << 10;
   return cudaSuccess;
 }
 template <class F>
 cudaError_t cudaFuncSetAttribute(F*, cudaFuncAttribute, int bytes) {
   return bytes <= 227 << 10 ? cudaSuccess : cudaErrorInvalidValue;
+}
+struct cudaFuncAttributes {
+  int ptxVersion;
+};
+template <class F>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, F*) {
+  attributes->ptxVersion = 90;
+  return cudaSuccess;
 }
 template <class F>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int, size_t) {

@@ -176,15 +176,14 @@ void wait_for_warp(unsigned mask) {
   if (!(mask >> lane() & 1)) fail("a lane waits with a mask that it is not in");
   fibers[running].mask = mask;
   fibers[running].state = State::at_warp;
-  bool all = true;
-  for (size_t i = 0; i < 32; ++i)
-    if ((mask >> i & 1) && exists(first + i)) {
-      const Fiber& other = fibers[first + i];
-      if (other.state != State::at_warp)
-        all = false;
-      else if (other.mask != mask)
-        fail("lanes of a warp wait with different masks");
-    }
+  bool all = true;  // the last one to come sees all the others, those before it need not
+  for (size_t next = 1; next < 32 && all; ++next) {
+    const size_t i = (lane() + next) % 32;
+    if (!(mask >> i & 1) || !exists(first + i)) continue;
+    const Fiber& other = fibers[first + i];
+    all = other.state == State::at_warp;
+    if (all && other.mask != mask) fail("lanes of a warp wait with different masks");
+  }
   if (all)
     for (size_t i = 0; i < 32; ++i)
       if ((mask >> i & 1) && exists(first + i)) fibers[first + i].state = State::ready;

@@ -1,0 +1,421 @@
+"""Graphs of other libraries as flat arrays, and back: PyG, DGL, networkx, scipy.
+
+What they hold is taken as it is. Arcs are changed in one place only, ``GraphBatch.from_edge_index``, to which the
+arrays go, and there by its arguments. The libraries are imported where they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import _check
+
+_INSTALL = {"torch_geometric": "torch-geometric", "networkx": "networkx", "scipy": "scipy"}
+
+
+class Parts(NamedTuple):
+    """Graphs as ``GraphBatch.from_edge_index`` takes them, with dtypes as found; ``x`` None stands for the degree."""
+
+    edge_index: Tensor
+    batch: Tensor
+    num_graphs: int
+    x: Tensor | None
+    y: Any
+    edge_weight: Tensor | None
+
+
+def library(module: str, wanted_by: str) -> Any:
+    """Import a module of a library that spin_fast does not require, or say what to install."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = _INSTALL[module.split(".")[0]]
+        raise ImportError(f"{wanted_by} needs a package that is missing: pip install {package}") from error
+
+
+def numbers(name: str, values: Any) -> np.ndarray:
+    """An array of real numbers from nested lists."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise ValueError(f"{name} must be numbers, or vectors of one length, got {error}") from error
+    if array.size and array.dtype.kind not in "biuf":
+        raise TypeError(f"{name} must be numbers, or vectors of one length, got {array.flat[0]!r}")
+    return array
+
+
+def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """``[N, d]`` or ``[N]`` of any real dtype as ``[N, d]`` of ``dtype``; None keeps float32 and float64.
+
+    Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded
+    are an error: they may be categories, of which two would become one.
+    """
+    if dtype is not None and dtype not in _check.FLOATS:
+        raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
+    if x.is_complex():
+        raise TypeError(f"x must be real numbers, got {str(x.dtype).removeprefix('torch.')}")
+    wanted = dtype or (x.dtype if x.dtype in _check.FLOATS else torch.float32)
+    converted = x.to(wanted)
+    if not x.dtype.is_floating_point and x.dtype != torch.bool:
+        rounded = converted.double() != x.double()
+        if bool(rounded.any()):
+            name = str(wanted).removeprefix("torch.")
+            raise ValueError(f"x must hold integers that {name} holds exactly, got {int(x[rounded][0])}")
+    return converted.unsqueeze(1) if x.dim() == 1 else converted
+
+
+def labels(y: Any, dtype: torch.dtype) -> Tensor:
+    """Labels from a tensor, an array or a list; integers become int64, real numbers of a list ``dtype``.
+
+    Integers ``[G, 1]``, the way of OGB, become classes ``[G]``.
+    """
+    if not isinstance(y, Tensor):
+        values = numbers("y", y)
+        real = values.dtype.kind == "f"
+        y = torch.tensor(values, dtype=torch.int64 if not real else None if isinstance(y, np.ndarray) else dtype)
+    if y.dtype.is_floating_point or y.dim() == 0:
+        return y
+    return y.to(torch.int64).squeeze(1) if y.dim() == 2 else y.to(torch.int64)
+
+
+def cat(name: str, values: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate over graphs what all of them have, or none, in the same dtype, width and device."""
+    first = values[0]
+    for number, value in enumerate(values):
+        if (value is None) != (first is None):
+            some, none = (0, number) if value is None else (number, 0)
+            raise ValueError(f"{name} must be given in all graphs or in none, got it at {some} but not at {none}")
+        if value is None or first is None:
+            continue
+        ours, theirs = (
+            f"{str(v.dtype).removeprefix('torch.')} [{', '.join(('*', *map(str, v.shape[1:])))}] on {v.device}"
+            for v in (first, value)
+        )
+        if ours != theirs:
+            raise ValueError(f"{name} must be alike in all graphs, got {ours} at 0 and {theirs} at {number}")
+    return None if first is None else torch.cat([value for value in values if value is not None])
+
+
+def _joined(name: str, parts: list[Parts]) -> Parts:
+    if not parts:
+        raise ValueError(f"{name} must hold at least one graph, got none")
+    if len(parts) == 1:
+        return parts[0]
+    edges, batches, counts, xs, ys, weights = zip(*parts, strict=True)
+    device = batches[0].device
+    nodes, arcs, graphs = (
+        torch.tensor(sizes, device=device)
+        for sizes in ([len(batch) for batch in batches], [edge.shape[1] for edge in edges], counts)
+    )
+    narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(arcs.sum())) < 2**31
+    edge_index = cat("edge_index", [edge.t() if narrow else edge.t().long() for edge in edges])
+    batch = cat("batch", batches)
+    assert edge_index is not None
+    assert batch is not None
+    first_node, first_graph = nodes.cumsum(0) - nodes, graphs.cumsum(0) - graphs
+    return Parts(
+        (edge_index + first_node.to(edge_index.dtype).repeat_interleave(arcs)[:, None]).t(),
+        batch + first_graph.repeat_interleave(nodes),
+        sum(counts),
+        cat("x", xs),
+        cat("y", ys),
+        cat("edge_weight", weights),
+    )
+
+
+def _items(name: str, value: Any, kind: str) -> list[Any]:
+    wrong = isinstance(value, (str, bytes, Tensor, np.ndarray, Mapping))
+    if not wrong and hasattr(value, "__getitem__") and hasattr(value, "__len__"):
+        return [value[number] for number in range(len(value))]  # a map-style dataset need not be iterable
+    if wrong or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be {kind}, got {type(value).__name__}")
+    return list(value)
+
+
+def _per_arc(weight: Tensor, num_arcs: int, at: str) -> Tensor:
+    weight = weight.squeeze(1) if weight.dim() == 2 and weight.shape[1] == 1 else weight
+    if weight.shape != (num_arcs,):
+        raise ValueError(f"edge_weight must have one number per arc, {num_arcs}, got shape {list(weight.shape)}{at}")
+    return weight
+
+
+def plain(edge_index: Any) -> Any:
+    """PyG's ``EdgeIndex``, a tensor with operators of its own, as a plain tensor."""
+    return edge_index.as_tensor() if hasattr(edge_index, "as_tensor") else edge_index
+
+
+def from_pyg(data: Any, x: str | None, y: Any, edge_weight: str | None) -> Parts:
+    pyg = library("torch_geometric.data", "from_pyg")
+    single = isinstance(data, (pyg.Data, pyg.HeteroData))
+    items = [data] if single else _items("data", data, "a PyG Data, Batch or dataset, or a list of Data")
+    name = y if isinstance(y, str) else None
+    parts = _joined("data", [_pyg_part(pyg, item, f" at {i}", x, name, edge_weight) for i, item in enumerate(items)])
+    return parts if y is None or isinstance(y, str) else parts._replace(y=y)
+
+
+def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_weight: str | None) -> Parts:
+    if not isinstance(item, pyg.Data):
+        hint = "; convert it by its to_homogeneous()" if isinstance(item, pyg.HeteroData) else ""
+        raise TypeError(f"data must hold torch_geometric.data.Data, got {type(item).__name__}{at}{hint}")
+
+    def attribute(name: str, remedy: str = "") -> Any:
+        value = getattr(item, name, None)
+        if value is None and name not in ("y", "edge_weight"):
+            raise ValueError(f"data must have {name!r}, got none{at}{remedy}")
+        return value
+
+    edge_index = attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else "")
+    edge_index = plain(edge_index)
+    _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS)
+    value = None if x is None else attribute(x, "; x=None takes the degree instead")
+    batch, num_graphs = item.batch, 1
+    if batch is None:
+        batch = torch.zeros(item.num_nodes, dtype=torch.int64, device=edge_index.device)
+    elif isinstance(item, pyg.Batch):
+        num_graphs = item.num_graphs
+    else:
+        num_graphs = int(batch.max()) + 1 if len(batch) else 0
+    label = None if y is None else attribute(y)
+    weight = None if edge_weight is None else attribute(edge_weight)
+    return Parts(
+        edge_index,
+        batch,
+        num_graphs,
+        value,
+        None if label is None else _pyg_labels(label, num_graphs, at),
+        None if weight is None else _per_arc(weight, edge_index.shape[1], at),
+    )
+
+
+def _pyg_labels(label: Any, num_graphs: int, at: str) -> Tensor:
+    label = labels(label if isinstance(label, Tensor) else [label], torch.float32)
+    label = label.unsqueeze(0) if label.dim() == 0 else label
+    if len(label) != num_graphs:
+        raise ValueError(
+            f"y must have one entry per graph, {num_graphs}, got shape {list(label.shape)}{at}; "
+            "several tasks are y [1, T], and y=None leaves out labels of nodes"
+        )
+    return label
+
+
+def from_dgl(graphs: Any, x: str | None, y: Any, edge_weight: str | None) -> Parts:
+    """Without an import: what is read is DGL's documented interface."""
+    items = [graphs] if _is_dgl(graphs) else _items("graphs", graphs, "a DGLGraph, a dataset, or a list of DGLGraphs")
+    parts = _joined("graphs", [_dgl_part(item, f" at {i}", x, edge_weight) for i, item in enumerate(items)])
+    return parts if y is None else parts._replace(y=y)
+
+
+def _is_dgl(graph: Any) -> bool:
+    return all(hasattr(graph, name) for name in ("edges", "ndata", "edata", "batch_num_nodes", "is_homogeneous"))
+
+
+def _dgl_part(item: Any, at: str, x: str | None, edge_weight: str | None) -> Parts:
+    graph, label = item if isinstance(item, (tuple, list)) and len(item) == 2 else (item, None)
+    if not _is_dgl(graph):
+        raise TypeError(f"graphs must hold DGLGraphs, or pairs of one and its label, got {type(graph).__name__}{at}")
+    if not graph.is_homogeneous:
+        raise TypeError(f"graphs must be homogeneous, got several types{at}; convert by dgl.to_homogeneous")
+    for name, frame, kind in ((x, graph.ndata, "node"), (edge_weight, graph.edata, "edge")):
+        if name is not None and name not in frame:
+            raise ValueError(f"graphs must have the {kind} data {name!r}, got {sorted(frame)}{at}")
+    sizes = graph.batch_num_nodes()
+    edge_index = torch.stack(graph.edges(order="eid"))  # the order of edata
+    return Parts(
+        edge_index,
+        torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes),
+        len(sizes),
+        None if x is None else graph.ndata[x],
+        None if label is None else _dgl_labels(label, len(sizes), at),
+        None if edge_weight is None else _per_arc(graph.edata[edge_weight], edge_index.shape[1], at),
+    )
+
+
+def _dgl_labels(label: Any, num_graphs: int, at: str) -> Tensor:
+    """DGL's datasets give the tasks of one graph as ``[T]``, its loaders those of several as ``[G, T]``."""
+    label = label if isinstance(label, Tensor) else torch.as_tensor(label)
+    if num_graphs == 1 and not (label.dim() == 2 and len(label) == 1):
+        label = label.reshape(1) if label.numel() == 1 else label.reshape(1, -1)
+    return _pyg_labels(label, num_graphs, at)
+
+
+def from_networkx(graphs: Any, x: str | Sequence[str] | None, y: Any, edge_weight: str | None) -> Parts:
+    networkx = library("networkx", "from_networkx")
+    items = [graphs] if isinstance(graphs, networkx.Graph) else _items("graphs", graphs, "a networkx graph or a list")
+    if not items:
+        raise ValueError("graphs must hold at least one graph, got none")
+    arcs: list[tuple[int, int]] = []
+    weights: list[Any] = []
+    first = 0
+    for number, graph in enumerate(items):
+        if not isinstance(graph, networkx.Graph):
+            raise TypeError(f"graphs must hold networkx graphs, got {type(graph).__name__} at {number}")
+        node_of = {node: first + position for position, node in enumerate(graph)}
+        first += len(node_of)
+        for source, target, *weight in graph.edges(data=False if edge_weight is None else edge_weight):
+            if weight == [None]:
+                edge = f"edge ({source!r}, {target!r}) of graph {number}"
+                raise ValueError(f"{edge} must have the attribute {edge_weight!r}, got none")
+            arc = (node_of[source], node_of[target])
+            directions = [arc] if graph.is_directed() or source == target else [arc, arc[::-1]]
+            arcs += directions
+            weights += weight * len(directions)
+    if isinstance(y, str):
+        y = [_networkx_label(graph, y, number) for number, graph in enumerate(items)]
+    return Parts(
+        torch.tensor(arcs, dtype=torch.int64).reshape(-1, 2).t(),
+        torch.arange(len(items)).repeat_interleave(torch.tensor([len(graph) for graph in items])),
+        len(items),
+        None if x is None else _networkx_features(items, [x] if isinstance(x, str) else x),
+        y,
+        None if edge_weight is None else torch.from_numpy(numbers(f"edge attribute {edge_weight!r}", weights)),
+    )
+
+
+def _networkx_features(graphs: list[Any], names: Sequence[str]) -> Tensor:
+    columns = []
+    for name in names:
+        for number, graph in enumerate(graphs):
+            for node, value in graph.nodes(data=name):
+                if value is None:
+                    raise ValueError(f"node {node!r} of graph {number} must have the attribute {name!r}, got none")
+        values = numbers(f"node attribute {name!r}", [value for graph in graphs for _, value in graph.nodes(data=name)])
+        if values.ndim > 2:
+            raise ValueError(f"node attribute {name!r} must be numbers or vectors, got shape {list(values.shape[1:])}")
+        columns.append(values[:, None] if values.ndim == 1 else values)
+    if not columns:
+        raise ValueError("x must name at least one node attribute, or be None for the degree, got none")
+    return torch.from_numpy(np.concatenate(columns, axis=1))
+
+
+def _networkx_label(graph: Any, name: str, number: int) -> Any:
+    if name not in graph.graph:
+        raise ValueError(f"graph {number} must have the attribute {name!r} (graph.graph), got {sorted(graph.graph)}")
+    return graph.graph[name]
+
+
+def from_scipy(adjacency: Any, x: Any, y: Any, ptr: Any) -> Parts:
+    sparse = library("scipy.sparse", "from_scipy")
+    single = sparse.issparse(adjacency)
+    items = [adjacency] if single else _items("adjacency", adjacency, "a scipy sparse matrix or a list of them")
+    parts = _joined("adjacency", [_scipy_part(sparse, item, f" at {number}") for number, item in enumerate(items)])
+    if ptr is not None:
+        if not single:
+            raise ValueError("ptr must be left out where adjacency is a list: each matrix is a graph")
+        parts = _cut(parts, ptr)
+    if isinstance(x, (list, tuple)):
+        xs = [torch.from_numpy(numbers("x", item)) if not isinstance(item, Tensor) else item for item in x]
+        if [len(value) for value in xs] != (sizes := torch.bincount(parts.batch, minlength=parts.num_graphs).tolist()):
+            raise ValueError(f"x must have one row per node, {sizes}, got {[len(value) for value in xs]}")
+        x = cat("x", xs)
+    elif x is not None and not isinstance(x, Tensor):
+        x = torch.from_numpy(numbers("x", x))
+    weight = parts.edge_weight
+    ones = weight is None or bool((weight == 1).all())
+    return parts._replace(x=x, y=y, edge_weight=None if ones else weight)
+
+
+def _scipy_part(sparse: Any, matrix: Any, at: str) -> Parts:
+    if not sparse.issparse(matrix):
+        raise TypeError(f"adjacency must hold scipy sparse matrices, got {type(matrix).__name__}{at}")
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or matrix.dtype.kind not in "biuf":
+        got = f"{matrix.dtype} {list(matrix.shape)}"
+        raise ValueError(f"adjacency must hold square matrices of real numbers, got {got}{at}")
+    rows = sparse.csr_array(matrix)
+    degree = torch.from_numpy(rows.indptr).diff()
+    columns = torch.from_numpy(rows.indices)
+    target = torch.arange(len(degree), dtype=columns.dtype).repeat_interleave(degree)
+    weight = torch.from_numpy(rows.data.astype(np.float64))
+    batch = torch.zeros(len(degree), dtype=torch.int64)
+    return Parts(torch.stack([columns, target]), batch, 1, None, None, weight)
+
+
+def _cut(parts: Parts, ptr: Any) -> Parts:
+    values, num_nodes = numbers("ptr", ptr.cpu() if isinstance(ptr, Tensor) else ptr), len(parts.batch)
+    if values.ndim != 1 or values.dtype.kind not in "iu":
+        raise TypeError(f"ptr must be integers [graphs + 1], got {values.dtype} {list(values.shape)}")
+    sizes = torch.from_numpy(values.astype(np.int64)).diff()
+    if not len(values) or values[0] != 0 or values[-1] != num_nodes or bool((sizes < 0).any()):
+        raise ValueError(f"ptr must rise from 0 to the number of nodes, {num_nodes}, got {values.tolist()}")
+    return parts._replace(batch=torch.arange(len(sizes)).repeat_interleave(sizes), num_graphs=len(sizes))
+
+
+def to_pyg(graphs: Any) -> list[Any]:
+    data = library("torch_geometric.data", "to_pyg").Data
+    num_arcs = graphs.indptr[graphs.ptr].diff().long()
+    edge_index = graphs.edge_index.long() - graphs.ptr[:-1].repeat_interleave(num_arcs)
+    sizes, arcs = graphs.num_nodes_per_graph.tolist(), num_arcs.tolist()
+    columns = {"x": graphs.x.split(sizes), "edge_index": edge_index.split(arcs, dim=1)}
+    if graphs.edge_weight is not None:
+        columns["edge_weight"] = graphs.edge_weight.split(arcs)
+    if graphs.y is not None:
+        columns["y"] = graphs.y.split(1)
+    if not sizes:  # split leaves one part of what is empty
+        return []
+    return [
+        data(
+            **{name: part.clone(memory_format=torch.contiguous_format) for name, part in zip(columns, row, strict=True)}
+        )
+        for row in zip(*columns.values(), strict=True)
+    ]
+
+
+def to_networkx(
+    graphs: Any, x: str | None, y: str | None, edge_weight: str | None, undirected: bool, multigraph: bool
+) -> list[Any]:
+    networkx = library("networkx", "to_networkx")
+    kinds = {
+        (False, False): networkx.DiGraph,
+        (False, True): networkx.MultiDiGraph,
+        (True, False): networkx.Graph,
+        (True, True): networkx.MultiGraph,
+    }
+    source, target = graphs.edge_index.numpy()
+    weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+    ptr = graphs.ptr.numpy()
+
+    def arc(number: int) -> str:
+        graph = int(np.searchsorted(ptr, source[number], side="right")) - 1
+        return f"{source[number] - ptr[graph]} -> {target[number] - ptr[graph]} of graph {graph}"
+
+    order = np.lexsort((weight, target, source))
+    chosen = np.arange(len(source))
+    if undirected:
+        reverse = np.lexsort((weight, source, target))
+        there = np.stack([source[order], target[order], weight[order]])
+        back = np.stack([target[reverse], source[reverse], weight[reverse]])
+        if len(differ := (there != back).any(axis=0).nonzero()[0]):
+            first = differ[0]
+            lone = order[first] if tuple(there[:, first]) < tuple(back[:, first]) else reverse[first]
+            raise ValueError(
+                f"undirected must be False where arcs differ from their reverse, got {arc(lone)} without its reverse"
+                + ("" if graphs.edge_weight is None else " of the same weight")
+            )
+        order = chosen = order[source[order] <= target[order]]
+    repeated = (np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)
+    if not multigraph and repeated.any():
+        raise ValueError(f"multigraph must be True where arcs are repeated, got {arc(order[repeated.argmax()])} twice")
+    bounds = np.searchsorted(source[chosen] if undirected else target, ptr)
+    made = []
+    for number, (first, last) in enumerate(itertools.pairwise(ptr.tolist())):
+        graph = kinds[undirected, multigraph]()
+        graph.add_nodes_from(range(last - first))
+        if x is not None:
+            for node, values in enumerate(graphs.x[first:last].tolist()):
+                graph.nodes[node][x] = values
+        some = chosen[bounds[number] : bounds[number + 1]]
+        ends = ((source[some] - first).tolist(), (target[some] - first).tolist())
+        if graphs.edge_weight is None or edge_weight is None:
+            graph.add_edges_from(zip(*ends, strict=True))
+        else:
+            graph.add_weighted_edges_from(zip(*ends, weight[some].tolist(), strict=True), weight=edge_weight)
+        if y is not None and graphs.y is not None:
+            graph.graph[y] = graphs.y[number].tolist()
+        made.append(graph)
+    return made

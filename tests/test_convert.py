@@ -1,0 +1,409 @@
+"""Graphs of PyG, DGL, networkx and scipy, there and back."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.sparse
+import torch
+from helpers import equal, graph_batches, random_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spin_fast import GraphBatch
+
+networkx = pytest.importorskip("networkx")
+pyg = pytest.importorskip("torch_geometric.data")
+
+
+@st.composite
+def labelled(draw: st.DrawFn) -> GraphBatch:
+    """Directed graphs with columns in order and 64-bit indices, as the converters make them, labels of all kinds."""
+    graphs = draw(graph_batches(weighted=True))
+    count = len(graphs)
+    y = draw(
+        st.sampled_from(
+            [
+                None,
+                torch.arange(count) % 3,
+                torch.linspace(-1, 1, count, dtype=graphs.x.dtype),
+                torch.full((count, 2), torch.nan, dtype=graphs.x.dtype).index_fill(1, torch.tensor([1]), 0.5),
+                torch.arange(3 * count).view(count, 3),
+            ]
+        )
+    )
+    indptr, indices, weight = graphs.indptr.tolist(), graphs.indices.long(), graphs.edge_weight
+    order = [arc for v in range(graphs.num_nodes) for arc in sorted(range(*indptr[v : v + 2]), key=indices.__getitem__)]
+    return replace(
+        graphs,
+        indptr=graphs.indptr.long(),
+        indices=indices[order],
+        y=y,
+        edge_weight=None if weight is None else weight[order],
+    )
+
+
+def same(a: GraphBatch, b: GraphBatch) -> bool:
+    """Equal but for NaN, which is equal to itself here."""
+    fill = -12345.0
+    return equal(*(replace(g, y=g.y.nan_to_num(fill)) if g.y is not None and len(g.y) else g for g in (a, b)))
+
+
+@given(graphs=labelled())
+def test_pyg_there_and_back(graphs: GraphBatch) -> None:
+    data = graphs.to_pyg()
+    assert len(data) == len(graphs)
+    if not data:
+        return
+    assert all(item.validate() for item in data)
+    assert same(GraphBatch.from_pyg(data), graphs)
+    assert same(GraphBatch.from_pyg(pyg.Batch.from_data_list(data)), graphs)
+    assert same(GraphBatch.from_pyg(data[-1]), graphs[-1])
+    batches = (pyg.Batch.from_data_list(part) for part in (data[:2], data[2:]) if part)
+    assert same(GraphBatch.from_pyg(batches), graphs)
+
+
+@given(graphs=labelled())
+def test_networkx_there_and_back(graphs: GraphBatch) -> None:
+    made = graphs.to_networkx(multigraph=True)
+    assert [graph.number_of_nodes() for graph in made] == graphs.num_nodes_per_graph.tolist()
+    if graphs.num_nodes == 0:  # nothing tells how wide features are
+        return
+    weight = None if graphs.edge_weight is None else "weight"
+    y = None if graphs.y is None else "y"
+    assert same(GraphBatch.from_networkx(made, x="x", y=y, edge_weight=weight, dtype=graphs.x.dtype), graphs)
+    alone = GraphBatch.from_networkx(made[-1], edge_weight=weight, dtype=graphs.x.dtype)
+    assert equal(alone, replace(graphs[-1], y=None, x=graphs[-1].degree.to(graphs.x.dtype)[:, None]))
+
+
+@given(graphs=labelled(), layout=st.sampled_from(["csr", "csc", "coo"]))
+def test_scipy_there(graphs: GraphBatch, layout: str) -> None:
+    def matrix(graphs: GraphBatch) -> scipy.sparse.sparray:
+        data = np.ones(graphs.num_arcs) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+        shape = (graphs.num_nodes, graphs.num_nodes)
+        return scipy.sparse.csr_array((data, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
+
+    if layout != "csr":  # entries stored twice may add up
+        graphs = GraphBatch.from_edge_index(
+            graphs.edge_index,
+            graphs.x,
+            torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph),
+            num_graphs=len(graphs),
+            y=graphs.y,
+            edge_weight=graphs.edge_weight,
+            coalesce="sum",
+        )
+    if graphs.edge_weight is not None and bool((graphs.edge_weight == 1).all()):
+        graphs = replace(graphs, edge_weight=None)
+
+    def check(found: GraphBatch) -> None:
+        wide = replace(found, indptr=found.indptr.long(), indices=found.indices.long())
+        if graphs.edge_weight is not None:  # sums of repeats in another order
+            torch.testing.assert_close(wide.edge_weight, graphs.edge_weight)
+        assert same(replace(wide, edge_weight=graphs.edge_weight), graphs)
+
+    check(GraphBatch.from_scipy(matrix(graphs).asformat(layout), graphs.x, ptr=graphs.ptr, y=graphs.y))
+    if len(graphs):
+        each = [matrix(graph).asformat(layout) for graph in graphs]
+        check(GraphBatch.from_scipy(each, list(graphs.x.split(graphs.num_nodes_per_graph.tolist())), y=graphs.y))
+        check(GraphBatch.from_scipy(each, graphs.x.numpy(), y=None if graphs.y is None else graphs.y.numpy()))
+
+
+def test_to_pyg_shares_nothing() -> None:
+    graphs = random_graphs([3, 2])
+    before = graphs.x.clone()
+    for data in graphs.to_pyg():
+        data.x.zero_()
+        assert data.edge_index.is_contiguous()
+    assert torch.equal(graphs.x, before)
+
+
+def triangle(**attributes) -> pyg.Data:
+    edge_index = torch.tensor([[0, 1, 2], [1, 2, 0]])
+    return pyg.Data(**{"x": torch.eye(3), "edge_index": edge_index, **attributes})
+
+
+def test_pyg_dataset() -> None:
+    class Three(pyg.InMemoryDataset):
+        def __init__(self) -> None:
+            super().__init__()
+            self.data, self.slices = self.collate([triangle(y=torch.tensor([label])) for label in (2, 0, 1)])
+
+    dataset = Three()
+    assert GraphBatch.from_pyg(dataset).y.tolist() == [2, 0, 1]
+    assert GraphBatch.from_pyg(dataset[[2, 1]]).y.tolist() == [1, 0]
+    assert GraphBatch.from_pyg(torch.utils.data.Subset(dataset, [1, 0])).y.tolist() == [0, 2]
+    dataset.transform = lambda data: data.update({"x": data.x * data.y})
+    assert GraphBatch.from_pyg(dataset).x.amax(1).tolist() == [2, 2, 2, 0, 0, 0, 1, 1, 1]
+
+
+def test_pyg_data_as_ogb_has_it() -> None:
+    data = [triangle(x=torch.full((3, 9), i), edge_attr=torch.ones(3, 3), y=torch.tensor([[i]])) for i in range(2)]
+    graphs = GraphBatch.from_pyg(data)
+    assert graphs.x.dtype == torch.float32
+    assert graphs.x[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
+    assert graphs.y.tolist() == [0, 1]
+    assert graphs.edge_weight is None
+    assert GraphBatch.from_pyg(data, dtype=torch.float64).x.dtype == torch.float64
+    tasks = GraphBatch.from_pyg([triangle(y=torch.tensor([[0.0, torch.nan]])) for _ in range(2)]).y
+    assert tasks.shape == (2, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.int32])
+def test_features_of_other_dtypes_become_float32(dtype: torch.dtype) -> None:
+    graphs = GraphBatch.from_pyg(triangle(x=torch.eye(3).to(dtype)))
+    assert graphs.x.dtype == torch.float32
+    assert torch.equal(graphs.x, torch.eye(3))
+
+
+def test_pyg_features_labels_and_weights_are_chosen() -> None:
+    data = triangle(pos=torch.rand(3, 2), z=torch.tensor([8, 6, 7]), edge_attr=torch.tensor([[1.0], [2.0], [3.0]]), y=1)
+    assert torch.equal(GraphBatch.from_pyg(data, x="pos").x, data.pos)
+    assert GraphBatch.from_pyg(data, x="z").x.tolist() == [[8.0], [6.0], [7.0]]
+    assert GraphBatch.from_pyg(data, edge_weight="edge_attr").edge_weight.tolist() == [3.0, 1.0, 2.0]
+    assert GraphBatch.from_pyg(data).y.tolist() == [1]
+    assert GraphBatch.from_pyg(data, y=None).y is None
+    assert GraphBatch.from_pyg([data, data], y=[4, 5]).y.tolist() == [4, 5]
+    assert GraphBatch.from_pyg(data, y=torch.tensor([0.5])).y.tolist() == [0.5]
+    assert GraphBatch.from_pyg(triangle(edge_weight=torch.ones(3).double())).edge_weight.dtype == torch.float32
+
+
+def test_degree_counts_the_arcs_that_are_kept() -> None:
+    data = pyg.Data(edge_index=torch.tensor([[0, 0, 1, 1], [1, 1, 2, 1]]), num_nodes=4)
+    assert GraphBatch.from_pyg(data, x=None).x.tolist() == [[0], [3], [1], [0]]
+    changed = GraphBatch.from_pyg(data, x=None, undirected=True, coalesce="max", self_loops=False)
+    assert changed.x.tolist() == [[1], [2], [1], [0]]
+
+
+def test_pyg_batch_with_empty_and_with_unsorted_graphs() -> None:
+    empty = pyg.Data(x=torch.empty(0, 3), edge_index=torch.empty(2, 0, dtype=torch.int64))
+    batch = pyg.Batch.from_data_list([empty, triangle(), empty])
+    assert GraphBatch.from_pyg(batch).ptr.tolist() == [0, 0, 3, 3]
+    shuffled = triangle(x=torch.arange(3.0), edge_index=torch.tensor([[0], [2]]), batch=torch.tensor([1, 0, 1]))
+    with pytest.raises(ValueError, match="batch must be ascending; sort_nodes=True"):
+        GraphBatch.from_pyg(shuffled)
+    graphs = GraphBatch.from_pyg(shuffled, sort_nodes=True)
+    assert graphs.x.flatten().tolist() == [1, 0, 2]
+    assert graphs.edge_index.tolist() == [[1], [2]]
+
+
+def test_pyg_edge_index_class() -> None:
+    from torch_geometric import EdgeIndex
+
+    plain = triangle()
+    graphs = GraphBatch.from_pyg(triangle(edge_index=EdgeIndex(plain.edge_index, sparse_size=(3, 3))))
+    assert equal(graphs, GraphBatch.from_pyg(plain))
+    assert type(graphs.indices) is torch.Tensor
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "error", "message"),
+    [
+        (3, {}, TypeError, "data must be a PyG Data, Batch or dataset, or a list of Data, got int"),
+        ({}, {}, TypeError, "data must be a PyG Data, .* got dict"),
+        ([], {}, ValueError, "data must hold at least one graph, got none"),
+        ([triangle(), "a"], {}, TypeError, "data must hold torch_geometric.data.Data, got str at 1"),
+        (pyg.HeteroData(), {}, TypeError, r"got HeteroData at 0; convert it by its to_homogeneous"),
+        ([triangle(), triangle(x=None)], {}, ValueError, "data must have 'x', got none at 1; x=None takes the degree"),
+        (triangle(), {"x": "z"}, ValueError, "data must have 'z', got none at 0"),
+        (triangle(), {"edge_weight": "w"}, ValueError, "data must have 'w', got none at 0"),
+        (triangle(edge_index=None), {}, ValueError, "data must have 'edge_index', got none at 0"),
+        (triangle(edge_index=torch.ones(3, 2).long()), {}, ValueError, r"edge_index must have shape \[2, E\]"),
+        (triangle(y=torch.arange(3)), {}, ValueError, r"y must have one entry per graph, 1, got shape \[3\] at 0"),
+        ([triangle(y=1), triangle()], {}, ValueError, "y must be given in all graphs or in none, .* at 0 but not at 1"),
+        ([triangle(), triangle(x=torch.eye(3).long())], {}, ValueError, "x must be alike .* float32 .* int64"),
+        (triangle(edge_weight=torch.ones(3, 2)), {}, ValueError, r"edge_weight must have one number per arc, 3"),
+        (triangle(), {"dtype": torch.float16}, TypeError, "dtype must be torch.float32, torch.float64 or None"),
+        (triangle(x=torch.eye(3).cfloat()), {}, TypeError, "x must be real numbers, got complex64"),
+        (triangle(x=torch.full((3, 1), 2**24 + 1)), {}, ValueError, "integers that float32 holds .* got 16777217"),
+        (triangle(), {"y": ["a"]}, TypeError, "y must be numbers.*'a'"),
+        (triangle(), {"y": [1, 2]}, ValueError, r"y must be .* 1 entries \(graphs\), got \[2\]"),
+    ],
+)
+def test_bad_pyg_input_is_named(data, options: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message):
+        GraphBatch.from_pyg(data, **options)
+
+
+def test_networkx_graphs_as_they_come() -> None:
+    path = networkx.Graph([("b", "a"), ("a", "c"), ("c", "c")], y=1.5)
+    networkx.set_node_attributes(path, {"b": 1, "a": 2, "c": 3}, "label")
+    networkx.set_node_attributes(path, {"b": (0.5, 1), "a": [2, 3], "c": np.array([4, 5])}, "at")
+    arrow = networkx.MultiDiGraph([(7, 3), (7, 3)], y=2)
+    networkx.set_node_attributes(arrow, 0, "label")
+    networkx.set_node_attributes(arrow, [0, 0], "at")
+    graphs = GraphBatch.from_networkx([path, arrow], x=["label", "at"], y="y")
+    assert graphs.x.tolist() == [[1, 0.5, 1], [2, 2, 3], [3, 4, 5], [0, 0, 0], [0, 0, 0]]  # in networkx's order
+    assert graphs.y.tolist() == [1.5, 2]
+    assert graphs.edge_index.tolist() == [[1, 0, 2, 1, 2, 3, 3], [0, 1, 1, 2, 2, 4, 4]]
+    assert GraphBatch.from_networkx(arrow, coalesce="sum").edge_weight.tolist() == [2]
+    assert GraphBatch.from_networkx(arrow, y=[3]).x.tolist() == [[0], [2]]  # the degree
+
+
+def test_undirected_networkx_there_and_back() -> None:
+    made = [networkx.karate_club_graph(), networkx.empty_graph(3), networkx.MultiGraph([(0, 1), (1, 0), (2, 2)])]
+    for graph in made:
+        networkx.set_edge_attributes(graph, {edge: i for i, edge in enumerate(graph.edges, 1)}, "weight")
+    graphs = GraphBatch.from_networkx(made, edge_weight="weight", y=[0, 1, 2])
+    assert graphs.num_arcs == 2 * 78 + 4 + 1
+    back = graphs.to_networkx(undirected=True, multigraph=True)
+    for one, other in zip(made, back, strict=True):
+        assert other.graph["y"] == made.index(one)
+        ours, theirs = (networkx.to_numpy_array(g, nodelist=sorted(g)) for g in (one, other))
+        assert (ours == theirs).all()
+    assert equal(GraphBatch.from_networkx(back, x="x", y="y", edge_weight="weight"), graphs)
+    simple = graphs[:2].to_networkx(undirected=True, x=None, y=None, edge_weight=None)
+    assert networkx.utils.graphs_equal(simple[1], networkx.empty_graph(3))
+    assert simple[0].edges == networkx.empty_graph(34).edges | made[0].edges
+
+
+def test_to_networkx_loses_no_arcs() -> None:
+    arcs = torch.tensor([[0, 1, 3, 2, 3, 3], [1, 0, 2, 3, 2, 3]])
+    twice = GraphBatch.from_edge_index(arcs, torch.ones(4, 1), torch.tensor([0, 0, 1, 1]))
+    with pytest.raises(ValueError, match=r"multigraph must be True .* got 1 -> 0 of graph 1 twice"):
+        twice.to_networkx()
+    with pytest.raises(ValueError, match=r"undirected must be False .* got 1 -> 0 of graph 1 without its reverse$"):
+        twice.to_networkx(undirected=True)
+    weighted = GraphBatch.from_edge_index(arcs[:, :2], torch.ones(2, 1), edge_weight=torch.tensor([1.0, 2.0]))
+    with pytest.raises(ValueError, match="got 0 -> 1 of graph 0 without its reverse of the same weight"):
+        weighted.to_networkx(undirected=True)
+    with pytest.raises(TypeError, match="undirected must be a bool"):
+        weighted.to_networkx(undirected=1)
+
+
+def test_bad_networkx_input_is_named() -> None:
+    graph = networkx.path_graph(2)
+    uneven = networkx.path_graph(2)
+    networkx.set_node_attributes(uneven, {0: [1], 1: [1, 2]}, "at")
+    networkx.set_node_attributes(graph, "red", "colour")
+    for bad, options, error, message in (
+        (3, {}, TypeError, "graphs must be a networkx graph or a list, got int"),
+        ([], {}, ValueError, "graphs must hold at least one graph, got none"),
+        ([graph, 1], {}, TypeError, "graphs must hold networkx graphs, got int at 1"),
+        ([graph, graph], {"x": "at"}, ValueError, "node 0 of graph 0 must have the attribute 'at', got none"),
+        (graph, {"x": []}, ValueError, "x must name at least one node attribute"),
+        (graph, {"x": "colour"}, TypeError, "node attribute 'colour' must be numbers.*'red'"),
+        (uneven, {"x": "at"}, ValueError, "node attribute 'at' must be numbers, or vectors of one length"),
+        (graph, {"edge_weight": "w"}, ValueError, r"edge \(0, 1\) of graph 0 must have the attribute 'w', got none"),
+        (graph, {"y": "label"}, ValueError, r"graph 0 must have the attribute 'label' \(graph.graph\), got \[\]"),
+    ):
+        with pytest.raises(error, match=message):
+            GraphBatch.from_networkx(bad, **options)
+
+
+def test_scipy_matrices_as_they_come() -> None:
+    dense = np.array([[0, 1, 0], [0, 0, 2], [0, 0, 0]])
+    graph = GraphBatch.from_scipy(scipy.sparse.coo_matrix(dense), np.eye(3, dtype=np.int8))
+    assert graph.edge_index.tolist() == [[1, 2], [0, 1]]  # row v gathers from its columns
+    assert graph.edge_weight.tolist() == [1, 2]
+    assert graph.x.dtype == torch.float32
+    ones = GraphBatch.from_scipy(scipy.sparse.csc_array(dense > 0), undirected=True)
+    assert ones.edge_weight is None
+    assert ones.x.tolist() == [[1], [2], [1]]
+    stored_zero = scipy.sparse.csr_array(([0.0, 1.0], ([0, 1], [1, 0])), shape=(2, 2))
+    assert GraphBatch.from_scipy(stored_zero).edge_weight.tolist() == [0, 1]
+
+
+def test_bad_scipy_input_is_named() -> None:
+    two = scipy.sparse.eye_array(2, format="csr")
+    for bad, options, error, message in (
+        (np.eye(2), {}, TypeError, "adjacency must be a scipy sparse matrix or a list of them, got ndarray"),
+        ([two, np.eye(2)], {}, TypeError, "adjacency must hold scipy sparse matrices, got ndarray at 1"),
+        (two[:1], {}, ValueError, r"adjacency must hold square matrices of real numbers, got float64 \[1, 2\] at 0"),
+        (two * 1j, {}, ValueError, "real numbers, got complex128"),
+        (two, {"x": torch.ones(3, 1)}, ValueError, "x must have one row per node, 2, got 3"),
+        ([two, two], {"x": [torch.ones(3, 1), torch.ones(1, 1)]}, ValueError, r"node, \[2, 2\], got \[3, 1\]"),
+        (two, {"ptr": [0, 3]}, ValueError, r"ptr must rise from 0 to the number of nodes, 2, got \[0, 3\]"),
+        (two, {"ptr": [0.0, 2.0]}, TypeError, "ptr must be integers"),
+        ([two], {"ptr": [0, 2]}, ValueError, "ptr must be left out where adjacency is a list"),
+        (scipy.sparse.csr_array(np.ones((2, 2))), {"ptr": [0, 1, 2]}, ValueError, "indices must stay inside the graph"),
+    ):
+        with pytest.raises(error, match=message):
+            GraphBatch.from_scipy(bad, **options)
+
+
+def stand_in(source: list[int], target: list[int], num_nodes: int, sizes: list[int] | None = None) -> SimpleNamespace:
+    """What ``from_dgl`` reads of a DGLGraph, after DGL's documentation."""
+
+    def edges(form: str = "uv", order: str = "eid") -> tuple[torch.Tensor, torch.Tensor]:
+        assert (form, order) == ("uv", "eid")
+        return torch.tensor(source), torch.tensor(target)
+
+    return SimpleNamespace(
+        edges=edges, ndata={}, edata={}, is_homogeneous=True, batch_num_nodes=lambda: torch.tensor(sizes or [num_nodes])
+    )
+
+
+def real(source: list[int], target: list[int], num_nodes: int, sizes: list[int] | None = None):
+    dgl = pytest.importorskip("dgl", reason="dgl is not installed: the stand-in alone is tested", exc_type=Exception)
+    graph = dgl.graph((source, target), num_nodes=num_nodes)
+    if sizes:
+        bounds = np.cumsum([0, *sizes])
+        inside = torch.bucketize(torch.tensor(source), torch.from_numpy(bounds[1:]), right=True)
+        graph.set_batch_num_nodes(torch.tensor(sizes))
+        graph.set_batch_num_edges(torch.bincount(inside, minlength=len(sizes)))
+    return graph
+
+
+@pytest.fixture(params=[stand_in, real], ids=["stand-in", "dgl"])
+def dgl_graph(request: pytest.FixtureRequest):
+    return request.param
+
+
+def test_dgl_graphs(dgl_graph) -> None:
+    def path(feature: float):
+        graph = dgl_graph([2, 0, 1], [1, 1, 2], 3)
+        graph.ndata["feat"] = torch.full((3, 2), feature)
+        graph.edata["w"] = torch.tensor([[5.0], [6.0], [7.0]])
+        return graph
+
+    expected = {"edge_index": torch.tensor([[2, 0, 1], [1, 1, 2]]), "x": torch.ones(3, 2)}
+    weight = torch.tensor([5.0, 6.0, 7.0])
+    assert equal(GraphBatch.from_dgl(path(1)), GraphBatch.from_edge_index(**expected))
+    weighted = GraphBatch.from_dgl(path(1), edge_weight="w")
+    assert equal(weighted, GraphBatch.from_edge_index(**expected, edge_weight=weight))
+    pairs = [(path(i), label) for i, label in enumerate((torch.tensor(3), torch.tensor([4]), 5))]
+    graphs = GraphBatch.from_dgl(pairs)
+    assert graphs.y.tolist() == [3, 4, 5]
+    assert graphs.x[:, 0].tolist() == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert GraphBatch.from_dgl([path(0), path(1)], y=[0, 1]).y.tolist() == [0, 1]
+    assert GraphBatch.from_dgl(path(0), x=None).x.tolist() == [[0], [2], [1]]
+    tasks = [(path(0), torch.tensor([0.0, 1.0])), (path(0), torch.tensor([torch.nan, 1.0]))]
+    assert GraphBatch.from_dgl(tasks).y.shape == (2, 2)
+
+
+def test_batched_dgl_graphs(dgl_graph) -> None:
+    batch = dgl_graph([1, 3], [0, 2], 4, [2, 0, 2])
+    batch.ndata["attr"] = torch.arange(4)
+    graphs = GraphBatch.from_dgl([(batch, torch.arange(3)), (batch, torch.arange(3))], x="attr", undirected=True)
+    assert graphs.ptr.tolist() == [0, 2, 2, 4, 6, 6, 8]
+    assert graphs.y.tolist() == [0, 1, 2, 0, 1, 2]
+    assert graphs[0].edge_index.tolist() == [[1, 0], [0, 1]]
+    with pytest.raises(ValueError, match="y must have one entry per graph, 3, got shape"):
+        GraphBatch.from_dgl([(batch, torch.arange(2))], x="attr")
+    with pytest.raises(ValueError, match=r"graphs must have the node data 'feat', got \['attr'\] at 0"):
+        GraphBatch.from_dgl(batch)
+    with pytest.raises(TypeError, match="graphs must be a DGLGraph, a dataset, or a list of DGLGraphs, got int"):
+        GraphBatch.from_dgl(3)
+    with pytest.raises(TypeError, match=r"graphs must hold DGLGraphs, .* got str at 1"):
+        GraphBatch.from_dgl([batch, "a"], x="attr")
+
+
+@pytest.mark.parametrize(
+    ("module", "call", "package"),
+    [
+        ("torch_geometric.data", lambda: GraphBatch.from_pyg([]), "torch-geometric"),
+        ("torch_geometric.data", lambda: random_graphs([2]).to_pyg(), "torch-geometric"),
+        ("networkx", lambda: GraphBatch.from_networkx([]), "networkx"),
+        ("networkx", lambda: random_graphs([2]).to_networkx(), "networkx"),
+        ("scipy.sparse", lambda: GraphBatch.from_scipy([]), "scipy"),
+    ],
+)
+def test_missing_library_is_named(module: str, call, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=rf"needs a package that is missing: pip install {package}$"):
+        call()
