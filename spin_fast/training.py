@@ -7,7 +7,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import _files, ops
+from . import _check, _files, ops
 from ._native import available as native_available
 from ._progress import progress_bar
 from .features import PowerFeatures, power_chunks
@@ -333,23 +333,40 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     Raises:
         TypeError, ValueError: graphs that do not fit the model, or an unknown operator.
     """
-    config = model.config
+    chunks = predict_chunks(model, graphs, operator, progress=progress)
+    probabilities = graphs.x.new_empty(len(graphs), model.config["out_features"])
+    done = 0
+    for scores in chunks:
+        probabilities[done : done + len(scores)] = scores.softmax(1)
+        done += len(scores)
+    return probabilities
+
+
+def predict_chunks(
+    model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+) -> Iterator[Tensor]:
+    """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
+
+    Arguments and errors are those of :func:`predict_proba`.
+    """
     if not isinstance(graphs, GraphBatch):
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
-    if graphs.num_features != config["in_features"]:
-        raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
+    if graphs.num_features != (wanted := model.config["in_features"]):
+        raise ValueError(f"graphs must have {wanted} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := model.classifier[0].weight.device):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
+    _check.operator(operator)
     model.eval()
-    probabilities = graphs.x.new_empty(len(graphs), config["out_features"])
-    done, chunk_bytes = 0, CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
+    return _scores_of_chunks(model, graphs, operator, progress)
+
+
+@torch.inference_mode()
+def _scores_of_chunks(model: SPIN, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
+    chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:
-        for powers, ptr in power_chunks(graphs, config["num_hops"], operator, chunk_bytes):
-            number = len(ptr) - 1
-            probabilities[done : done + number] = model.forward_tensors(powers, ptr).softmax(1)
-            done += number
-            advance("", number)
-    return probabilities
+        for powers, ptr in power_chunks(graphs, model.config["num_hops"], operator, chunk_bytes):
+            yield model.forward_tensors(powers, ptr)
+            advance("", len(ptr) - 1)
 
 
 def fit(

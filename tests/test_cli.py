@@ -7,13 +7,15 @@ import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from spin_fast import PowerFeatures, cli, datasets, native_available, training
+from spin_fast import SPIN, PowerFeatures, cli, datasets, native_available, training
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -226,3 +228,55 @@ def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: py
 )
 def test_sizes(text: str, size: int) -> None:
     assert cli._bytes(text) == size
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    training.save_checkpoint(tmp_path / "model.safetensors", SPIN(3, 8, 10, 1, attention=False), operator="sym+adj")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(training, "CHUNK_BYTES", 1 << 18)
+    out = tmp_path / "deep" / f"probabilities.{suffix}"
+    assert "1,797 graphs" in invoke("predict", checkpoint, "digits", "--out", out)
+    table = pandas.read_csv(out) if suffix == "csv" else pandas.read_parquet(out)
+    assert list(table) == ["graph", "prediction", *(f"class_{i}" for i in range(10))]
+    assert table["graph"].tolist() == list(range(1797))
+    expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"), "sym+adj")
+    written = torch.tensor(table.iloc[:, 2:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, expected, rtol=1e-6, atol=1e-7)
+    assert table["prediction"].tolist() == expected.argmax(1).tolist()
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = datasets.load("digits")[:7]
+    monkeypatch.setattr(datasets, "load", lambda *_: replace(graphs, y=torch.zeros(7, 10)))
+    invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
+    table = pandas.read_csv(tmp_path / "x.csv")
+    assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]
+    (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs, "sym+adj")
+    written = torch.tensor(table.iloc[:, 1:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, scores.sigmoid(), rtol=1e-6, atol=1e-7)
+
+
+def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def error(model: Path, dataset: str, out: str) -> str:
+        return invoke("predict", model, dataset, "--out", tmp_path / out, exit_code=1)
+
+    assert "x.txt" in error(checkpoint, "digits", "x.txt")
+    assert "--out must end with .csv or .parquet" in error(checkpoint, "digits", "x.txt")
+    assert "model.safetensors" in error(checkpoint, "digits", "model.safetensors/x.csv")
+    assert "checkpoint" in error(tmp_path / "nosuch", "digits", "x.csv")
+    assert "unknown data set 'nosuch'" in error(checkpoint, "nosuch", "x.csv")
+    assert "graphs must have 3 features as the model, got 50" in error(checkpoint, "erdos-renyi", "x.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "Parquet needs: pip install pyarrow" in error(checkpoint, "digits", "x.parquet")
+    training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
+    assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
