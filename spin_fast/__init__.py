@@ -2,7 +2,7 @@
 
 from importlib.metadata import version
 
-from . import datasets, reference, training
+from . import datasets, reference, shards, training
 from ._native import available as native_available
 from ._native import build_info
 from .features import PowerFeatures
@@ -22,6 +22,7 @@ __all__ = [
     "native_available",
     "power_features",
     "reference",
+    "shards",
     "sum_readout",
     "training",
 ]

@@ -1,24 +1,28 @@
-"""The command ``spin-fast``: train, info, bench."""
+"""The command ``spin-fast``: train, predict, precompute, info, bench."""
 
 from __future__ import annotations
 
 import functools
 import platform
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from . import __version__, build_info, datasets, native_available, training
-from .features import PowerFeatures
+from . import __version__, _files, build_info, datasets, native_available, shards, training
+from ._progress import progress_bar
+from .features import PowerFeatures, index_of
 from .graphs import GraphBatch
 from .nn import SPIN
 
@@ -30,7 +34,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 console = Console()
-INFO_HOPS = 3
+DEFAULT_HOPS = 3
 
 
 class Operator(str, Enum):
@@ -101,8 +105,17 @@ def train(
     root: Root = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
     readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
-    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
-    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = 3,
+    operator: Annotated[
+        Operator | None, typer.Option(help="The graph operator.", show_default="sym, or that of --features")
+    ] = None,
+    hops: Annotated[
+        int | None,
+        typer.Option(min=0, help="R: there are R + 1 branches.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+    ] = None,
+    features_file: Annotated[
+        Path | None,
+        typer.Option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
+    ] = None,
     hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
     batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches; its steps are slower.")] = False,
@@ -130,24 +143,32 @@ def train(
     out = Path("runs") / dataset if out is None else out
     _make_folder(out)
     metric_name, metric = _metric(dataset)
+    made = None if features_file is None else PowerFeatures.load(features_file)
     with console.status(f"reading {dataset}"):
         graphs = datasets.load(dataset, root)
         assert graphs.y is not None
         split = datasets.split(dataset, graphs.y, root, seed=seed)
     console.print(_describe(dataset, graphs), highlight=False)
     num_outputs = _num_outputs(graphs.y)
-    with console.status(f"computing {hops} hops"):
-        graphs = graphs.to(place)
-        start = time.perf_counter()
-        features = PowerFeatures.from_graphs(graphs, hops, operator.value, deduplicate, node_rows=dropout > 0)
-        _wait_for(place)
-        precompute = time.perf_counter() - start
+    if made is None:
+        hops = DEFAULT_HOPS if hops is None else hops
+        with console.status(f"computing {hops} hops"):
+            graphs = graphs.to(place)
+            start = time.perf_counter()
+            features = PowerFeatures.from_graphs(
+                graphs, hops, (operator or Operator.sym).value, deduplicate, node_rows=dropout > 0
+            )
+            _wait_for(place)
+            precomputation = f"{1000 * (time.perf_counter() - start):.1f} ms, once, deduplication included"
+    else:
+        _check_features(f"--features {features_file}", made, dataset, graphs, hops, operator, deduplicate, dropout)
+        features, precomputation = made.to(place), f"read from {features_file}"
     torch.manual_seed(seed)
     model = SPIN(
         graphs.num_features,
         hidden,
         num_outputs,
-        hops,
+        features.num_hops,
         attention=readout is Readout.attention,
         num_layers=layers,
         batch_norm=batch_norm,
@@ -172,9 +193,45 @@ def train(
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    _write_and_report(
-        out, dataset, features, model, fit, split, metric_name, test, precompute, operator=operator.value, seed=seed
-    )
+    settings = {"operator": features.operator, "seed": seed}
+    _write_and_report(out, dataset, features, model, fit, split, metric_name, test, precomputation, **settings)
+
+
+def _check_features(
+    source: str,
+    features: PowerFeatures,
+    dataset: str,
+    graphs: GraphBatch,
+    hops: int | None,
+    operator: Operator | None,
+    deduplicate: bool,
+    dropout: float,
+) -> None:
+    """Check that features are of just these graphs and settings.
+
+    Raises:
+        ValueError: says what differs.
+    """
+    of_graphs, of_file = (f"{of.num_graphs} graphs with {of.num_features} feature(s)" for of in (graphs, features))
+    if of_graphs != of_file:
+        raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
+    if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
+        raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
+    if hops is not None and hops != features.num_hops:
+        raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
+    if operator is not None and operator.value != features.operator:
+        raise ValueError(f"--operator {operator.value}: {source} has {features.operator}")
+    if dropout > 0 and features.index is not None and features.row_of_node is None:
+        raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
+    if not deduplicate and features.index is not None:
+        raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether labels are equal, with a NaN like any other."""
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(2), other.nan_to_num(2))
 
 
 def _make_folder(path: Path) -> None:
@@ -194,7 +251,7 @@ def _write_and_report(
     split: datasets.Split,
     metric_name: str,
     test: float,
-    precompute: float,
+    precomputation: str,
     **settings: Any,
 ) -> None:
     from .plots import training_curve
@@ -215,7 +272,7 @@ def _write_and_report(
         "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{len(split.train) / seconds:,.0f} in training",
-        "precomputation": f"{1000 * precompute:.1f} ms, once, deduplication included",
+        "precomputation": precomputation,
         "nodes per stored row": f"{_ratios(features)}  (by branch)",
         "parameters": f"{parameters:,}",
         "kernels": _kernels(features.rows.device),
@@ -225,6 +282,166 @@ def _write_and_report(
     for name, value in rows.items():
         table.add_row(name, value)
     console.print(table)
+
+
+@app.command(epilog="Example: spin-fast predict runs/NCI1/model.safetensors NCI1 --root data --out probabilities.csv")
+@one_line_errors
+def predict(
+    checkpoint: Annotated[Path, typer.Argument(help="A model that spin-fast train has written.")],
+    dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
+    root: Root = None,
+    out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
+    operator: Annotated[
+        Operator | None, typer.Option(help="The graph operator.", show_default="that of the model")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    debug: Debug = False,
+) -> None:
+    """Write the class probabilities of all graphs of DATASET, chunk by chunk, in their order.
+
+    A row has the number of the graph, the predicted class, and the probability of each class. Of datasets with several
+    tasks, or missing labels, it has the probability of each task.
+    """
+    torch.set_num_threads(threads)
+    place = _device(device)
+    table_writer = _table_writer(out)
+    _files.check_writable(out)
+    model, metadata = training.load_checkpoint(checkpoint)
+    chosen = metadata.get("operator") if operator is None else operator.value
+    if chosen is None:
+        raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
+    with console.status(f"reading {dataset}"):
+        graphs = datasets.load(dataset, root).to(place)
+    if len(graphs) == 0:
+        raise ValueError(f"{dataset} has no graphs to predict")
+    tasks = graphs.y is not None and graphs.y.is_floating_point()
+    scores = training.predict_chunks(model.to(place), graphs, chosen, progress=True)
+    with _files.replacing(out) as temporary, table_writer(temporary) as write:
+        done = 0
+        for chunk in scores:
+            probabilities = (chunk.sigmoid() if tasks else chunk.softmax(1)).cpu()
+            columns = {"graph": torch.arange(done, done + len(chunk)).numpy()}
+            if not tasks:
+                columns["prediction"] = probabilities.argmax(1).numpy()
+            names = (f"{'task' if tasks else 'class'}_{number}" for number in range(probabilities.shape[1]))
+            write(columns | dict(zip(names, probabilities.numpy().T, strict=True)))
+            done += len(chunk)
+    console.print(f"{out}: {done:,} graphs", highlight=False, soft_wrap=True)
+
+
+Columns = dict[str, np.ndarray]
+
+
+def _table_writer(path: Path) -> Callable[[Path], AbstractContextManager[Callable[[Columns], None]]]:
+    """What writes a table as the suffix of ``path`` says, some rows at a time.
+
+    Raises:
+        ValueError: there is no such format. ImportError: Parquet without pyarrow.
+    """
+    if path.suffix == ".csv":
+        return _csv_writer
+    if path.suffix != ".parquet":
+        raise ValueError(f"--out must end with .csv or .parquet, got {path}")
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"--out {path}: {error}; Parquet needs: pip install pyarrow; CSV does without") from None
+    return _parquet_writer
+
+
+@contextmanager
+def _csv_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
+    import pandas
+
+    with path.open("w", newline="") as file:
+        yield lambda columns: pandas.DataFrame(columns).to_csv(file, index=False, header=file.tell() == 0)
+
+
+@contextmanager
+def _parquet_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
+    import pyarrow
+    from pyarrow.parquet import ParquetWriter
+
+    with ExitStack() as stack:
+        writers: list[Any] = []
+
+        def write(columns: Columns) -> None:
+            rows = pyarrow.table(columns)
+            if not writers:
+                writers.append(stack.enter_context(ParquetWriter(path, rows.schema)))
+            writers[0].write_table(rows)
+
+        yield write
+
+
+UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
+UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+
+
+def _bytes(text: str) -> int:
+    """``2GB`` is 2 * 1000**3, ``2GiB`` 2 * 1024**3."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip(), re.IGNORECASE)
+    number = 0 if match is None else int(float(match[1]) * UNITS.get(match[2].upper(), 0))
+    if number < 1:
+        raise typer.BadParameter(f"must be a size such as 500MB, 2GB or 1.5GiB, got {text!r}")
+    return number
+
+
+@app.command(epilog="Example: spin-fast precompute NCI1 --root data --out NCI1.safetensors")
+@one_line_errors
+def precompute(
+    dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
+    root: Root = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
+    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
+    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = DEFAULT_HOPS,
+    shard_size: Annotated[
+        int | None,
+        typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
+    ] = None,
+    node_rows: Annotated[bool, typer.Option(help="Keep the row of each node: what dropout needs.")] = False,
+    deduplicate: Annotated[bool, typer.Option(help="Store each distinct row once (exact).")] = True,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    debug: Debug = False,
+) -> None:
+    """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load."""
+    torch.set_num_threads(threads)
+    out = Path(f"{dataset}.safetensors") if out is None else out
+    shards.check_path(out)
+    with console.status(f"reading {dataset}"):
+        graphs = datasets.load(dataset, root)
+    console.print(_describe(dataset, graphs), highlight=False)
+    settings = (graphs, hops, operator.value, deduplicate)
+    if shard_size is None:
+        parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
+    else:
+        parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
+    stored = torch.zeros(hops + 1, dtype=torch.int64)
+
+    def counted() -> Iterator[PowerFeatures]:
+        for part in parts:
+            stored.add_(part.row_ptr.diff())
+            yield part
+
+    files = shards.save(counted(), out)
+    table = Table(show_header=False, title=f"{hops} hops of {dataset}")
+    ratios = (graphs.num_nodes / max(int(number), 1) for number in stored)
+    table.add_row("nodes per stored row", f"{_by_branch(ratios)}  (by branch)")
+    table.add_row("bytes", f"{sum(file.stat().st_size for file in files):,}")
+    if len(files) == 1:
+        table.add_row("file", str(out))
+    else:
+        table.add_row("files", f"{files[0]} to {files[-1].name}")
+        table.add_row("index", str(index_of(out)))
+    console.print(table)
+
+
+def _with_progress(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:
+    with progress_bar("graphs", num_graphs, True) as advance:
+        for number, part in enumerate(parts, 1):
+            yield part
+            advance(f"{number} file(s)", len(part))
 
 
 @app.command(epilog="Example: spin-fast info NCI1 --root data")
@@ -246,10 +463,10 @@ def info(
     if dataset is not None:
         graphs = datasets.load(dataset, root)
         console.print(_describe(dataset, graphs), highlight=False)
-        features = PowerFeatures.from_graphs(graphs, INFO_HOPS)
+        features = PowerFeatures.from_graphs(graphs, DEFAULT_HOPS)
         times = torch.bincount(features.identical_graphs())
         console.print(
-            f"nodes per stored row by branch, {features.operator} over {INFO_HOPS} hops: {_ratios(features)}\n"
+            f"nodes per stored row by branch, {features.operator} over {DEFAULT_HOPS} hops: {_ratios(features)}\n"
             f"graphs that no SPIN can tell from another one: {int(times[times > 1].sum()):,}",
             highlight=False,
         )
@@ -298,7 +515,11 @@ def _describe(name: str, graphs: GraphBatch) -> str:
 
 
 def _ratios(features: PowerFeatures) -> str:
-    return "  ".join(f"{r}: {ratio:.3g}x" for r, ratio in enumerate(features.deduplication))
+    return _by_branch(features.deduplication)
+
+
+def _by_branch(ratios: Iterable[float]) -> str:
+    return "  ".join(f"{r}: {ratio:.3g}x" for r, ratio in enumerate(ratios))
 
 
 def _num_loops(graphs: GraphBatch) -> int:

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _check, ops, reference
+from . import _check, _files, ops, reference
+from ._progress import progress_bar
 from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange, with_arrays
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
 CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
 NODE_BYTES = 24  # that finding distinct rows takes for each node
+FORMAT, INDEX_FORMAT = "spin_fast features 1", "spin_fast features-index 1"
 SAMPLE_NODES = 4096  # before so many, a few nodes that repeat no row do not tell that hardly any will
 
 
@@ -53,14 +58,21 @@ class PowerFeatures:
 
     def __post_init__(self) -> None:
         """Check the contents once: the model and the operations then trust them. On a GPU they are not read."""
+        self._check_shapes()
+        if self.rows.is_cpu:
+            self._check_entries()
+
+    def _check_shapes(self) -> None:
+        """Check all but the contents of the arrays that grow with the nodes: these are not read."""
         _check.tensor("rows", self.rows, ("U", "d"), _check.FLOATS)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
             _check.offsets_shape(name, getattr(self, name), device)
         _check.tensor("row_ptr", self.row_ptr, ("branches + 1",), (torch.int64,))
         object.__setattr__(self, "row_ptr", self.row_ptr.cpu())
-        if self.row_ptr.numel() < 2 or self.row_ptr[0] != 0 or self.row_ptr[-1] != num_rows:
-            raise ValueError(f"row_ptr must go from 0 to the number of rows, {num_rows}, got {self.row_ptr.tolist()}")
+        bounds = self.row_ptr.tolist()
+        if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != num_rows or sorted(bounds) != bounds:
+            raise ValueError(f"row_ptr must go from 0 to the number of rows, {num_rows}, got {bounds}")
         graphs, segments = self.node_ptr.numel() - 1, self.ptr.numel() - 1
         if segments != self.num_branches * graphs:
             raise ValueError(f"ptr must have {self.num_branches} branches of {graphs} segments, got {segments}")
@@ -73,18 +85,46 @@ class PowerFeatures:
             _check.tensor("row_of_node", self.row_of_node, (self.num_branches, "N"), _check.INTEGERS, device)
         if self.labels is not None and self.labels.device != device:
             raise ValueError(f"labels must be on {device}, got {self.labels.device}")
-        if self.rows.is_cpu:
-            self._check_contents()
-
-    def _check_contents(self) -> None:
-        num_rows, num_nodes = len(self.rows), int(self.node_ptr[-1])
-        ops.check_segments(self.ptr, self.index, self.count, num_rows)
+        if self.labels is not None and self.labels.shape[:1] != (graphs,):
+            raise ValueError(f"labels must have a first axis of {graphs} graphs, got {list(self.labels.shape)}")
+        _check.operator(self.operator)
+        if not self.rows.is_cpu:
+            return
+        num_nodes = int(self.node_ptr[-1])
+        if problem := reference.check_offsets("node_ptr", self.node_ptr, num_nodes, "nodes"):
+            raise ValueError(problem)
         if self.row_of_node is not None:
             _check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), _check.INTEGERS)
-            flat = self.row_of_node.flatten()
-            ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
         elif self.index is None and num_rows != self.num_branches * num_nodes:
             raise ValueError(f"rows must have one row per node and branch where index is None, got {num_rows}")
+
+    def _check_entries(self) -> None:
+        num_rows = len(self.rows)
+        ops.check_segments(self.ptr, self.index, self.count, num_rows)
+        if self.row_of_node is not None:
+            flat = self.row_of_node.flatten()
+            ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
+
+    def __getattr__(self, name: str) -> Any:
+        """Arrays of a mapped file that are not read before one of them is asked for."""
+        if name in _ENTRIES and "_unchecked" in vars(self):
+            self._check_mapped()
+            return vars(self)[name]
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _check_mapped(self) -> None:
+        """Check the arrays of a mapped file that have not been; selections of one storage share the outcome."""
+        mapped: _Mapped | None = vars(self).get("_unchecked")
+        if mapped is None:
+            return
+        if not mapped.checked:
+            whole = copy.copy(self)
+            vars(whole).update(mapped.arrays)
+            with _naming(mapped.path):
+                whole._check_entries()
+            mapped.checked = True
+        vars(self).update(mapped.arrays)
+        vars(self).pop("_unchecked", None)
 
     @classmethod
     def from_graphs(
@@ -95,6 +135,7 @@ class PowerFeatures:
         deduplicate: bool = True,
         *,
         node_rows: bool = True,
+        progress: bool = False,
     ) -> PowerFeatures:
         """Compute the powers of ``graphs`` and find the distinct rows of each branch.
 
@@ -111,6 +152,7 @@ class PowerFeatures:
             deduplicate: store each distinct row once, where it pays; False keeps one row per node and branch.
             node_rows: keep ``row_of_node``, which dropout, :meth:`dense_rows` and :meth:`expand` need; with one float32
                 feature it is as large as the powers themselves.
+            progress: show a progress bar on the terminal.
         """
         if not isinstance(graphs, GraphBatch):
             raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
@@ -122,14 +164,17 @@ class PowerFeatures:
             return cls._of_one_chunk(graphs, num_hops, operator, node_rows)
         found = ops.DistinctRows(num_hops + 1, graphs.x, len(graphs), node_rows=node_rows)
         num_nodes = 0
-        for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
-            found.add(powers, ptr)
-            num_nodes += powers.shape[1]
-            decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
-            if decided and num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
-                del found
-                whole = powers if powers.shape[1] == graphs.num_nodes else _powers(graphs, num_hops, operator, True)
-                return cls._dense(whole, graphs.ptr, graphs.y, operator)
+        with progress_bar("graphs", len(graphs), progress) as advance:
+            for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
+                found.add(powers, ptr)
+                num_nodes += powers.shape[1]
+                decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
+                if decided and num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
+                    del found
+                    whole = powers if powers.shape[1] == graphs.num_nodes else _powers(graphs, num_hops, operator, True)
+                    advance("", len(graphs))
+                    return cls._dense(whole, graphs.ptr, graphs.y, operator)
+                advance("", len(ptr) - 1)
         return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
     @classmethod
@@ -158,6 +203,138 @@ class PowerFeatures:
             labels=labels,
             operator=operator,
         )
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[PowerFeatures]) -> PowerFeatures:
+        """Join features of the same operator, hops and kind of rows: the graphs of all parts, one after the other.
+
+        Parts without deduplication stay so if all are. Otherwise distinct rows are found anew, with the same result as
+        if all graphs had been given to :meth:`from_graphs` at once, but that ``row_of_node`` is kept only if all parts
+        have it.
+
+        Args:
+            parts: at least one, all on one device.
+
+        Raises:
+            TypeError, ValueError: a part is no ``PowerFeatures``, or does not fit the first one.
+        """
+        parts = list(parts)
+        for part in parts:
+            if not isinstance(part, PowerFeatures):
+                raise TypeError(f"parts must hold PowerFeatures, got {type(part).__name__}")
+        if not parts:
+            raise ValueError("parts must hold at least one PowerFeatures, got none")
+        parts = [part.take() for part in parts]
+        for part in parts:
+            if part._kind != parts[0]._kind:
+                raise ValueError(f"parts must be alike, got {parts[0]._kind} and {part._kind}")
+        if len(parts) == 1:
+            return parts[0]
+        sizes = torch.cat([part.node_ptr.diff() for part in parts])
+        known = [part.labels for part in parts if part.labels is not None]
+        node_ptr, labels = offsets(sizes), torch.cat(known) if known else None
+        operator, num_branches, rows = parts[0].operator, parts[0].num_branches, parts[0].rows
+        if all(part.index is None for part in parts):
+            powers = torch.cat([part.dense_rows() for part in parts], dim=1)
+            return cls._dense(powers, node_ptr, labels, operator)
+        node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
+        like = rows.new_empty(()).expand(int(sizes.sum()), rows.shape[1])
+        found = ops.DistinctRows(num_branches, like, len(sizes), node_rows=node_rows)
+        bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + NODE_BYTES
+        for part in parts:
+            for begin, end in _runs(part.node_ptr, CHUNK_BYTES // bytes_per_node):
+                found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
+        return cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
+
+    @property
+    def _kind(self) -> str:
+        """What features must agree in to be joined."""
+        labels = "no labels" if self.labels is None else f"labels {self.labels.dtype} {list(self.labels.shape[1:])}"
+        return (
+            f"{self.num_hops} hops of {self.operator!r} on {self.num_features} features in {self.rows.dtype} "
+            f"with {labels} on {self.rows.device}"
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Write to one safetensors file, from which :meth:`load` reads; a selection as its :meth:`take`.
+
+        The file has the arrays of :class:`PowerFeatures` by their names, and the operator in its metadata. It is
+        written under a temporary name and renamed, so that a reader never sees half of it, and features that are mapped
+        from a file may be saved to that file.
+
+        Raises:
+            OSError: the file cannot be written; names it. ValueError: its name is that of an index.
+        """
+        if Path(path).suffix == ".json":
+            raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
+        arrays = self.take()._arrays().items()
+        tensors = {name: value.cpu().contiguous() for name, value in arrays if isinstance(value, Tensor)}
+        _files.write_tensors(Path(path), FORMAT, tensors, {"operator": self.operator})
+
+    @classmethod
+    def load(cls, path: str | Path, *, mmap: bool = True) -> PowerFeatures:
+        """Read what :meth:`save` has written, on the CPU.
+
+        With ``mmap`` the file is mapped: only offsets, some bytes per graph and branch, are read and checked here.
+        ``index``, ``count`` and ``row_of_node`` are read once, in order, to be checked, when one of them is first asked
+        for, which the model does; rows and labels are read where they are used. What a file says is never trusted: a
+        damaged one gives an error, or other numbers, but no operation reads what is not there. The file must not be
+        overwritten in place meanwhile; :meth:`save` does not. Without ``mmap`` all is read and checked at once.
+
+        Args:
+            path: the file, or one of many, each of which can be read alone; or their index, ``*.index.json``, with
+                which ``spin_fast.shards`` keeps features too large for one file: its files are joined, in memory.
+            mmap: map the file, do not read it.
+
+        Raises:
+            FileNotFoundError: no such file. ValueError: the file is cut short, damaged, no file of features, or of a
+                newer format; names it.
+        """
+        path = Path(path)
+        if path.suffix == ".json" or (not path.exists() and index_of(path).exists()):
+            return cls._load_shards(index_of(path))
+        tensors, metadata = _files.read_tensors(path, FORMAT, mmap=mmap)
+        features = object.__new__(cls)
+        with _naming(path):
+            if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
+                raise ValueError(f"its arrays must be {', '.join(sorted(_REQUIRED))}, got {', '.join(sorted(tensors))}")
+            settings = {"operator": metadata.get("operator"), "ids": None}
+            vars(features).update(dict.fromkeys(_OPTIONAL) | tensors | settings)
+            features._check_shapes()
+            if not mmap:
+                features._check_entries()
+                return features
+            num_entries = len(features.rows) if features.index is None else features.index.numel()
+            ops.check_segments(features.ptr, None, None, num_entries)
+        entries = {name: vars(features).pop(name) for name in _ENTRIES if name in tensors}
+        vars(features)["_unchecked"] = _Mapped(path, entries)
+        return features
+
+    @classmethod
+    def _load_shards(cls, path: Path) -> PowerFeatures:
+        content = _files.read_json(path, INDEX_FORMAT)
+        with _naming(path):
+            try:
+                shards = [(path.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
+            except (KeyError, TypeError) as error:
+                raise ValueError(f"shards must be a list of files and their num_graphs: {error}") from error
+        parts = []
+        for file, num_graphs in shards:
+            part = cls.load(file)
+            if len(part) != num_graphs:
+                raise ValueError(f"{file} must have {num_graphs} graphs, as {path} says, got {len(part)}")
+            parts.append(part)
+        with _naming(path):
+            return cls.concatenate(parts)
+
+    def _arrays(self) -> dict[str, Any]:
+        self._check_mapped()
+        return vars(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays of the storage."""
+        return sum(value.nbytes for value in self._arrays().values() if isinstance(value, Tensor))
 
     @property
     def num_branches(self) -> int:
@@ -195,6 +372,7 @@ class PowerFeatures:
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PowerFeatures:
         """The same features on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
+        self._check_mapped()
         return with_arrays(self, lambda value: value.to(device, non_blocking=non_blocking), but=("row_ptr",))
 
     def cuda(self, device: torch.device | str | int = "cuda") -> PowerFeatures:
@@ -205,6 +383,7 @@ class PowerFeatures:
 
     def pin_memory(self) -> PowerFeatures:
         """The same features in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
+        self._check_mapped()
         return with_arrays(self, Tensor.pin_memory, but=("row_ptr",))
 
     def __len__(self) -> int:
@@ -255,6 +434,8 @@ class PowerFeatures:
         row_of_node = None
         if self.row_of_node is not None and distinct is not None:
             row_of_node = torch.searchsorted(distinct, self._node_rows().to(distinct.dtype)).to(self.row_of_node.dtype)
+        if index is not None and self.index is not None:
+            index = index.to(self.index.dtype)
         return PowerFeatures(
             rows=rows,
             row_ptr=row_ptr,
@@ -296,6 +477,26 @@ class PowerFeatures:
         """Node offsets of the selected graphs, ``[selected + 1]``."""
         return self.node_ptr if self.ids is None else offsets(self.node_ptr.diff()[self.ids])
 
+    def _powers_between(self, begin: int, end: int) -> Tensor:
+        """Rows per node ``[R + 1, n, d]`` of the graphs ``begin`` to ``end - 1`` of the storage.
+
+        Where ``row_of_node`` is not kept, the nodes of a graph are in the order of their rows, in each branch.
+        """
+        num_graphs, nodes = self.node_ptr.numel() - 1, slice(int(self.node_ptr[begin]), int(self.node_ptr[end]))
+        if self.row_of_node is not None:
+            return self.rows[self.row_of_node[:, nodes].long()]
+        branches = []
+        for r in range(self.num_branches):
+            entries = slice(int(self.ptr[r * num_graphs + begin]), int(self.ptr[r * num_graphs + end]))
+            rows = self.rows[entries if self.index is None else self.index[entries].long()]
+            branches.append(rows if self.count is None else rows.repeat_interleave(self.count[entries].long(), dim=0))
+            if len(branches[-1]) != nodes.stop - nodes.start:
+                raise ValueError(
+                    f"count must add up to the nodes of each graph, got {len(branches[-1])} for the "
+                    f"{nodes.stop - nodes.start} nodes of graphs {begin} to {end - 1}"
+                )
+        return torch.stack(branches)
+
     def _node_rows(self) -> Tensor:
         """Rows of the selected nodes in each branch, ``[R + 1, n]``."""
         if self.row_of_node is None and self.index is not None:
@@ -324,6 +525,43 @@ class PowerFeatures:
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)
         return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
+
+
+_REQUIRED = {"rows", "row_ptr", "ptr", "node_ptr"}
+_ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
+_OPTIONAL = {*_ENTRIES, "labels"}
+
+
+@dataclass
+class _Mapped:
+    """Arrays of a mapped file, and whether they have been checked."""
+
+    path: Path
+    arrays: dict[str, Tensor]
+    checked: bool = False
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """What is wrong with the arrays of a file is said with its name."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def index_of(path: Path) -> Path:
+    """The index of the files that together are the features ``path``."""
+    return path if path.suffix == ".json" else path.with_name(path.name + ".index.json")
+
+
+def _runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
+    """Where runs of graphs begin and end, of at most so many nodes, but at least one graph."""
+    begin = 0
+    while begin < ptr.numel() - 1:
+        end = max(int(torch.searchsorted(ptr, ptr[begin] + num_nodes, right=True)) - 1, begin + 1)
+        yield begin, end
+        begin = end
 
 
 def _powers(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool) -> Tensor:

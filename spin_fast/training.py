@@ -8,7 +8,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import ops
+from . import _check, _files, ops
 from ._native import available as native_available
+from ._progress import progress_bar
 from .features import PowerFeatures, power_chunks
 from .graphs import GraphBatch, GraphIds, graph_ids
 from .nn import SPIN
@@ -333,23 +333,40 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     Raises:
         TypeError, ValueError: graphs that do not fit the model, or an unknown operator.
     """
-    config = model.config
+    chunks = predict_chunks(model, graphs, operator, progress=progress)
+    probabilities = graphs.x.new_empty(len(graphs), model.config["out_features"])
+    done = 0
+    for scores in chunks:
+        probabilities[done : done + len(scores)] = scores.softmax(1)
+        done += len(scores)
+    return probabilities
+
+
+def predict_chunks(
+    model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+) -> Iterator[Tensor]:
+    """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
+
+    Arguments and errors are those of :func:`predict_proba`.
+    """
     if not isinstance(graphs, GraphBatch):
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
-    if graphs.num_features != config["in_features"]:
-        raise ValueError(f"graphs must have {config['in_features']} features as the model, got {graphs.num_features}")
+    if graphs.num_features != (wanted := model.config["in_features"]):
+        raise ValueError(f"graphs must have {wanted} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := model.classifier[0].weight.device):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
+    _check.operator(operator)
     model.eval()
-    probabilities = graphs.x.new_empty(len(graphs), config["out_features"])
-    done, chunk_bytes = 0, CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
-    with _progress_bar("graphs", len(graphs), progress) as advance:
-        for powers, ptr in power_chunks(graphs, config["num_hops"], operator, chunk_bytes):
-            number = len(ptr) - 1
-            probabilities[done : done + number] = model.forward_tensors(powers, ptr).softmax(1)
-            done += number
-            advance("", number)
-    return probabilities
+    return _scores_of_chunks(model, graphs, operator, progress)
+
+
+@torch.inference_mode()
+def _scores_of_chunks(model: SPIN, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
+    chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
+    with progress_bar("graphs", len(graphs), progress) as advance:
+        for powers, ptr in power_chunks(graphs, model.config["num_hops"], operator, chunk_bytes):
+            yield model.forward_tensors(powers, ptr)
+            advance("", len(ptr) - 1)
 
 
 def fit(
@@ -406,7 +423,7 @@ def fit(
     assert target is not None
     risen = 0
     result, best, best_state = Fit(), (-float("inf"), -float("inf")), copy.deepcopy(model.state_dict())
-    with _progress_bar("epoch", epochs, progress) as advance:
+    with progress_bar("epoch", epochs, progress) as advance:
         try:
             for number in range(epochs):
                 start = time.perf_counter()
@@ -461,60 +478,24 @@ def _check_fit(train: Tensor, validation: Tensor, epochs: int, batch_size: int, 
             raise ValueError(f"{name} must be at least 1, got {value}")
 
 
-@contextmanager
-def _progress_bar(of: str, total: int, show: bool) -> Iterator[Callable[..., None]]:
-    """A function to be called with what to show and, if it is not 1, how much is done."""
-    if not show:
-        yield lambda *_: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn(of),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda text, advance=1: bar.update(task, advance=advance, description=text)
-
-
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
     The file is written under a temporary name and renamed, so a reader never sees half of it.
     """
-    from safetensors.torch import save
-
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    header = {"format": CHECKPOINT_FORMAT, "config": json.dumps(model.config), "metadata": json.dumps(metadata)}
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_bytes(save({name: value.cpu().contiguous() for name, value in model.state_dict().items()}, header))
-    temporary.replace(path)
+    tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
+    _files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)
 
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     """Read a model and its metadata back.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, or is damaged.
+        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
+            newer format.
     """
-    from safetensors import SafetensorError, safe_open
-
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"checkpoint {path} does not exist")
-    try:
-        with safe_open(path, framework="pt") as file:
-            header = file.metadata() or {}
-            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-    if header.get("format") != CHECKPOINT_FORMAT:
-        raise ValueError(f"{path} is not a checkpoint of this version (format {header.get('format')!r})")
+    state, header = _files.read_tensors(Path(path), CHECKPOINT_FORMAT)
     model = SPIN(**json.loads(header["config"]))
     model.load_state_dict(state)
     return model, json.loads(header["metadata"])

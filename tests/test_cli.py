@@ -7,12 +7,15 @@ import struct
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
+from typer.testing import CliRunner
 
-from spin_fast import native_available, training
+from spin_fast import SPIN, PowerFeatures, cli, datasets, native_available, training
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -144,3 +147,136 @@ def test_bench_runs(tmp_path: Path) -> None:
     result = spin_fast("bench", "--quick", "--results", tmp_path / "results", "--", "-k", "readout", cwd=tmp_path)
     assert result.returncode == 0, result.stdout + result.stderr
     assert (tmp_path / "results" / "results.json").is_file()
+
+
+def invoke(*arguments: object, exit_code: int = 0) -> str:
+    """The command in this process, for what needs no new one; its output, or its error of one line."""
+    result = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    assert result.exit_code == exit_code, result.output
+    return result.stderr if exit_code else result.stdout
+
+
+def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "Example: spin-fast precompute" in invoke("precompute", "--help")
+    stdout = invoke("precompute", "digits", "--hops", 1)
+    assert "1797/1797" in stdout
+    assert "0: 71.1x  1: 1.04x" in stdout
+    made = PowerFeatures.load("digits.safetensors")
+    assert (len(made), made.num_hops, made.operator, made.row_of_node) == (1797, 1, "sym", None)
+    lines = []
+    for options in (["--features", "digits.safetensors"], ["--hops", 1]):
+        stdout = invoke("train", "--epochs", 2, *options)
+        lines.append([line.split() for line in stdout.splitlines() if "accuracy" in line])
+    assert lines[0] == lines[1] != []
+
+
+def test_precompute_in_files_of_bounded_size(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    out, options = tmp_path / "deep" / "n.safetensors", ["--root", data_root, "--operator", "sym+adj", "--hops", 2]
+    stdout = invoke("precompute", "PROTEINS", *options, "--shard-size", "300KB", "--node-rows", "--out", out)
+    files = sorted(out.parent.glob("n-*-of-*.safetensors"))
+    assert len(files) > 3
+    assert f"{files[0].name} to {files[-1].name}" in " ".join(stdout.split())
+    assert all(file.stat().st_size <= 300_000 for file in files)
+    assert sum(len(PowerFeatures.load(file)) for file in files) == 1113
+    whole = PowerFeatures.from_graphs(datasets.load("PROTEINS", data_root), 2, "sym+adj")
+    assert torch.equal(PowerFeatures.load(out).dense_rows(), whole.dense_rows())
+    options = ["--features", out, "--root", data_root, "--epochs", 1, "--dropout", 0.1, "--out", tmp_path / "run"]
+    assert "0: 1.45e+04x" in invoke("train", "PROTEINS", *options)
+    assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["operator"] == "sym+adj"
+
+
+def test_features_of_something_else(tmp_path: Path) -> None:
+    graphs, path, out = datasets.load("digits"), tmp_path / "x.safetensors", ["--out", tmp_path / "run"]
+
+    def error(*options: object) -> str:
+        return invoke("train", "--features", path, *options, *out, exit_code=1)
+
+    assert "x.safetensors does not exist" in error()
+    PowerFeatures.from_graphs(graphs[:-1], 1).save(path)
+    assert "x.safetensors is not of digits: it has 1796 graphs with 3 feature(s), digits 1797 graphs" in error()
+    PowerFeatures.from_graphs(graphs[list(range(1796, -1, -1))], 1).save(path)
+    assert "is not of digits: its graphs have other sizes or labels" in error()
+    PowerFeatures.from_graphs(graphs, 1, node_rows=False).save(path)
+    assert "--hops 2: --features" in error("--hops", 2)
+    assert "x.safetensors has sym" in error("--operator", "rw")
+    assert "must be made by spin-fast precompute --node-rows" in error("--dropout", 0.1)
+    assert "must be made by spin-fast precompute --no-deduplicate" in error("--no-deduplicate")
+    path.write_text("no features")
+    assert "x.safetensors is not a readable safetensors file" in error()
+
+
+def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets, "load", lambda *_: pytest.fail("read before the place was known to be bad"))
+    (tmp_path / "file").touch()
+    for place, reason in ((tmp_path, "it is a folder"), (tmp_path / "file" / "x", ""), (tmp_path / "x.json", ".json")):
+        error = invoke("precompute", "digits", "--out", place, exit_code=1)
+        assert str(place) in error
+        assert reason in error
+    for size in ("many", "3XB", "-1GB", "0"):
+        assert "must be a size such as 500MB" in " ".join(
+            invoke("precompute", "digits", "--shard-size", size, exit_code=2).replace("│", "").split()
+        )
+    monkeypatch.undo()
+    assert "unknown data set 'nosuch'" in invoke("precompute", "nosuch", "--out", tmp_path / "x", exit_code=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("7", 7), ("2GB", 2 * 10**9), ("1.5 GiB", 3 << 29), ("500kb", 500_000), ("3MiB", 3 << 20)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert cli._bytes(text) == size
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    torch.manual_seed(0)
+    training.save_checkpoint(tmp_path / "model.safetensors", SPIN(3, 8, 10, 1, attention=False), operator="sym+adj")
+    return tmp_path / "model.safetensors"
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if suffix == "parquet":
+        pytest.importorskip("pyarrow")
+    monkeypatch.setattr(training, "CHUNK_BYTES", 1 << 18)
+    out = tmp_path / "deep" / f"probabilities.{suffix}"
+    assert "1,797 graphs" in invoke("predict", checkpoint, "digits", "--out", out)
+    table = pandas.read_csv(out) if suffix == "csv" else pandas.read_parquet(out)
+    assert list(table) == ["graph", "prediction", *(f"class_{i}" for i in range(10))]
+    assert table["graph"].tolist() == list(range(1797))
+    expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"), "sym+adj")
+    written = torch.tensor(table.iloc[:, 2:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, expected, rtol=1e-6, atol=1e-7)
+    assert table["prediction"].tolist() == expected.argmax(1).tolist()
+    assert list(out.parent.iterdir()) == [out]
+
+
+def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = datasets.load("digits")[:7]
+    monkeypatch.setattr(datasets, "load", lambda *_: replace(graphs, y=torch.zeros(7, 10)))
+    invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
+    table = pandas.read_csv(tmp_path / "x.csv")
+    assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]
+    (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs, "sym+adj")
+    written = torch.tensor(table.iloc[:, 1:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, scores.sigmoid(), rtol=1e-6, atol=1e-7)
+
+
+def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def error(model: Path, dataset: str, out: str) -> str:
+        return invoke("predict", model, dataset, "--out", tmp_path / out, exit_code=1)
+
+    assert "x.txt" in error(checkpoint, "digits", "x.txt")
+    assert "--out must end with .csv or .parquet" in error(checkpoint, "digits", "x.txt")
+    assert "model.safetensors" in error(checkpoint, "digits", "model.safetensors/x.csv")
+    assert "checkpoint" in error(tmp_path / "nosuch", "digits", "x.csv")
+    assert "unknown data set 'nosuch'" in error(checkpoint, "nosuch", "x.csv")
+    assert "graphs must have 3 features as the model, got 50" in error(checkpoint, "erdos-renyi", "x.csv")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "Parquet needs: pip install pyarrow" in error(checkpoint, "digits", "x.parquet")
+    training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
+    assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]

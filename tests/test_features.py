@@ -1,16 +1,23 @@
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import json
+import pickle
+import re
+import sys
+from dataclasses import fields, replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
 from helpers import graph_batches, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, features
+from spin_fast import SPIN, PowerFeatures, datasets, features, training
 from spin_fast.features import identical_segments
 
 
@@ -77,8 +84,8 @@ def test_rows_that_hardly_repeat_are_not_deduplicated(backend: str) -> None:
 
 
 def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
-    for name, value in vars(one).items():
-        twin = getattr(other, name)
+    for name in (field.name for field in fields(one)):
+        value, twin = getattr(one, name), getattr(other, name)
         if isinstance(value, torch.Tensor):
             assert value.dtype == twin.dtype, name
             assert torch.equal(value, twin), name
@@ -179,6 +186,10 @@ def test_identical_graphs_give_identical_readouts(data_root) -> None:
         ({"ptr": torch.tensor([0, 3, 2, 5, 8])}, "ptr must not decrease"),
         ({"ptr": torch.tensor([0, 3, 8])}, "ptr must have 2 branches of 2 segments, got 2"),
         ({"row_ptr": torch.tensor([0, 1, 99])}, "row_ptr must go from 0"),
+        ({"row_ptr": torch.tensor([0, 9, 0, 8])}, "row_ptr must go from 0"),
+        ({"node_ptr": torch.tensor([0, 7, 5])}, "node_ptr must not decrease"),
+        ({"labels": torch.zeros(3)}, r"labels must have a first axis of 2 graphs, got \[3\]"),
+        ({"operator": "gcn"}, "operator must be one of"),
         ({"row_of_node": torch.full((2, 5), 99)}, "index must be in"),
     ],
 )
@@ -244,3 +255,263 @@ def test_measured_deduplication_ratios(data_root) -> None:
     assert nci1[3] > 4
     enzymes = PowerFeatures.from_graphs(datasets.load("ENZYMES", data_root), 3).deduplication
     assert max(enzymes) < 1.1
+
+
+@st.composite
+def labelled_features(draw: st.DrawFn) -> PowerFeatures:
+    """With and without deduplication, rows of nodes and labels; every dtype; empty graphs and no features."""
+    graphs = draw(graph_batches(weighted=True))
+    num_graphs = len(graphs)
+    y = draw(st.sampled_from([None, torch.arange(num_graphs), torch.full((num_graphs, 2), float("nan"))]))
+    x = graphs.x if draw(st.booleans()) else graphs.x.sign()
+    options = {"deduplicate": draw(st.booleans()), "node_rows": draw(st.booleans())}
+    return PowerFeatures.from_graphs(replace(graphs, x=x, y=y), draw(st.integers(0, 2)), "rw", **options)
+
+
+@given(made=labelled_features(), mmap=st.booleans(), data=st.data())
+def test_files_keep_every_bit(made: PowerFeatures, mmap: bool, data: st.DataObject, tmp_path: Path) -> None:
+    path = tmp_path / "made.safetensors"
+    made.save(path)
+    loaded = PowerFeatures.load(path, mmap=mmap)
+    assert repr(loaded) == repr(made)
+    labels, made, loaded = made.labels, replace(made, labels=None), replace(loaded, labels=None)
+    torch.testing.assert_close(PowerFeatures.load(str(path)).y, labels, rtol=0, atol=0, equal_nan=True)
+    assert_same_features(loaded, made)
+    if len(made):
+        selected = made[data.draw(st.lists(st.integers(0, len(made) - 1), max_size=5))]
+        selected.save(path)
+        assert_same_features(PowerFeatures.load(path, mmap=mmap), selected.take())
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A file of features with rows of nodes, so that there is every array."""
+    graphs = random_graphs([30, 0, 40] * 10, dtype=torch.float32)
+    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(30) % 2)
+    PowerFeatures.from_graphs(graphs, 1).save(tmp_path / "saved.safetensors")
+    return tmp_path / "saved.safetensors"
+
+
+def mappings(path: Path) -> list[tuple[int, int, int]]:
+    """Begin, end and resident bytes of the mappings of a file in this process."""
+    found = re.findall(
+        rf"^(\w+)-(\w+) [^\n]*{re.escape(str(path))}\n(?:[^\n]*\n)*?Rss: +(\d+) kB",
+        Path("/proc/self/smaps").read_text(),
+        flags=re.MULTILINE,
+    )
+    return [(int(begin, 16), int(end, 16), 1024 * int(resident)) for begin, end, resident in found]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_mapped_files_are_read_where_they_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "large.safetensors"
+    graphs = random_graphs([2000] * 20, density=0.0, num_features=64, dtype=torch.float32)
+    x = graphs.x.sign()
+    x[::2] = 1
+    PowerFeatures.from_graphs(replace(graphs, x=x, y=torch.zeros(20, dtype=torch.int64)), 1).save(path)
+    loaded = PowerFeatures.load(path)
+    ((begin, end, resident),) = mappings(path)
+    assert end - begin > 5_000_000
+    assert resident < 500_000  # what is read ahead of a first use is mapped as well
+    selected = loaded[[3, 4]]
+    assert len(selected) == 2
+    assert (loaded.num_nodes, selected.num_nodes, selected.num_hops) == (40_000, 4_000, 1)
+    assert mappings(path)[0][2] < 500_000
+    selected.branch_rows()
+    for name in ("rows", "ptr", "index", "count", "row_of_node", "node_ptr", "labels"):
+        assert begin <= getattr(loaded, name).data_ptr() < end
+    assert 500_000 < mappings(path)[0][2] < end - begin - 2_000_000  # the rows of other graphs are not read
+    assert PowerFeatures.load(path, mmap=False).rows.data_ptr() not in range(begin, end)
+
+
+@pytest.mark.parametrize("options", [{}, {"dropout": 0.2}, {"batch_norm": True}])
+def test_training_from_a_mapped_file(saved: Path, options: dict) -> None:
+    results = []
+    for made in (PowerFeatures.load(saved), PowerFeatures.load(saved, mmap=False)):
+        torch.manual_seed(0)
+        model = SPIN(3, 8, 2, 1, **options)
+        fit = training.fit(model, made, range(20), range(20, 30), epochs=2)
+        results.append(([epoch.loss for epoch in fit.epochs], training.predict(model, made)))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+
+
+def test_mapped_files_are_copied_and_pickled_unread(saved: Path) -> None:
+    whole = PowerFeatures.load(saved, mmap=False)
+    for change in (
+        copy.copy,
+        copy.deepcopy,
+        lambda made: pickle.loads(pickle.dumps(made)),
+        lambda made: made.to("cpu"),
+    ):
+        assert_same_features(change(PowerFeatures.load(saved)), whole)
+    with pytest.raises(AttributeError, match="'PowerFeatures' object has no attribute 'nosuch'"):
+        _ = PowerFeatures.load(saved).nosuch
+    assert PowerFeatures.load(saved).nbytes == whole.nbytes
+
+
+def test_features_may_be_saved_to_the_file_they_are_mapped_from(saved: Path) -> None:
+    loaded = PowerFeatures.load(saved)
+    expected = PowerFeatures.load(saved, mmap=False)[5:9].take()
+    loaded[5:9].save(saved)
+    assert_same_features(loaded[5:9].take(), expected)
+    assert_same_features(PowerFeatures.load(saved), expected)
+
+
+def change_array(path: Path, name: str, change) -> None:
+    tensors = load_file(path)
+    changed = change(tensors.pop(name).clone())
+    metadata = {"format": features.FORMAT, "operator": "sym"}
+    save_file(tensors | ({} if changed is None else {name: changed}), path, metadata)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("index", lambda index: index.index_fill(0, torch.tensor([5]), 10**6), "index must be in"),
+        ("index", lambda index: index.index_fill(0, torch.tensor([5]), -1), "index must be in"),
+        ("count", lambda count: count.zero_(), "count must be positive"),
+        ("row_of_node", lambda rows: rows.fill_(10**6), "index must be in"),
+    ],
+)
+def test_damaged_entries_are_found_before_they_are_used(saved: Path, name: str, change, message: str) -> None:
+    change_array(saved, name, change)
+    with pytest.raises(ValueError, match=f"{saved} is damaged: {message}"):
+        PowerFeatures.load(saved, mmap=False)
+    loaded = PowerFeatures.load(saved)
+    assert len(loaded) == 30
+    model = SPIN(3, 8, 2, 1)
+    uses = [
+        lambda: model(loaded[[2, 3]]),
+        lambda: training.fit(model, loaded, range(20), range(20, 30), epochs=1),
+        lambda: loaded[:3].take(),
+        lambda: loaded.to("cpu"),
+        lambda: loaded.identical_graphs(),
+        lambda: PowerFeatures.concatenate([loaded, loaded]),
+        lambda: loaded.save(saved),
+    ]
+    for use in uses:
+        with pytest.raises(ValueError, match=f"{saved} is damaged: {message}"):
+            use()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("ptr", lambda ptr: ptr.flip(0), "ptr must start with 0"),
+        ("ptr", lambda ptr: ptr.index_fill(0, torch.tensor([7]), 2**40), "ptr must not decrease"),
+        ("ptr", lambda ptr: ptr[:-1], "ptr must have 2 branches of 30 segments, got 59"),
+        ("node_ptr", lambda ptr: ptr.index_fill(0, torch.tensor([7]), 2**40), "node_ptr must not decrease"),
+        ("row_ptr", lambda ptr: ptr + 1, "row_ptr must go from 0"),
+        ("rows", lambda rows: rows.half(), "rows must be float32 or float64, got float16"),
+        ("rows", lambda rows: rows[:-1], "row_ptr must go from 0 to the number of rows"),
+        ("index", lambda index: index.short(), "index must be int32 or int64, got int16"),
+        ("count", lambda count: count[:-1], "count must have shape"),
+        ("row_of_node", lambda rows: rows[:, 1:].contiguous(), "row_of_node must have shape"),
+        ("labels", lambda labels: labels[1:], "labels must have a first axis of 30 graphs"),
+        ("node_ptr", lambda _: None, "its arrays must be node_ptr, ptr, row_ptr, rows, got "),
+    ],
+)
+def test_damaged_offsets_and_wrong_types_are_found_at_once(saved: Path, name: str, change, message: str) -> None:
+    change_array(saved, name, change)
+    for mmap in (True, False):
+        with pytest.raises(ValueError, match=f"{saved} is damaged: {message}"):
+            PowerFeatures.load(saved, mmap=mmap)
+
+
+@given(data=st.data())
+def test_damaged_bytes_give_an_error_or_other_numbers(data: st.DataObject, tmp_path: Path) -> None:
+    """And never a crash, which would end the tests."""
+    path = tmp_path / "damaged.safetensors"
+    graphs = random_graphs([3, 0, 4, 2], density=0.5, dtype=torch.float32)
+    graphs = replace(graphs, x=graphs.x.sign(), y=torch.tensor([0, 1, 1, 0]))
+    PowerFeatures.from_graphs(graphs, 1).save(path)
+    content = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 3))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path.write_bytes(content)
+    try:
+        loaded = PowerFeatures.load(path)
+        training.fit(SPIN(3, 4, 2, 1), loaded, range(4), range(4), epochs=1)
+        loaded[[2, 1]].take().expand()
+        loaded.identical_graphs()
+    except ValueError:
+        return
+
+
+@pytest.mark.parametrize("size", [0, 7, 8, 100, 500, -5000, -1])
+def test_files_cut_short_are_named(saved: Path, size: int) -> None:
+    saved.write_bytes(saved.read_bytes()[:size])
+    with pytest.raises(ValueError, match=f"{saved} is not a readable safetensors file"):
+        PowerFeatures.load(saved)
+
+
+def test_files_of_others_are_named(saved: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"features .*nosuch.safetensors does not exist"):
+        PowerFeatures.load(saved.with_name("nosuch.safetensors"))
+    training.save_checkpoint(saved, SPIN(3, 8, 2, 1))
+    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 1'"):
+        PowerFeatures.load(saved)
+    saved.write_text("text")
+    with pytest.raises(ValueError, match=f"{saved} is not a readable safetensors file"):
+        PowerFeatures.load(saved)
+    save_file({"whatever": torch.ones(3)}, saved, {"format": "spin_fast features 2"})
+    with pytest.raises(ValueError, match=f"{saved} has format 'spin_fast features 2', .*; upgrade spin_fast"):
+        PowerFeatures.load(saved)
+    save_file({"whatever": torch.ones(3)}, saved, {"format": features.FORMAT})
+    with pytest.raises(ValueError, match=f"{saved} is damaged: its arrays must be .*, got whatever"):
+        PowerFeatures.load(saved)
+    with pytest.raises(ValueError, match=r"path must not end with .json, which is for an index"):
+        PowerFeatures.from_graphs(random_graphs([2]), 0).save(saved.with_suffix(".json"))
+
+
+@given(graphs=graph_batches(), data=st.data(), node_rows=st.booleans())
+def test_joined_features_are_those_of_all_graphs(
+    graphs: spin_fast.GraphBatch, data: st.DataObject, node_rows: bool
+) -> None:
+    """With the same bits where all parts are deduplicated, whatever the cuts and the chunks."""
+    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(len(graphs)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(graphs)), max_size=3)))
+    pieces = [graphs[begin:end] for begin, end in pairwise([0, *cuts, len(graphs)])]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "WORTHWHILE", 0.0)
+        whole = PowerFeatures.from_graphs(graphs, 1, node_rows=node_rows)
+        patch.setattr(features, "CHUNK_BYTES", data.draw(st.sampled_from([1, 300, 8 << 20])))
+        kept = [data.draw(st.booleans()) for _ in pieces]
+        parts = [PowerFeatures.from_graphs(piece, 1, node_rows=node_rows) for piece in pieces]
+        assert_same_features(PowerFeatures.concatenate(parts), whole)
+        mixed = [part if keep or not node_rows else part.expand() for part, keep in zip(parts, kept, strict=True)]
+        if len(parts) > 1 and any(part.index is not None for part in mixed):
+            assert_same_features(PowerFeatures.concatenate(mixed), whole)
+        if node_rows:
+            dense = PowerFeatures.concatenate([part.expand() for part in parts])
+            assert dense.index is None
+            assert torch.equal(dense.dense_rows(), whole.dense_rows())
+            assert torch.equal(dense.y, graphs.y)
+
+
+def test_only_features_that_are_alike_are_joined(saved: Path) -> None:
+    made = PowerFeatures.load(saved)
+    with pytest.raises(ValueError, match="parts must hold at least one PowerFeatures, got none"):
+        PowerFeatures.concatenate([])
+    with pytest.raises(TypeError, match="parts must hold PowerFeatures, got int"):
+        PowerFeatures.concatenate([made, 3])
+    for other in (
+        replace(made, operator="adj"),
+        replace(made, labels=None),
+        replace(made, rows=made.rows.double()),
+        PowerFeatures.from_graphs(random_graphs([3], dtype=torch.float32), 1),
+    ):
+        with pytest.raises(ValueError, match="parts must be alike, got 1 hops of 'sym' on 3 features in "):
+            PowerFeatures.concatenate([made, other])
+
+
+def test_the_selection_of_a_file_keeps_narrow_indices(saved: Path) -> None:
+    assert PowerFeatures.load(saved)[3:9].take().index.dtype == torch.int32
+
+
+def test_the_file_says_what_it_is(saved: Path) -> None:
+    content = saved.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"] == {"format": "spin_fast features 1", "operator": "sym"}
+    assert header["rows"]["shape"][1] == 3

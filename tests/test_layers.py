@@ -15,7 +15,7 @@ LAYERS = [
     {"cli"},
     {"plots"},
     {"training"},
-    {"datasets", "nn"},
+    {"datasets", "nn", "shards"},
     {"features", "transforms"},
     {"graphs"},
     {"_convert"},
@@ -23,7 +23,7 @@ LAYERS = [
     {"_register"},
     {"_native"},
     {"reference"},
-    {"_check"},
+    {"_check", "_files", "_progress"},
 ]
 HEIGHT = {name: len(LAYERS) - depth for depth, layer in enumerate(LAYERS) for name in layer}
 

@@ -1,0 +1,141 @@
+"""Files that this package writes: whole or not at all, and of a format that is named in them.
+
+Tensors are kept in safetensors files, whose metadata has under ``format`` what they are and the version of that, such
+as ``spin_fast features 1``.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside ``path`` that no other process uses."""
+    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary name to write to; renamed to ``path`` if all goes well, removed if not.
+
+    Raises:
+        OSError: names ``path`` and the reason.
+    """
+    temporary = temporary_name(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield temporary
+        temporary.replace(path)
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # what went wrong before is what counts
+            temporary.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """Before any work: whether a file can be made there.
+
+    Raises:
+        OSError: names ``path`` and the reason.
+    """
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(0, "it is a folder")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = temporary_name(path)
+        temporary.touch()
+        temporary.unlink()
+    except OSError as error:
+        raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def check_is_file(path: Path, format: str) -> None:
+    if not path.is_file():
+        kind = format.rsplit(" ", 1)[0].removeprefix("spin_fast ")
+        raise FileNotFoundError(f"{kind} {path} {'is a folder' if path.is_dir() else 'does not exist'}")
+
+
+def check_format(path: Path, found: Any, expected: str) -> None:
+    """Compare formats such as ``spin_fast features 1``.
+
+    Raises:
+        ValueError: the file is of a newer version, or something else; names it.
+    """
+    if found == expected:
+        return
+    kind, version = expected.rsplit(" ", 1)
+    of, _, number = str(found).rpartition(" ")
+    if of == kind and number.isdecimal() and int(number) > int(version):
+        raise ValueError(f"{path} has format {found!r}, and this version reads {expected!r}; upgrade spin_fast")
+    raise ValueError(f"{path} is no file of {kind}: its format is {found!r}, not {expected!r}")
+
+
+def write_tensors(path: Path, format: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write contiguous CPU tensors that share no memory to a safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    with replacing(path) as temporary:
+        try:
+            temporary.touch()
+            mode = temporary.stat().st_mode
+            save_file(tensors, temporary, {"format": format} | metadata)
+            temporary.chmod(mode)  # safetensors leaves files that only their owner may read
+        except SafetensorError as error:  # a full disk, among others
+            raise OSError(str(error)) from error
+
+
+def read_tensors(path: Path, format: str, *, mmap: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read what :func:`write_tensors` has written: the tensors and the metadata.
+
+    Args:
+        mmap: tensors are private mappings of the file: a page is read when it is first used, and what is written to it
+            never reaches the file.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: the file is cut short, something else, or of a newer format.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    check_is_file(path, format)
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            check_format(path, metadata.get("format"), format)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+    return {name: value if mmap and _is_aligned(value) else value.clone() for name, value in tensors.items()}, metadata
+
+
+def _is_aligned(value: Tensor) -> bool:
+    """As kernels expect it; other writers of safetensors may do without."""
+    return value.data_ptr() % value.element_size() == 0
+
+
+def write_json(path: Path, format: str, content: dict[str, Any]) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text(json.dumps({"format": format} | content, indent=2) + "\n")
+
+
+def read_json(path: Path, format: str) -> dict[str, Any]:
+    """Read what :func:`write_json` has written.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: the file is something else, or of a newer format.
+    """
+    check_is_file(path, format)
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{path} is not a JSON file: {error}") from error
+    check_format(path, content.get("format") if isinstance(content, dict) else None, format)
+    return content

@@ -1,0 +1,102 @@
+"""Features too large for one file, or for memory: computed and kept in files of bounded size, each of whole graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from . import _check, _files
+from .features import INDEX_FORMAT, PowerFeatures, index_of
+from .graphs import GraphBatch
+
+HEADER_BYTES = 2048  # of a file, beside its arrays
+FILL = 0.9  # of the bytes asked for: what further graphs take is a guess
+
+
+def compute(
+    graphs: GraphBatch,
+    num_hops: int,
+    operator: str = "sym",
+    deduplicate: bool = True,
+    *,
+    max_bytes: int,
+    node_rows: bool = True,
+) -> Iterator[PowerFeatures]:
+    """The features of consecutive graphs, part by part, each of which takes at most ``max_bytes`` in a file.
+
+    A part has its own distinct rows. It is larger only if it is a single graph. How many graphs fit is guessed from the
+    part before; so that parts are not much smaller than they may be, some are computed twice.
+
+    Args:
+        max_bytes: of a file, at least 1.
+        graphs, num_hops, operator, deduplicate, node_rows: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
+    """
+    _check.integer("max_bytes", max_bytes, 1)
+    room = max(max_bytes - HEADER_BYTES, 1)
+    of_entry = 12 if deduplicate else 0  # index, count, row_of_node
+    bytes_per_node = float((num_hops + 1) * (graphs.num_features * graphs.x.element_size() + of_entry))
+    begin = end = 0
+    while begin < len(graphs) or end == 0:
+        while True:
+            reach = int(graphs.ptr[begin]) + int(FILL * room / max(bytes_per_node, 1))
+            tried, end = end, max(int(torch.searchsorted(graphs.ptr, reach, right=True)) - 1, begin + 1)
+            end = min(end, len(graphs))
+            part = PowerFeatures.from_graphs(graphs[begin:end], num_hops, operator, deduplicate, node_rows=node_rows)
+            bytes_per_node = part.nbytes / max(part.num_nodes, 1)
+            if end in (tried, len(graphs)) or part.nbytes > room / 2:
+                break
+        while part.nbytes > room and len(part) > 1:
+            part = part[: max(1, int(FILL * len(part) * room / part.nbytes))].take()
+        begin = end = begin + len(part)
+        yield part
+        if len(graphs) == 0:
+            return
+
+
+def check_path(path: Path) -> None:
+    """Before any work: whether :func:`save` can write there; its errors otherwise."""
+    if path.suffix == ".json":
+        raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
+    _files.check_writable(path)
+
+
+def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
+    """Write each part to a file of its own, and an index of them, for ``PowerFeatures.load``.
+
+    For ``path`` ``NAME.safetensors`` the files are ``NAME-00001-of-00004.safetensors`` and so on, with the index
+    ``NAME.safetensors.index.json``; a single part is just ``path``. A part is written when it comes, so that they need
+    not be in memory together. The files have temporary names until all are there; then they replace what is there by
+    their names and by that of ``path``.
+
+    Returns:
+        The files, without the index.
+
+    Raises:
+        OSError: a file cannot be written; names it. ValueError: there is no part, or ``path`` is named as an index.
+    """
+    path = Path(path)
+    check_path(path)
+    written: list[tuple[Path, int]] = []
+    try:
+        for part in parts:
+            written.append((_files.temporary_name(path), len(part)))
+            part.save(written[-1][0])
+        if not written:
+            raise ValueError("parts must hold at least one PowerFeatures, got none")
+        index_of(path).unlink(missing_ok=True)  # before what it refers to changes
+        if len(written) == 1:
+            written[0][0].replace(path)
+            return [path]
+        files = []
+        for number, (temporary, _) in enumerate(written, 1):
+            files.append(path.with_name(f"{path.stem}-{number:05}-of-{len(written):05}{path.suffix}"))
+            temporary.replace(files[-1])
+        shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(files, written, strict=True)]
+        _files.write_json(index_of(path), INDEX_FORMAT, {"shards": shards})
+        path.unlink(missing_ok=True)
+        return files
+    finally:
+        for temporary, _ in written:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import graph_batches, random_graphs
+from hypothesis import given
+from hypothesis import strategies as st
+from test_features import assert_same_features
+
+import spin_fast
+from spin_fast import PowerFeatures, shards
+
+
+@pytest.fixture(scope="module")
+def graphs() -> spin_fast.GraphBatch:
+    """Rows repeat, most of all in the second half."""
+    made = random_graphs([5, 0, 9, 20] * 60, dtype=torch.float32)
+    x = made.x.sign()
+    x[len(x) // 2 :] = 1
+    return replace(made, x=x, y=torch.arange(240))
+
+
+@given(graphs=graph_batches(), max_bytes=st.integers(1, 6000), deduplicate=st.booleans(), node_rows=st.booleans())
+def test_parts_are_the_features_of_their_graphs(
+    graphs: spin_fast.GraphBatch, max_bytes: int, deduplicate: bool, node_rows: bool
+) -> None:
+    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(len(graphs)))
+    options = {"deduplicate": deduplicate, "node_rows": node_rows}
+    parts = list(shards.compute(graphs, 1, "adj", max_bytes=max_bytes, **options))
+    sizes = [len(part) for part in parts]
+    assert sum(sizes) == len(graphs)
+    assert all(sizes) or len(graphs) == 0
+    for part, (begin, end) in zip(parts, pairwise([0, *accumulate(sizes)]), strict=True):
+        assert part.nbytes <= max(max_bytes - shards.HEADER_BYTES, 1) or len(part) <= 1
+        alone = PowerFeatures.from_graphs(graphs[begin:end], 1, "adj", **options)
+        if (part.index is None) == (alone.index is None):
+            assert_same_features(part, alone)
+        assert torch.equal(part.y, graphs.y[begin:end])
+
+
+@pytest.mark.parametrize("node_rows", [True, False])
+def test_files_are_bounded_and_together_are_the_whole(
+    graphs: spin_fast.GraphBatch, node_rows: bool, tmp_path: Path
+) -> None:
+    path, whole = tmp_path / "x.safetensors", PowerFeatures.from_graphs(graphs, 1, node_rows=node_rows)
+    assert whole.index is not None
+    path.write_text("what was there before")
+    files = shards.save(shards.compute(graphs, 1, max_bytes=12_000, node_rows=node_rows), path)
+    number = len(files)
+    assert number > 3
+    assert [file.name for file in files] == [f"x-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
+    sizes = [file.stat().st_size for file in files]
+    assert max(sizes) <= 12_000
+    assert min(sizes[1:-1]) > 4_000
+    begin = 0
+    for file in files:
+        part = PowerFeatures.load(file)
+        assert torch.equal(part.y, torch.arange(begin, begin + len(part)))
+        begin += len(part)
+    for given_path in (path, tmp_path / "x.safetensors.index.json"):
+        assert_same_features(PowerFeatures.load(given_path), whole)
+
+
+def test_what_fits_is_one_file(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
+    assert shards.save(shards.compute(graphs, 1, max_bytes=10**9), path) == [path]
+    assert_same_features(PowerFeatures.load(path), PowerFeatures.from_graphs(graphs, 1))
+    assert not (tmp_path / "x.safetensors.index.json").exists()
+    empty = spin_fast.GraphBatch(graphs.ptr[:1], graphs.indptr[:1], graphs.indices[:0], graphs.x[:0])
+    assert shards.save(shards.compute(empty, 1, max_bytes=100), path) == [path]
+    assert len(PowerFeatures.load(path)) == 0
+
+
+def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    def interrupted() -> Iterator[PowerFeatures]:
+        yield PowerFeatures.from_graphs(graphs, 1)
+        raise KeyboardInterrupt
+
+    path = tmp_path / "x.safetensors"
+    PowerFeatures.from_graphs(graphs, 2).save(path)
+    with pytest.raises(KeyboardInterrupt):
+        shards.save(interrupted(), path)
+    with pytest.raises(ValueError, match="parts must hold at least one PowerFeatures, got none"):
+        shards.save([], path)
+    assert list(tmp_path.iterdir()) == [path]
+    assert PowerFeatures.load(path).num_hops == 2
+
+
+def test_nothing_is_computed_for_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    def never() -> Iterator[PowerFeatures]:
+        yield pytest.fail("the place is bad")
+
+    for path, error in ((tmp_path, OSError), (tmp_path / "x.json", ValueError)):
+        with pytest.raises(error, match=str(path)):
+            shards.save(never(), path)
+
+
+def test_damaged_sets_are_named(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    path, index = tmp_path / "x", tmp_path / "x.index.json"
+    files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
+    content = json.loads(index.read_text())
+    for change, message in (
+        ({"shards": []}, f"{index} is damaged: parts must hold at least one"),
+        ({"shards": [{"file": "x-1"}]}, f"{index} is damaged: shards must be a list of files and their num_graphs"),
+        ({"shards": 3}, f"{index} is damaged: shards must be"),
+        ({"shards": [{"file": "../x", "num_graphs": 1}]}, f"{index} is damaged: Invalid name"),
+        ({"shards": content["shards"][:1] * 2 + [{"file": files[1].name, "num_graphs": 999}]}, f"{files[1]} must have"),
+        ({"format": "spin_fast features-index 2"}, f"{index} has format .*; upgrade spin_fast"),
+        ({"format": "something"}, f"{index} is no file of spin_fast features-index"),
+    ):
+        index.write_text(json.dumps(content | change))
+        with pytest.raises(ValueError, match=message):
+            PowerFeatures.load(path)
+    index.write_text(json.dumps(content))
+    PowerFeatures.from_graphs(graphs[: content["shards"][1]["num_graphs"]], 2).save(files[1])
+    with pytest.raises(ValueError, match=f"{index} is damaged: parts must be alike, got 1 hops .* and 2 hops"):
+        PowerFeatures.load(path)
+    files[1].unlink()
+    with pytest.raises(FileNotFoundError, match=f"features {files[1]} does not exist"):
+        PowerFeatures.load(path)
