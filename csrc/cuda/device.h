@@ -90,6 +90,9 @@ __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], const
 #endif
 }
 
+// Of a power of two.
+__device__ inline int log2_of(int power) { return __ffs(power) - 1; }
+
 // The last of the runs [0, n) that begins at or before item i: runs have n + 1 ascending offsets, with empty runs the
 // one that has the item. Needs offsets[0] <= i < offsets[n].
 template <class Offset>

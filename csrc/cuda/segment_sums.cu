@@ -4,9 +4,9 @@
 // part of a warp up to a block by the mean size; the team's lane groups (see Tiling) take rows in turn, several at once
 // so that their loads are under way together. Long segments are cut in chunks of the axis of entries, a block each,
 // whose partial sums are added up in order. Accumulator: a few rows in Compute<S>, their sums in float64. With the
-// softmax every lane group keeps a running maximum; a higher one scales down what it has. The logits stand in alpha
-// until the denominator is known. Rows wider than the registers of a warp are taken in tiles of columns, and their
-// logits are computed beforehand.
+// softmax every warp keeps a running maximum of the segment; a higher one scales down what it has. The logits stand in
+// alpha until the denominator is known. Rows wider than the registers of a warp are taken in tiles of columns, and
+// their logits are computed beforehand.
 
 #include <type_traits>
 
@@ -49,28 +49,29 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
   const Segments& seg = of.seg;
   const int64_t width = seg.width;
   const bool softmax = plan.beta != nullptr, chunked = blockIdx.x < plan.chunks.number;
-  const int team = chunked ? threads : plan.team, in_team = threadIdx.x % team;
-  const int lane = in_team % plan.group, group = in_team / plan.group, groups = team / plan.group;
+  const int team = chunked ? threads : plan.team, in_team = threadIdx.x & (team - 1);
+  const int lane = in_team & (plan.group - 1), group = in_team >> log2_of(plan.group);
+  const int groups = team >> log2_of(plan.group), in_warp = team < warp_size ? team : warp_size;
   const int64_t first_column = blockIdx.y * plan.columns;
   const auto column = [&](int k) { return first_column + (k * plan.group + lane) * V; };
 
   for (int slot = 0; slot < (chunked ? 2 : 1); ++slot) {
-    Stretch stretch = {-1, 0, 0};
+    Stretch stretch = {-1, 0, 0, 0};
     if (chunked) {
       stretch = part_of(seg, plan.chunks, blockIdx.x, slot);
       if (threadIdx.x == 0 && blockIdx.y == 0) plan.parts[2 * blockIdx.x + slot] = stretch.segment;
       if (stretch.segment < 0) continue;
     } else {
-      const int64_t s = (blockIdx.x - plan.chunks.number) * (threads / team) + threadIdx.x / team;
+      const int64_t s = ((blockIdx.x - plan.chunks.number) * threads + threadIdx.x) >> log2_of(team);
       if (s < seg.graphs * seg.branches) stretch = stretch_of(seg, s);
-      if (is_long(plan.chunks, stretch)) stretch = {-1, 0, 0};
+      if (is_long(plan.chunks, stretch)) stretch = {-1, 0, 0, 0};
     }
 
     T top = 0;  // beta is never below 0
     double total = 0, sum[K][V] = {};
     T w[K][V] = {};
     if constexpr (Dots) {
-      const S* from = of.w + (stretch.segment < 0 ? 0 : stretch.segment / seg.graphs) * width;
+      const S* from = of.w + stretch.branch * width;
       for (int k = 0; k < K; ++k)
         for (int i = 0; i < V; ++i)
           if (column(k) < width) w[k][i] = widened(from[column(k) + i]);
@@ -92,7 +93,6 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
 
       T weight[U] = {};
       if constexpr (Dots) {
-        T* beta = of.alpha + at;
 #pragma unroll
         for (int u = 0; u < U; ++u)
           for (int k = 0; k < K; ++k)
@@ -101,9 +101,13 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
 #pragma unroll
           for (int u = 0; u < U; ++u) weight[u] += __shfl_xor_sync(all_lanes, weight[u], step);
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-          weight[u] = weight[u] < 0 ? T{0} : weight[u];
-          if (is_there(u) && lane == (u & (plan.group - 1))) beta[u * groups] = weight[u];
+        for (int u = 0; u < U; ++u) weight[u] = weight[u] < 0 ? T{0} : weight[u];
+        // Every lane of a group stores the logit of another row: those of a warp stand side by side.
+        for (int u = lane; u - lane < U; u += plan.group) {
+          T beta = 0;
+#pragma unroll
+          for (int i = 0; i < U; ++i) beta = i == u ? weight[i] : beta;
+          if (u < U && is_there(u)) of.alpha[at + u * groups] = beta;
         }
       } else if (softmax) {
 #pragma unroll
@@ -114,6 +118,10 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
         T high = top;  // rows that are not there have 0 here
 #pragma unroll
         for (int u = 0; u < U; ++u) high = weight[u] > high ? weight[u] : high;
+        for (int step = plan.group; step < in_warp; step *= 2) {
+          const T other = __shfl_xor_sync(all_lanes, high, step);
+          high = other > high ? other : high;
+        }
         if (high > top && total > 0) factor = scale_down(top, high);
         top = high;
 #pragma unroll
@@ -160,21 +168,12 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
     }
 
     // The lane groups of a warp, then the warps of a block.
-    const int in_warp = team < warp_size ? team : warp_size;
-    if (softmax) {
-      const T most = max_over_lanes(top, in_warp);
-      const double factor = scale_down(top, most);
-      top = most;
-      total *= factor;
-      for (int k = 0; k < K; ++k)
-        for (int i = 0; i < V; ++i) sum[k][i] *= factor;
-    }
     for (int step = plan.group; step < in_warp; step *= 2) {
       total += __shfl_xor_sync(all_lanes, total, step);
       for (int k = 0; k < K; ++k)
         for (int i = 0; i < V; ++i) sum[k][i] += __shfl_xor_sync(all_lanes, sum[k][i], step);
     }
-    const int64_t place = stretch.segment < 0 ? 0 : place_of(seg, stretch.segment);
+    const int64_t place = place_of(seg, stretch.segment, stretch.branch);  // not used where there is no segment
     double scale = softmax && stretch.last > stretch.first ? 1 / total : 1;
     if (team <= warp_size) {
       if (stretch.segment >= 0 && group == 0)

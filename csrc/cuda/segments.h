@@ -7,9 +7,9 @@
 
 namespace spin_fast {
 
-// Entries [first, last) of a segment; of none where that is negative.
+// Entries [first, last) of a segment of a branch; of none where that is negative.
 struct Stretch {
-  int64_t segment, first, last;
+  int64_t segment, branch, first, last;
 };
 
 __host__ __device__ inline int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
@@ -17,8 +17,8 @@ __host__ __device__ inline int64_t first_entry(const Segments& seg, int64_t bran
 }
 
 __host__ __device__ inline Stretch stretch_of(const Segments& seg, int64_t s) {
-  const int64_t branch = s / seg.graphs, graph = s % seg.graphs;
-  return {s, first_entry(seg, branch, graph), first_entry(seg, branch, graph + 1)};
+  const int64_t branch = s / seg.graphs, graph = s - branch * seg.graphs;
+  return {s, branch, first_entry(seg, branch, graph), first_entry(seg, branch, graph + 1)};
 }
 
 __host__ __device__ inline int64_t segment_of(const Segments& seg, int64_t entry) {
@@ -73,9 +73,10 @@ __device__ void find_rows(const Segments& seg, const S* z, int64_t at, int step,
 }
 
 // Where a segment's row stands in a readout seen as [G * (R + 1), h].
-__host__ __device__ inline int64_t place_of(const Segments& seg, int64_t s) {
-  return s % seg.graphs * seg.branches + s / seg.graphs;
+__host__ __device__ inline int64_t place_of(const Segments& seg, int64_t s, int64_t branch) {
+  return (s - branch * seg.graphs) * seg.branches + branch;
 }
+__host__ __device__ inline int64_t place_of(const Segments& seg, int64_t s) { return place_of(seg, s, s / seg.graphs); }
 
 // The axis of entries in chunks of the same size: a segment of more than two chunks is cut where they begin.
 struct Chunks {
@@ -98,14 +99,14 @@ __host__ __device__ inline bool is_long(const Chunks& chunks, const Stretch& of)
 __host__ __device__ inline Stretch part_of(const Segments& seg, const Chunks& chunks, int64_t k, int slot) {
   const int64_t begin = k * chunks.size, end = std::min(begin + chunks.size, seg.entries);
   const Stretch of = stretch_of(seg, segment_of(seg, slot == 0 ? begin : end - 1));
-  if (!is_long(chunks, of) || (slot == 1 && of.first <= begin)) return {-1, 0, 0};
-  return {of.segment, std::max(of.first, begin), std::min(of.last, end)};
+  if (!is_long(chunks, of) || (slot == 1 && of.first <= begin)) return {-1, 0, 0, 0};
+  return {of.segment, of.branch, std::max(of.first, begin), std::min(of.last, end)};
 }
 
 // Share i of n of the entries of a branch.
 __host__ __device__ inline Stretch share_of(const Segments& seg, int64_t branch, int64_t i, int64_t n) {
   const int64_t first = first_entry(seg, branch, 0), size = first_entry(seg, branch, seg.graphs) - first;
-  return {-1, first + size * i / n, first + size * (i + 1) / n};
+  return {-1, branch, first + size * i / n, first + size * (i + 1) / n};
 }
 
 // V values next to each other, loaded at once.
