@@ -21,13 +21,6 @@ __host__ __device__ inline Stretch stretch_of(const Segments& seg, int64_t s) {
   return {s, branch, first_entry(seg, branch, graph), first_entry(seg, branch, graph + 1)};
 }
 
-__host__ __device__ inline int64_t segment_of(const Segments& seg, int64_t entry) {
-  const bool dense = seg.entry_stride > 0;
-  const int64_t branch = dense ? entry / seg.entry_stride : 0;
-  return branch * seg.graphs +
-         run_of(seg.ptr, dense ? seg.graphs : seg.graphs * seg.branches, entry - branch * seg.entry_stride);
-}
-
 // run_of an item that all lanes of a warp ask for: they look at 32 offsets at a time.
 template <class Offset>
 __device__ int64_t run_of_warp(const Offset* offsets, int64_t n, int64_t i) {
@@ -38,6 +31,15 @@ __device__ int64_t run_of_warp(const Offset* offsets, int64_t n, int64_t i) {
     high = std::min(high, low + step);
   }
   return low;
+}
+
+// The segment of an entry; `of_warp`: all lanes of the warp ask for the same one.
+template <bool of_warp = false>
+__device__ int64_t segment_of(const Segments& seg, int64_t entry) {
+  const bool dense = seg.entry_stride > 0;
+  const int64_t branch = dense ? entry / seg.entry_stride : 0;
+  const int64_t n = dense ? seg.graphs : seg.graphs * seg.branches, i = entry - branch * seg.entry_stride;
+  return branch * seg.graphs + (of_warp ? run_of_warp(seg.ptr, n, i) : run_of(seg.ptr, n, i));
 }
 
 // run_of where run `low` is known to begin at or before item i; looks near it first.
@@ -95,10 +97,10 @@ __host__ __device__ inline bool is_long(const Chunks& chunks, const Stretch& of)
 }
 
 // The part of a long segment in chunk k. There are two at most: slot 0 is that of the segment which has the chunk's
-// first entry, slot 1 that of one which begins further on, and so goes on behind the chunk.
-__host__ __device__ inline Stretch part_of(const Segments& seg, const Chunks& chunks, int64_t k, int slot) {
+// first entry, slot 1 that of one which begins further on, and so goes on behind the chunk. By all lanes of a warp.
+__device__ inline Stretch part_of(const Segments& seg, const Chunks& chunks, int64_t k, int slot) {
   const int64_t begin = k * chunks.size, end = std::min(begin + chunks.size, seg.entries);
-  const Stretch of = stretch_of(seg, segment_of(seg, slot == 0 ? begin : end - 1));
+  const Stretch of = stretch_of(seg, segment_of<true>(seg, slot == 0 ? begin : end - 1));
   if (!is_long(chunks, of) || (slot == 1 && of.first <= begin)) return {-1, 0, 0, 0};
   return {of.segment, of.branch, std::max(of.first, begin), std::min(of.last, end)};
 }
