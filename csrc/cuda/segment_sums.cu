@@ -31,7 +31,7 @@ struct Plan {
 };
 
 constexpr int rows_at_once(int values, int per_lane) {
-  return per_lane == 1 ? std::min(32 / values, 8) : values == 1 ? 4 : values == 8 ? 1 : 2;
+  return per_lane == 1 ? 8 : values == 1 ? 4 : values == 8 ? 1 : 2;
 }
 
 // What takes a sum of exp(beta - from) to one of exp(beta - to); where both are infinite, nothing changes.
@@ -45,7 +45,8 @@ __device__ T times(const Segments& seg, int64_t entry) {
 // Some blocks take the parts of long segments in a chunk, which may be none; the others whole segments. They alternate,
 // as the former wait for their search while there is something to load for the latter. Dots: logits are computed here.
 template <class S, int V, int K, bool Dots>
-__global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<Compute<S>> plan) {
+__global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
+    sums_kernel(SegmentSums<S> of, Plan<Compute<S>> plan) {
   using T = Compute<S>;
   constexpr int U = rows_at_once(V, K);
   const Segments& seg = of.seg;
