@@ -38,7 +38,7 @@ struct Fiber {
   std::unique_ptr<char[]> stack{new char[stack_bytes]};
   ucontext_t start;
   jmp_buf saved;
-  bool started;
+  bool started = false;
   State state;
   dim3 index;     // in its block
   unsigned mask;  // that it waits with
@@ -70,14 +70,16 @@ void wait_in(State state) {
   leave();
 }
 
+// A fiber is a thread of one block after the other: to start one takes longer than most threads do.
 void entry() {
-  try {
-    (*body)();
-  } catch (const std::exception& error) {
-    fail(error.what());
+  for (;;) {
+    try {
+      (*body)();
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+    wait_in(State::done);
   }
-  fibers[running].state = State::done;
-  leave();
 }
 
 size_t first_of_warp() { return running / 32 * 32; }
@@ -113,7 +115,6 @@ void run_block(size_t shared_bytes) {
   number = size_t{blockDim.x} * blockDim.y * blockDim.z;
   if (fibers.size() < number) fibers.resize(number);
   for (size_t i = 0; i < number; ++i) {
-    fibers[i].started = false;
     fibers[i].state = State::ready;
     fibers[i].index = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
   }
@@ -163,7 +164,9 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void(
     if (!failure.empty()) break;
   }
   busy = false;
-  if (!failure.empty()) throw std::runtime_error("emulator: " + failure);
+  if (failure.empty()) return;
+  for (Fiber& fiber : fibers) fiber.started = false;
+  throw std::runtime_error("emulator: " + failure);
 }
 
 void wait_for_block() { wait_in(State::at_block); }
