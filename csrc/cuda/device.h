@@ -34,9 +34,15 @@ struct Narrowed {
 template <>
 struct Narrowed<BFloat16> {
   static __device__ BFloat16 of(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    BFloat16 narrow;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
+    return narrow;
+#else
     const unsigned bits = __float_as_uint(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40)};  // NaN stays NaN
     return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
+#endif
   }
 };
 template <>
@@ -89,6 +95,9 @@ __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], const
   emulator::multiply_add(d, a, b);
 #endif
 }
+
+// Of a power of two.
+__device__ inline int log2_of(int power) { return __ffs(power) - 1; }
 
 // The last of the runs [0, n) that begins at or before item i: runs have n + 1 ascending offsets, with empty runs the
 // one that has the item. Needs offsets[0] <= i < offsets[n].

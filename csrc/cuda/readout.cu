@@ -187,7 +187,7 @@ __global__ void dbeta_kernel(AttentionGradient<S> of) {
   const Segments& seg = of.seg;
   const int64_t e = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / warp_size;
   if (e >= seg.entries) return;
-  const int64_t s = segment_of(seg, e), place = place_of(seg, s);
+  const int64_t s = segment_of<true>(seg, e), place = place_of(seg, s);
   const S *z = of.z + row_of(seg, e) * seg.width, *w = of.w + s / seg.graphs * seg.width;
   T logit = 0, dalpha = 0;
 #pragma unroll 8

@@ -4,9 +4,9 @@
 // part of a warp up to a block by the mean size; the team's lane groups (see Tiling) take rows in turn, several at once
 // so that their loads are under way together. Long segments are cut in chunks of the axis of entries, a block each,
 // whose partial sums are added up in order. Accumulator: a few rows in Compute<S>, their sums in float64. With the
-// softmax every lane group keeps a running maximum; a higher one scales down what it has. The logits stand in alpha
-// until the denominator is known. Rows wider than the registers of a warp are taken in tiles of columns, and their
-// logits are computed beforehand.
+// softmax every warp keeps a running maximum of the segment; a higher one scales down what it has. The logits stand in
+// alpha until the denominator is known. Rows wider than the registers of a warp are taken in tiles of columns, and
+// their logits are computed beforehand.
 
 #include <type_traits>
 
@@ -24,13 +24,14 @@ struct Plan {
   int64_t columns;  // of a tile
   const T* beta;    // [nnz], with the softmax
   Chunks chunks;
+  int every;        // a power of two: so far apart are the blocks that take a chunk, as long as there are chunks
   double* partial;  // [chunks, 2 slots, 2 + h]: the highest logit, the denominator, the sums
   int64_t* parts;   // [chunks, 2], the long segment in each slot, or -1
   double* final;    // [chunks, 2], the logit and denominator of a long segment, at the chunk where it begins
 };
 
 constexpr int rows_at_once(int values, int per_lane) {
-  return per_lane == 1 ? std::min(32 / values, 8) : values == 1 ? 4 : values == 8 ? 1 : 2;
+  return per_lane == 1 ? 8 : values == 1 ? 4 : values == 8 ? 1 : 2;
 }
 
 // What takes a sum of exp(beta - from) to one of exp(beta - to); where both are infinite, nothing changes.
@@ -41,36 +42,42 @@ __device__ T times(const Segments& seg, int64_t entry) {
   return seg.count ? static_cast<T>(seg.count[entry]) : T{1};
 }
 
-// Blocks [0, chunks) take the parts of long segments, those after them whole segments. Dots: logits are computed here.
+// Some blocks take the parts of long segments in a chunk, which may be none; the others whole segments. They alternate,
+// as the former wait for their search while there is something to load for the latter. Dots: logits are computed here.
 template <class S, int V, int K, bool Dots>
-__global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<Compute<S>> plan) {
+__global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
+    sums_kernel(SegmentSums<S> of, Plan<Compute<S>> plan) {
   using T = Compute<S>;
   constexpr int U = rows_at_once(V, K);
   const Segments& seg = of.seg;
   const int64_t width = seg.width;
-  const bool softmax = plan.beta != nullptr, chunked = blockIdx.x < plan.chunks.number;
-  const int team = chunked ? threads : plan.team, in_team = threadIdx.x % team;
-  const int lane = in_team % plan.group, group = in_team / plan.group, groups = team / plan.group;
+  const int64_t block = blockIdx.x, chunk = block >> log2_of(plan.every);
+  const bool softmax = plan.beta != nullptr;
+  const bool chunked = chunk < plan.chunks.number && (block & (plan.every - 1)) == 0;
+  const int team = chunked ? threads : plan.team, in_team = threadIdx.x & (team - 1);
+  const int lane = in_team & (plan.group - 1), group = in_team >> log2_of(plan.group);
+  const int groups = team >> log2_of(plan.group), in_warp = team < warp_size ? team : warp_size;
   const int64_t first_column = blockIdx.y * plan.columns;
   const auto column = [&](int k) { return first_column + (k * plan.group + lane) * V; };
 
   for (int slot = 0; slot < (chunked ? 2 : 1); ++slot) {
-    Stretch stretch = {-1, 0, 0};
+    Stretch stretch = {-1, 0, 0, 0};
     if (chunked) {
-      stretch = part_of(seg, plan.chunks, blockIdx.x, slot);
-      if (threadIdx.x == 0 && blockIdx.y == 0) plan.parts[2 * blockIdx.x + slot] = stretch.segment;
+      stretch = part_of(seg, plan.chunks, chunk, slot);
+      if (threadIdx.x == 0 && blockIdx.y == 0) plan.parts[2 * chunk + slot] = stretch.segment;
       if (stretch.segment < 0) continue;
     } else {
-      const int64_t s = (blockIdx.x - plan.chunks.number) * (threads / team) + threadIdx.x / team;
+      const int64_t of_chunks = std::min(chunk + 1, plan.chunks.number);  // blocks before this one
+      const int64_t s = ((block - of_chunks) * threads + threadIdx.x) >> log2_of(team);
       if (s < seg.graphs * seg.branches) stretch = stretch_of(seg, s);
-      if (is_long(plan.chunks, stretch)) stretch = {-1, 0, 0};
+      if (is_long(plan.chunks, stretch)) stretch = {-1, 0, 0, 0};
     }
 
     T top = 0;  // beta is never below 0
     double total = 0, sum[K][V] = {};
     T w[K][V] = {};
     if constexpr (Dots) {
-      const S* from = of.w + (stretch.segment < 0 ? 0 : stretch.segment / seg.graphs) * width;
+      const S* from = of.w + stretch.branch * width;
       for (int k = 0; k < K; ++k)
         for (int i = 0; i < V; ++i)
           if (column(k) < width) w[k][i] = widened(from[column(k) + i]);
@@ -92,7 +99,6 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
 
       T weight[U] = {};
       if constexpr (Dots) {
-        T* beta = of.alpha + at;
 #pragma unroll
         for (int u = 0; u < U; ++u)
           for (int k = 0; k < K; ++k)
@@ -101,9 +107,13 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
 #pragma unroll
           for (int u = 0; u < U; ++u) weight[u] += __shfl_xor_sync(all_lanes, weight[u], step);
 #pragma unroll
-        for (int u = 0; u < U; ++u) {
-          weight[u] = weight[u] < 0 ? T{0} : weight[u];
-          if (is_there(u) && lane == (u & (plan.group - 1))) beta[u * groups] = weight[u];
+        for (int u = 0; u < U; ++u) weight[u] = weight[u] < 0 ? T{0} : weight[u];
+        // Every lane of a group stores the logit of another row: those of a warp stand side by side.
+        for (int u = lane; u - lane < U; u += plan.group) {
+          T beta = 0;
+#pragma unroll
+          for (int i = 0; i < U; ++i) beta = i == u ? weight[i] : beta;
+          if (u < U && is_there(u)) of.alpha[at + u * groups] = beta;
         }
       } else if (softmax) {
 #pragma unroll
@@ -114,6 +124,10 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
         T high = top;  // rows that are not there have 0 here
 #pragma unroll
         for (int u = 0; u < U; ++u) high = weight[u] > high ? weight[u] : high;
+        for (int step = plan.group; step < in_warp; step *= 2) {
+          const T other = __shfl_xor_sync(all_lanes, high, step);
+          high = other > high ? other : high;
+        }
         if (high > top && total > 0) factor = scale_down(top, high);
         top = high;
 #pragma unroll
@@ -160,21 +174,12 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
     }
 
     // The lane groups of a warp, then the warps of a block.
-    const int in_warp = team < warp_size ? team : warp_size;
-    if (softmax) {
-      const T most = max_over_lanes(top, in_warp);
-      const double factor = scale_down(top, most);
-      top = most;
-      total *= factor;
-      for (int k = 0; k < K; ++k)
-        for (int i = 0; i < V; ++i) sum[k][i] *= factor;
-    }
     for (int step = plan.group; step < in_warp; step *= 2) {
       total += __shfl_xor_sync(all_lanes, total, step);
       for (int k = 0; k < K; ++k)
         for (int i = 0; i < V; ++i) sum[k][i] += __shfl_xor_sync(all_lanes, sum[k][i], step);
     }
-    const int64_t place = stretch.segment < 0 ? 0 : place_of(seg, stretch.segment);
+    const int64_t place = place_of(seg, stretch.segment, stretch.branch);  // not used where there is no segment
     double scale = softmax && stretch.last > stretch.first ? 1 / total : 1;
     if (team <= warp_size) {
       if (stretch.segment >= 0 && group == 0)
@@ -204,7 +209,7 @@ __global__ void __launch_bounds__(threads) sums_kernel(SegmentSums<S> of, Plan<C
         total += factor[i] * shared[i * stride + 1];
       }
       if (softmax && stretch.last > stretch.first) scale = 1 / total;
-      double* partial = chunked ? plan.partial + (2 * int64_t{blockIdx.x} + slot) * (2 + width) : nullptr;
+      double* partial = chunked ? plan.partial + (2 * chunk + slot) * (2 + width) : nullptr;
       if (chunked && threadIdx.x == 0 && blockIdx.y == 0) {
         partial[0] = static_cast<double>(top);
         partial[1] = total;
@@ -235,7 +240,7 @@ template <class S>
 __global__ void beta_kernel(Segments seg, const S* z, const S* w, Compute<S>* beta) {
   const int64_t e = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / warp_size;
   if (e >= seg.entries) return;
-  const int64_t row = row_of(seg, e) * seg.width, branch = segment_of(seg, e) / seg.graphs;
+  const int64_t row = row_of(seg, e) * seg.width, branch = segment_of<true>(seg, e) / seg.graphs;
   Compute<S> logit = 0;
 #pragma unroll 8
   for (int64_t j = threadIdx.x % warp_size; j < seg.width; j += warp_size)
@@ -251,9 +256,9 @@ __global__ void combine_kernel(Segments seg, Plan<T> plan, void* out, ScalarType
   double* factor = shared + threads_of_columns;  // [chunks]
   const int64_t stride = 2 * (2 + seg.width), j = blockIdx.x * columns_of_block + threadIdx.x % columns_of_block;
   for (int64_t k = blockIdx.y; k < plan.chunks.number; k += gridDim.y) {
-    int slot = 1;
-    if (plan.parts[2 * k + slot] < 0) slot = 0;
-    const int64_t s = plan.parts[2 * k + slot];
+    const int64_t in_slot[2] = {plan.parts[2 * k], plan.parts[2 * k + 1]};
+    const int slot = in_slot[1] >= 0;
+    const int64_t s = slot ? in_slot[1] : in_slot[0];
     if (s < 0) continue;
     const Stretch stretch = stretch_of(seg, s);
     if (stretch.first < k * plan.chunks.size) continue;
@@ -311,7 +316,7 @@ void segment_sums(const Device& device, const SegmentSums<S>& of) {
   const int64_t segments = seg.graphs * seg.branches;
   if (segments == 0) return;
   const Tiling tiling = tiling_of<S>(seg.width, {of.z, of.vectors, of.out});
-  Plan<T> plan = {tiling.group, tiling.group, tiling.columns, of.alpha, chunks_of(seg.entries)};
+  Plan<T> plan = {tiling.group, tiling.group, tiling.columns, of.alpha, chunks_of(seg.entries), 1};
   const bool computed_before = of.alpha && tiling.tiles > 1;
   Tensor beta = device.bytes_for<T>(computed_before ? seg.entries : 0);
   if (computed_before) {
@@ -331,6 +336,7 @@ void segment_sums(const Device& device, const SegmentSums<S>& of) {
     while (plan.team < warp_size && at_once * (plan.team / plan.group) < mean) plan.team *= 2;
     if (at_once * (warp_size / plan.group) * 4 < mean) plan.team = threads;
     const int64_t blocks = chunks + (segments + threads / plan.team - 1) / (threads / plan.team);
+    while (chunks > 0 && 2 * plan.every * chunks <= blocks) plan.every *= 2;
     STD_TORCH_CHECK(blocks <= INT32_MAX && tiling.tiles <= UINT16_MAX, "the input is too large for one launch");
     const bool shares = chunks > 0 || plan.team > warp_size;
     const int64_t shared = shares ? warps * (2 + tiling.columns) * static_cast<int64_t>(sizeof(double)) : 0;

@@ -7,9 +7,9 @@
 
 namespace spin_fast {
 
-// Entries [first, last) of a segment; of none where that is negative.
+// Entries [first, last) of a segment of a branch; of none where that is negative.
 struct Stretch {
-  int64_t segment, first, last;
+  int64_t segment, branch, first, last;
 };
 
 __host__ __device__ inline int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
@@ -17,15 +17,8 @@ __host__ __device__ inline int64_t first_entry(const Segments& seg, int64_t bran
 }
 
 __host__ __device__ inline Stretch stretch_of(const Segments& seg, int64_t s) {
-  const int64_t branch = s / seg.graphs, graph = s % seg.graphs;
-  return {s, first_entry(seg, branch, graph), first_entry(seg, branch, graph + 1)};
-}
-
-__host__ __device__ inline int64_t segment_of(const Segments& seg, int64_t entry) {
-  const bool dense = seg.entry_stride > 0;
-  const int64_t branch = dense ? entry / seg.entry_stride : 0;
-  return branch * seg.graphs +
-         run_of(seg.ptr, dense ? seg.graphs : seg.graphs * seg.branches, entry - branch * seg.entry_stride);
+  const int64_t branch = s / seg.graphs, graph = s - branch * seg.graphs;
+  return {s, branch, first_entry(seg, branch, graph), first_entry(seg, branch, graph + 1)};
 }
 
 // run_of an item that all lanes of a warp ask for: they look at 32 offsets at a time.
@@ -38,6 +31,15 @@ __device__ int64_t run_of_warp(const Offset* offsets, int64_t n, int64_t i) {
     high = std::min(high, low + step);
   }
   return low;
+}
+
+// The segment of an entry; `of_warp`: all lanes of the warp ask for the same one.
+template <bool of_warp = false>
+__device__ int64_t segment_of(const Segments& seg, int64_t entry) {
+  const bool dense = seg.entry_stride > 0;
+  const int64_t branch = dense ? entry / seg.entry_stride : 0;
+  const int64_t n = dense ? seg.graphs : seg.graphs * seg.branches, i = entry - branch * seg.entry_stride;
+  return branch * seg.graphs + (of_warp ? run_of_warp(seg.ptr, n, i) : run_of(seg.ptr, n, i));
 }
 
 // run_of where run `low` is known to begin at or before item i; looks near it first.
@@ -73,9 +75,10 @@ __device__ void find_rows(const Segments& seg, const S* z, int64_t at, int step,
 }
 
 // Where a segment's row stands in a readout seen as [G * (R + 1), h].
-__host__ __device__ inline int64_t place_of(const Segments& seg, int64_t s) {
-  return s % seg.graphs * seg.branches + s / seg.graphs;
+__host__ __device__ inline int64_t place_of(const Segments& seg, int64_t s, int64_t branch) {
+  return (s - branch * seg.graphs) * seg.branches + branch;
 }
+__host__ __device__ inline int64_t place_of(const Segments& seg, int64_t s) { return place_of(seg, s, s / seg.graphs); }
 
 // The axis of entries in chunks of the same size: a segment of more than two chunks is cut where they begin.
 struct Chunks {
@@ -94,18 +97,18 @@ __host__ __device__ inline bool is_long(const Chunks& chunks, const Stretch& of)
 }
 
 // The part of a long segment in chunk k. There are two at most: slot 0 is that of the segment which has the chunk's
-// first entry, slot 1 that of one which begins further on, and so goes on behind the chunk.
-__host__ __device__ inline Stretch part_of(const Segments& seg, const Chunks& chunks, int64_t k, int slot) {
+// first entry, slot 1 that of one which begins further on, and so goes on behind the chunk. By all lanes of a warp.
+__device__ inline Stretch part_of(const Segments& seg, const Chunks& chunks, int64_t k, int slot) {
   const int64_t begin = k * chunks.size, end = std::min(begin + chunks.size, seg.entries);
-  const Stretch of = stretch_of(seg, segment_of(seg, slot == 0 ? begin : end - 1));
-  if (!is_long(chunks, of) || (slot == 1 && of.first <= begin)) return {-1, 0, 0};
-  return {of.segment, std::max(of.first, begin), std::min(of.last, end)};
+  const Stretch of = stretch_of(seg, segment_of<true>(seg, slot == 0 ? begin : end - 1));
+  if (!is_long(chunks, of) || (slot == 1 && of.first <= begin)) return {-1, 0, 0, 0};
+  return {of.segment, of.branch, std::max(of.first, begin), std::min(of.last, end)};
 }
 
 // Share i of n of the entries of a branch.
 __host__ __device__ inline Stretch share_of(const Segments& seg, int64_t branch, int64_t i, int64_t n) {
   const int64_t first = first_entry(seg, branch, 0), size = first_entry(seg, branch, seg.graphs) - first;
-  return {-1, first + size * i / n, first + size * (i + 1) / n};
+  return {-1, branch, first + size * i / n, first + size * (i + 1) / n};
 }
 
 // V values next to each other, loaded at once.

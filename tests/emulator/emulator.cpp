@@ -38,10 +38,12 @@ struct Fiber {
   std::unique_ptr<char[]> stack{new char[stack_bytes]};
   ucontext_t start;
   jmp_buf saved;
-  bool started;
+  bool started = false;
   State state;
+  dim3 index;     // in its block
   unsigned mask;  // that it waits with
-  uint64_t given;
+  uint64_t given, taken;
+  int from;             // the lane that it takes from
   unsigned a[4], b[2];  // its share of the factors of a matrix product
 };
 
@@ -68,14 +70,16 @@ void wait_in(State state) {
   leave();
 }
 
+// A fiber is a thread of one block after the other: to start one takes longer than most threads do.
 void entry() {
-  try {
-    (*body)();
-  } catch (const std::exception& error) {
-    fail(error.what());
+  for (;;) {
+    try {
+      (*body)();
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+    wait_in(State::done);
   }
-  fibers[running].state = State::done;
-  leave();
 }
 
 size_t first_of_warp() { return running / 32 * 32; }
@@ -83,8 +87,8 @@ bool exists(size_t i) { return i < number && fibers[i].state != State::done; }
 
 void resume(size_t i) {
   running = i;
-  threadIdx = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
   Fiber& fiber = fibers[i];
+  threadIdx = fiber.index;
   if (_setjmp(scheduler) != 0) return;
   if (fiber.started) _longjmp(fiber.saved, 1);
   fiber.started = true;
@@ -110,7 +114,10 @@ void run_block(size_t shared_bytes) {
   std::memset(dynamic_shared + shared_bytes, canary, watched);
   number = size_t{blockDim.x} * blockDim.y * blockDim.z;
   if (fibers.size() < number) fibers.resize(number);
-  for (size_t i = 0; i < number; ++i) fibers[i].started = false, fibers[i].state = State::ready;
+  for (size_t i = 0; i < number; ++i) {
+    fibers[i].state = State::ready;
+    fibers[i].index = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / blockDim.x / blockDim.y);
+  }
   for (uint64_t round = 0;; ++round) {
     bool moved = false;
     for (const size_t i : in_order(number, round))
@@ -172,7 +179,9 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void(
     if (!failure.empty()) break;
   }
   busy = false;
-  if (!failure.empty()) throw std::runtime_error("emulator: " + failure);
+  if (failure.empty()) return;
+  for (Fiber& fiber : fibers) fiber.started = false;
+  throw std::runtime_error("emulator: " + failure);
 }
 
 void wait_for_block() { wait_in(State::at_block); }
@@ -186,7 +195,17 @@ bool any_in_block(bool value) {
   return any;
 }
 
-void wait_for_warp(unsigned mask) {
+namespace {
+
+template <class F>
+void for_lanes(unsigned mask, F f) {
+  for (size_t i = 0; i < 32; ++i)
+    if ((mask >> i & 1) && exists(first_of_warp() + i)) f(i, fibers[first_of_warp() + i]);
+}
+
+// Waits for the lanes in the mask; the last one to come does what they wait for.
+template <class F>
+void meet(unsigned mask, F complete) {
   const size_t first = first_of_warp();
   if (!(mask >> lane() & 1)) fail("a lane waits with a mask that it is not in");
   fibers[running].mask = mask;
@@ -199,30 +218,41 @@ void wait_for_warp(unsigned mask) {
     all = other.state == State::at_warp;
     if (all && other.mask != mask) fail("lanes of a warp wait with different masks");
   }
-  if (all)
-    for (size_t i = 0; i < 32; ++i)
-      if ((mask >> i & 1) && exists(first + i)) fibers[first + i].state = State::ready;
+  if (all) {
+    complete();
+    for_lanes(mask, [](size_t, Fiber& fiber) { fiber.state = State::ready; });
+  }
   // Released or not, the others come first.
   if (_setjmp(fibers[running].saved) == 0) leave();
 }
 
+}  // namespace
+
+void wait_for_warp(unsigned mask) {
+  meet(mask, [] {});
+}
+
 uint64_t exchange(unsigned mask, uint64_t value, int from) {
   fibers[running].given = value;
-  wait_for_warp(mask);
-  if (!(mask >> from & 1) || !exists(first_of_warp() + from)) fail("a shuffle reads a lane that does not take part");
-  const uint64_t other = fibers[first_of_warp() + from].given;
-  wait_for_warp(mask);
-  return other;
+  fibers[running].from = from;
+  meet(mask, [mask] {
+    for_lanes(mask, [mask](size_t, Fiber& fiber) {
+      const size_t other = first_of_warp() + fiber.from;
+      if (!(mask >> fiber.from & 1) || !exists(other)) fail("a shuffle reads a lane that does not take part");
+      fiber.taken = fibers[other].given;
+    });
+  });
+  return fibers[running].taken;
 }
 
 unsigned ballot(unsigned mask, bool value) {
   fibers[running].given = value;
-  wait_for_warp(mask);
-  unsigned votes = 0;
-  for (size_t i = 0; i < 32; ++i)
-    if ((mask >> i & 1) && exists(first_of_warp() + i) && fibers[first_of_warp() + i].given) votes |= 1u << i;
-  wait_for_warp(mask);
-  return votes;
+  meet(mask, [mask] {
+    uint64_t votes = 0;
+    for_lanes(mask, [&](size_t i, Fiber& fiber) { votes |= fiber.given << i; });
+    for_lanes(mask, [&](size_t, Fiber& fiber) { fiber.taken = votes; });
+  });
+  return static_cast<unsigned>(fibers[running].taken);
 }
 
 unsigned tf32(float value) {
