@@ -108,9 +108,8 @@ class CudaLibrary:
         ]
         includes = [f"-isystem={path}" for path in cpp_extension.include_paths()]
         newest = max(Path(path).stat().st_mtime for path in self.extension.depends)
-        how = hashlib.sha256(repr((torch.__version__, self.nvcc, flags)).encode()).hexdigest()[
-            :16
-        ]  # other GPUs, other objects
+        # Other GPUs, other objects.
+        how = hashlib.sha256(repr((torch.__version__, self.nvcc, flags)).encode()).hexdigest()[:16]
 
         def compile_one(source: str) -> str:
             out = folder / f"{Path(source).stem}.{how}.o"

@@ -1,4 +1,5 @@
-// The CPU kernels as raw pointers and plain structs; no torch header. Letters as in spin_fast/ops.py.
+// Storage types and segments, which CUDA kernels take too, and the CPU kernels as raw pointers and plain structs; no
+// torch header. Letters as in spin_fast/ops.py.
 //
 // cpu/*.inl hold one implementation, which cpu/{baseline,avx2,avx512}.cpp each compile for their instruction set. The
 // structs have no member functions: an inline function shared between those three would leave it to the linker which

@@ -23,8 +23,6 @@
 #define __device__
 #define __host__
 #define __shared__  // only as `extern __shared__`: the array is emulator.cpp's
-#define __constant__ const
-#define __forceinline__ inline
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -33,30 +31,9 @@ struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
 };
-struct alignas(8) float2 {
-  float x, y;
-};
-struct alignas(16) float4 {
-  float x, y, z, w;
-};
-struct alignas(16) double2 {
-  double x, y;
-};
 struct alignas(8) int2 {
   int x, y;
 };
-struct alignas(16) int4 {
-  int x, y, z, w;
-};
-struct alignas(8) uint2 {
-  unsigned x, y;
-};
-struct alignas(16) uint4 {
-  unsigned x, y, z, w;
-};
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline double2 make_double2(double x, double y) { return {x, y}; }
 
 constexpr int warpSize = 32;
 
@@ -106,45 +83,14 @@ T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
   const int lane = emulator::lane(), from = lane ^ bits;
   return emulator::shuffle(mask, value, from / width == lane / width ? from : lane);
 }
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned by, int width = 32) {
-  const int lane = emulator::lane(), from = lane + static_cast<int>(by);
-  return emulator::shuffle(mask, value, from / width == lane / width ? from : lane);
-}
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned by, int width = 32) {
-  const int lane = emulator::lane(), from = lane - static_cast<int>(by);
-  return emulator::shuffle(mask, value, from >= 0 && from / width == lane / width ? from : lane);
-}
 inline unsigned __ballot_sync(unsigned mask, int value) { return emulator::ballot(mask, value != 0); }
 inline int __any_sync(unsigned mask, int value) { return emulator::ballot(mask, value != 0) != 0; }
-inline int __all_sync(unsigned mask, int value) { return emulator::ballot(mask, value == 0) == 0; }
 
-template <class T>
-T __ldg(const T* p) {
-  return *p;
-}
-template <class T>
-T __ldcs(const T* p) {
-  return *p;
-}
-template <class T>
-void __stcs(T* p, T value) {
-  *p = value;
-}
-inline float __expf(float x) { return std::exp(x); }
-inline float __fdividef(float x, float y) { return x / y; }
-inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline double rsqrt(double x) { return 1 / std::sqrt(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
-inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
-inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
 inline int __popc(unsigned x) { return std::popcount(x); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
-inline void __threadfence() {}
 using std::max;
 using std::min;
 
@@ -153,30 +99,6 @@ template <class T>
 T atomicAdd(T* p, std::type_identity_t<T> value) {
   const T before = *p;
   *p = before + value;
-  return before;
-}
-template <class T>
-T atomicMax(T* p, std::type_identity_t<T> value) {
-  const T before = *p;
-  *p = std::max(before, value);
-  return before;
-}
-template <class T>
-T atomicMin(T* p, std::type_identity_t<T> value) {
-  const T before = *p;
-  *p = std::min(before, value);
-  return before;
-}
-template <class T>
-T atomicOr(T* p, std::type_identity_t<T> value) {
-  const T before = *p;
-  *p = before | value;
-  return before;
-}
-template <class T>
-T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  const T before = *p;
-  if (before == expected) *p = value;
   return before;
 }
 
@@ -189,18 +111,12 @@ enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount,
   cudaDevAttrMaxSharedMemoryPerBlockOptin,
-  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
 };
 
 inline const char* cudaGetErrorString(cudaError_t error) {
   return error == cudaSuccess ? "no error" : "invalid argument or configuration";
 }
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
-inline cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-inline cudaError_t cudaGetDevice(int* device) {
-  *device = 0;
-  return cudaSuccess;
-}
 // A small GPU: what loops over a grid as large as the machine then loops in tests too.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : 227 << 10;
