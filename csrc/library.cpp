@@ -31,7 +31,7 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, bool checked) "
       "-> Tensor");
   m.def(
-      "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, int num_rows, "
+      "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, SymInt num_rows, "
       "bool shared, bool checked) -> Tensor");
   m.def(
       "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool checked) "
