@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graphs import GraphBatch, offsets
+from .._arrays import offsets
+from ..graphs import GraphBatch
 from ._common import DatasetError, assemble, read_numbers, reading
 
 _METRICS = {
