@@ -10,27 +10,27 @@ import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import pairwise
-from typing import ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-P, T = ParamSpec("P"), TypeVar("T")
+Twin = TypeVar("Twin", bound=Callable[..., Any])
 
 
-def _in_its_own_dtype(twin: Callable[P, T]) -> Callable[P, T]:
+def _in_its_own_dtype(twin: Twin) -> Twin:
     """Autocast does not change what is multiplied in it, as it does not in a kernel."""
 
     @wraps(twin)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        device = args[0].device.type  # type: ignore[attr-defined]
+    def call(*args: Any, **kwargs: Any) -> Any:
+        device = args[0].device.type
         if not torch.is_autocast_enabled(device):
             return twin(*args, **kwargs)
         with torch.autocast(device, enabled=False):
             return twin(*args, **kwargs)
 
-    return call
+    return cast(Twin, call)
 
 
 def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:

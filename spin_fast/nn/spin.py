@@ -143,8 +143,9 @@ class SPIN(nn.Module):
         nodes_per_graph: Tensor | None = None,
     ) -> Tensor:
         """Class scores by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it."""
-        weights: list[Tensor] = [layer.get_parameter("weight") for layer in self.layers]
-        biases: list[Tensor] = [layer.get_parameter("bias") for layer in self.layers]
+        layers = [layer for layer in self.layers if isinstance(layer, BranchLinear)]
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
         for depth, norm in enumerate(self.norms):
             assert isinstance(norm, BranchNorm)
             weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
