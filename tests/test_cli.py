@@ -16,7 +16,7 @@ import torch
 from typer.testing import CliRunner
 
 from spin_fast import SPIN, PowerFeatures, datasets, native_available, training
-from spin_fast.cli import precompute
+from spin_fast.cli import app, precompute
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -152,7 +152,7 @@ def test_bench_runs(tmp_path: Path) -> None:
 
 def invoke(*arguments: object, exit_code: int = 0) -> str:
     """The command in this process, for what needs no new one; its output, or its error of one line."""
-    result = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == exit_code, result.output
     return result.stderr if exit_code else result.stdout
 

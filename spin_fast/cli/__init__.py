@@ -1,13 +1,12 @@
 """The command ``spin-fast``: one module per command."""
 
-# isort: off  (each adds its command, and --help lists them in this order)
-from . import (
-    bench,  # noqa: F401
-    info,  # noqa: F401
-    precompute,  # noqa: F401
-    predict,  # noqa: F401
-    train,  # noqa: F401
-)
+# Each adds its command; --help lists them in this order.
+# isort: off
+from . import train as train
+from . import predict as predict
+from . import precompute as precompute
+from . import info as info
+from . import bench as bench
 
 # isort: on
 from ._common import app
