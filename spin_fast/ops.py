@@ -4,9 +4,8 @@ What index arrays on a GPU contain is not checked, ``checked`` or not: no operat
 ``distinct_rows``, whose results are as large as what it finds.
 
 Under the transforms of ``torch.func`` (``vmap``, ``grad``, ``jvp``, ...) and in forward-mode differentiation the twins
-run, which are made of what these can transform; ``ptr``, ``ids`` and ``out`` must not be batched. Autocast changes no
-operation but in this: ``attention_readout`` takes ``w`` in the dtype of ``z``, and ``branch_readout`` takes half types
-as float32, in which it computes.
+run, which are made of what these can transform. Autocast changes no operation but in this: ``attention_readout`` takes
+``w`` in the dtype of ``z``, and ``branch_readout`` takes half types as float32, in which it computes.
 
 Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
@@ -506,6 +505,9 @@ def branch_readout(
             raise ValueError(f"ids must be in [0, {num_graphs}), got {int(ids.min())} to {int(ids.max())}")
         ids = ids.contiguous()
     if not _has_kernel(rows.device):
+        for name, value in (("ptr", ptr), ("ids", ids)):
+            if value is not None and torch._C._functorch.is_batchedtensor(value):
+                raise ValueError(f"{name} must not be batched by vmap: branch_readout reads it to choose rows")
         return reference.branch_readout(
             rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
         )

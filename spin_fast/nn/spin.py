@@ -226,10 +226,25 @@ class SPIN(nn.Module):
                 parameter.data = part.view_as(parameter)
         return self._flat
 
+    def unflatten_parameters(self) -> None:
+        """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
+
+        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
+        of the model goes on as if nothing had happened.
+        """
+        if self._flat is not None:
+            self._flat = None
+            for parameter in self.parameters():
+                parameter.data = parameter.data.clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.unflatten_parameters()
+        return self.__dict__.copy()
+
     def forward_tensors(
         self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
     ) -> Tensor:
-        """Class scores from plain tensors, whose contents are trusted: what is compiled and exported.
+        """Class scores from plain tensors, whose contents are trusted: what is compiled, or exported by ``nn.export``.
 
         Args:
             rows: dense ``[R + 1, N, d]`` with ``ptr [G + 1]``, or ``R + 1`` tensors ``[U_r, d]`` with the segments of
