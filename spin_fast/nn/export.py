@@ -30,10 +30,10 @@ class _FromGraphs(nn.Module):
 
     def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor) -> Tensor:
         source, target = edge_index.unbind()
-        degrees = sizes.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target))
-        indices, ptr = source[target.argsort(stable=True)], offsets(sizes)
-        num_hops = self.model.config["num_hops"]
-        rows = ops.power_features(offsets(degrees), indices, x, num_hops, self.operator, ptr=ptr)
+        target, order = target.sort(stable=True)
+        indptr = torch.searchsorted(target, torch.arange(x.shape[0] + 1, device=target.device))
+        num_hops, ptr = self.model.config["num_hops"], offsets(sizes)
+        rows = ops.power_features(indptr, source[order], x, num_hops, self.operator, ptr=ptr)
         return self.model.forward_tensors(rows, ptr)
 
 
