@@ -392,7 +392,7 @@ def test_unknown_name(tmp_path: Path) -> None:
         assert word in message
     assert "did you mean digits?" in error_of(lambda: datasets.load("digit", tmp_path))
     absent = error_of(lambda: datasets.load("TINY", tmp_path / "absent"))
-    assert f"{tmp_path / 'absent'}, which is no folder: nothing" in absent
+    assert f"{tmp_path / 'absent'} (which is no folder): nothing" in absent
     assert "SPIN_FAST_DATA" in absent
 
 
@@ -810,7 +810,7 @@ def test_dtype_must_be_float32_or_float64(tmp_path: Path) -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = ("pandas", "scipy", "sklearn", "ogb", "torch_geometric", "networkx", "matplotlib")
+    heavy = ("pandas", "scipy", "sklearn", "ogb", "torch_geometric", "networkx", "matplotlib", "pooch", "requests")
     code = f"import sys, spin_fast.datasets; print([name for name in {heavy} if name in sys.modules])"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert listed.stdout.strip() == "[]"
@@ -824,8 +824,12 @@ def test_attributes_come_first_and_are_counted(tmp_path: Path) -> None:
     assert count("TINY", tmp_path, features="attribute+label") == count("TINY", tmp_path, features="attribute") == 2
     assert count("TINY", tmp_path, features="degree") == count("LIST", tmp_path) == count("CSL", tmp_path) == 0
     assert "unknown data set" in error_of(lambda: count("NONE", tmp_path))
-    for name in ("digits", "erdos-renyi", "random-regular", "power-law"):
-        graphs = datasets.load(name)
+    for name, graphs in (
+        ("digits", datasets.load()),
+        ("erdos-renyi", datasets.erdos_renyi(2)),
+        ("random-regular", datasets.random_regular(2)),
+        ("power-law", datasets.power_law(2, 100)),
+    ):
         counts = torch.equal(graphs.x, graphs.degree.unsqueeze(1).to(graphs.x.dtype))
         assert count(name) == (0 if counts else graphs.num_features)
 

@@ -100,6 +100,10 @@ def test_features_by_name(tmp_path: Path) -> None:
     assert load_folder(tmp_path, features="degree").graphs.x.squeeze(1).tolist() == [1, 1, 0, 0, 2]
     write(tmp_path)
     assert load_folder(tmp_path, features=["mass", "charge"]).graphs.x[0].tolist() == [4, -1]
+    write(tmp_path, nodes=NODES.replace("mass", "number").replace(",5\n", ",16777217\n"))
+    message = error_of(lambda: load_folder(tmp_path))
+    assert "nodes.csv, line 6, column 'number' holds 16777217, which float32 would round" in message
+    assert load_folder(tmp_path, dtype=torch.float64).graphs.x[2, 1] == 16777217
     assert "'volume'" in error_of(lambda: load_folder(tmp_path, features=["volume"]))
 
 

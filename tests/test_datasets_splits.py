@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spin_fast import datasets
@@ -130,6 +130,7 @@ def test_public_folds_are_stratified(data_root: Path, name: str, num_graphs: int
     assert "another set" in error_of(lambda: datasets.published_splits(name, num_graphs + 1, data_root))
 
 
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(10, 40), min_size=1, max_size=4),
     num_folds=st.integers(2, 10),

@@ -221,7 +221,7 @@ def published_splits(
         DatasetError: there is no such file, or it is wrong; names it, the fold and what is wrong.
     """
     _check.integer("num_graphs", num_graphs, 1)
-    return _splits.read(_splits.locate(str(name), _roots(root), splits), num_graphs)
+    return _splits.read(_splits.locate(Path(name).name, _roots(root), splits), num_graphs)
 
 
 def metric(name: str | Path) -> str:
@@ -302,7 +302,7 @@ def _unknown(name: str, root: str | Path | None) -> DatasetError:
     by_lower_case = {known.lower(): known for known in [*built_in, *found]}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    places = " and ".join(f"{place}{'' if place.is_dir() else ', which is no folder'}" for place in _roots(root))
+    places = " and ".join(f"{place}{'' if place.is_dir() else ' (which is no folder)'}" for place in _roots(root))
     looked = f"ogbg_{name[5:]}/" if ogb.owns(name) else f"{name}.nel, {name}.zip, {name}/ and {name}/raw/"
     return DatasetError(
         f"unknown data set {name!r}{hint} "

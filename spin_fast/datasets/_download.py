@@ -62,7 +62,7 @@ def download(name: str, root: Path, *, url: str | None, verify: bool, progress: 
         raise DatasetError(f"{root} cannot be written: {error.strerror or error}; choose another root") from error
     with temporary as folder:
         archive = Path(folder) / file
-        _fetch(source, archive, name, progress)
+        _fetch(source, archive, name, target, progress)
         _check_zip(archive, source)
         if ogb.owns(name):
             digests = {file: _sha256(archive)}
@@ -144,8 +144,8 @@ def _digest(stream: IO[bytes]) -> str:
     return digest.hexdigest()
 
 
-def _fetch(source: str, to: Path, name: str, progress: bool) -> None:
-    """Download with pooch, whose errors become one line."""
+def _fetch(source: str, to: Path, name: str, target: Path, progress: bool) -> None:
+    """Download with pooch; what goes wrong becomes one line."""
     import pooch
     import requests
 
@@ -163,15 +163,15 @@ def _fetch(source: str, to: Path, name: str, progress: bool) -> None:
     except requests.exceptions.ChunkedEncodingError as error:
         raise DatasetError(f"{source} cannot be downloaded: the connection broke off; try again") from error
     except requests.ConnectionError as error:
-        kind = type(error).__name__
+        kind = "" if type(error) is requests.ConnectionError else f" ({type(error).__name__})"
         raise DatasetError(
-            f"{source} cannot be downloaded: no connection ({kind}); go online, name a mirror by url, "
-            f"or put the file into {to.parents[1]} by hand"
+            f"{source} cannot be downloaded: no connection{kind}; go online, name a mirror by url, "
+            f"or {'unpack it' if ogb.owns(name) else 'put it'} by hand as {target}"
         ) from error
     except requests.RequestException as error:
         raise DatasetError(f"{source} cannot be downloaded: {one_line(error)}") from error
     except OSError as error:
-        raise DatasetError(f"{to.parents[1]} cannot be written: {error.strerror or error}") from error
+        raise DatasetError(f"{target.parent} cannot be written: {error.strerror or error}") from error
 
 
 def _check_zip(archive: Path, source: str) -> None:

@@ -175,7 +175,17 @@ def load(
     x = None
     if nodes is not None and chosen != "degree":
         values = np.stack([nodes.numbers(column) for column in chosen], axis=1)
-        x = torch.from_numpy(values[by_graph]).to(dtype)
+        x = torch.from_numpy(values).to(dtype)
+        for column, rounded in zip(chosen, (x.numpy() != values).T, strict=True):
+            if (
+                nodes.frame[column].dtype.kind in "iu" and rounded.any()
+            ):  # it may be a category or a number of something
+                row = int(rounded.argmax())
+                raise DatasetError(
+                    f"{nodes.where(row, column)} holds {nodes.frame[column][row]}, which float32 would round; "
+                    "use float64, or name the columns to use by features"
+                )
+        x = x[torch.from_numpy(by_graph)]
     weight = None
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
         weight = torch.from_numpy(edges.numbers(edge_weight)).to(dtype)
