@@ -247,6 +247,18 @@ def test_an_interruption_leaves_nothing(site: Site, tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_another_process_that_was_faster(site: Site, tmp_path: Path) -> None:
+    def slow(handler: http.server.BaseHTTPRequestHandler) -> None:
+        (tmp_path / "ogbg_molhiv" / "raw").mkdir(parents=True)
+        handler.send_response(200)
+        handler.end_headers()
+        handler.wfile.write(ogb_zip())
+
+    site.answers["/hiv.zip"] = slow
+    assert datasets.download("ogbg-molhiv", tmp_path, verify=False) == tmp_path / "ogbg_molhiv"
+    assert [path.name for path in tmp_path.iterdir()] == ["ogbg_molhiv"]
+
+
 def test_a_folder_that_cannot_be_written(site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatasetError, match="cannot be written"):

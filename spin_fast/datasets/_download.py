@@ -73,7 +73,12 @@ def download(name: str, root: Path, *, url: str | None, verify: bool, progress: 
             got, digests = archive, _members(archive, name, source)
             recorded = {file: _sha256(archive)}
         if verify:
-            _compare(digests, _known(), source, "the one known to this package; verify=False takes it all the same")
+            _compare(
+                digests,
+                _known(),
+                source,
+                "the one known to this package; datasets.download(..., verify=False) takes it all the same",
+            )
         record = _record(target)
         if record.is_file():
             why = f"the one in {record}, of an earlier download; delete that file if the new one is right"
@@ -81,8 +86,9 @@ def download(name: str, root: Path, *, url: str | None, verify: bool, progress: 
         try:
             got.rename(target)
         except OSError as error:
-            if not target.exists():  # else another process was faster, with the same files
+            if not target.exists():
                 raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
+            return target  # another process was faster
     if not record.is_file():
         with _files.replacing(record) as part:
             part.write_text("".join(f"{digest}  {path}\n" for path, digest in recorded.items()))

@@ -177,9 +177,7 @@ def load(
         values = np.stack([nodes.numbers(column) for column in chosen], axis=1)
         x = torch.from_numpy(values).to(dtype)
         for column, rounded in zip(chosen, (x.numpy() != values).T, strict=True):
-            if (
-                nodes.frame[column].dtype.kind in "iu" and rounded.any()
-            ):  # it may be a category or a number of something
+            if nodes.frame[column].dtype.kind in "iu" and rounded.any():  # categories, maybe: two would become one
                 row = int(rounded.argmax())
                 raise DatasetError(
                     f"{nodes.where(row, column)} holds {nodes.frame[column][row]}, which float32 would round; "
