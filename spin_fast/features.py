@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,8 +13,10 @@ import torch
 from torch import Tensor
 
 from . import _check, _files, ops, reference
+from ._arrays import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from ._powers import check_weights, power_chunks, powers_of, runs
 from ._progress import progress_bar
-from .graphs import GraphBatch, GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .graphs import GraphBatch
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
 CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
@@ -159,7 +160,7 @@ class PowerFeatures:
         _check.integer("num_hops", num_hops, 0)
         _check.operator(operator)
         if not deduplicate:
-            return cls._dense(_powers(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
+            return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
         if not graphs.x.is_cpu:
             return cls._of_one_chunk(graphs, num_hops, operator, node_rows)
         found = ops.DistinctRows(num_hops + 1, graphs.x, len(graphs), node_rows=node_rows)
@@ -171,16 +172,17 @@ class PowerFeatures:
                 decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
                 if decided and num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
                     del found
-                    whole = powers if powers.shape[1] == graphs.num_nodes else _powers(graphs, num_hops, operator, True)
+                    if powers.shape[1] < graphs.num_nodes:
+                        powers = powers_of(graphs, num_hops, operator, True)
                     advance("", len(graphs))
-                    return cls._dense(whole, graphs.ptr, graphs.y, operator)
+                    return cls._dense(powers, graphs.ptr, graphs.y, operator)
                 advance("", len(ptr) - 1)
         return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
     @classmethod
     def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
         check_weights(graphs, operator)
-        powers = _powers(graphs, num_hops, operator, True)
+        powers = powers_of(graphs, num_hops, operator, True)
         rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, checked=True)
         if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
             return cls._dense(powers, graphs.ptr, graphs.y, operator)
@@ -242,7 +244,7 @@ class PowerFeatures:
         found = ops.DistinctRows(num_branches, like, len(sizes), node_rows=node_rows)
         bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + NODE_BYTES
         for part in parts:
-            for begin, end in _runs(part.node_ptr, CHUNK_BYTES // bytes_per_node):
+            for begin, end in runs(part.node_ptr, CHUNK_BYTES // bytes_per_node):
                 found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
         return cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
 
@@ -553,59 +555,6 @@ def _naming(path: Path) -> Iterator[None]:
 def index_of(path: Path) -> Path:
     """The index of the files that together are the features ``path``."""
     return path if path.suffix == ".json" else path.with_name(path.name + ".index.json")
-
-
-def _runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
-    """Where runs of graphs begin and end, of at most so many nodes, but at least one graph."""
-    begin = 0
-    while begin < ptr.numel() - 1:
-        end = max(int(torch.searchsorted(ptr, ptr[begin] + num_nodes, right=True)) - 1, begin + 1)
-        yield begin, end
-        begin = end
-
-
-def _powers(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool) -> Tensor:
-    """The powers of the graphs, ``[R + 1, N, d]``."""
-    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
-    weight = graphs.edge_weight
-    return ops.power_features(*arrays, ptr=graphs.ptr, edge_weight=weight, canonical=canonical, checked=True)
-
-
-def check_weights(graphs: GraphBatch, operator: str) -> None:
-    """Name a wrong edge weight by its node, before any work."""
-    if graphs.edge_weight is not None:
-        reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
-
-
-def power_chunks(
-    graphs: GraphBatch,
-    num_hops: int,
-    operator: str,
-    num_bytes: int,
-    bytes_beside: int = 0,
-    *,
-    canonical: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Consecutive chunks of the graphs: their powers ``[R + 1, n, d]``, which the next chunk overwrites, and offsets.
-
-    Args:
-        num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
-        bytes_beside: count for each node as well.
-        canonical: as in :func:`spin_fast.power_features`.
-    """
-    check_weights(graphs, operator)
-    bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
-    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
-    weight = graphs.edge_weight
-    memory = graphs.x.new_empty(0)
-    for begin, end in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
-        ptr = graphs.ptr[begin : end + 1]
-        shape = (num_hops + 1, int(ptr[-1] - ptr[0]), graphs.num_features)
-        if memory.numel() < math.prod(shape):
-            memory = graphs.x.new_empty(math.prod(shape))
-        out = memory[: math.prod(shape)].view(shape)
-        ops.power_features(*arrays, ptr=ptr, edge_weight=weight, out=out, canonical=canonical, checked=True)
-        yield out, ptr - ptr[0]
 
 
 def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:

@@ -165,7 +165,7 @@ class _Recorder(TorchDispatchMode):
 
 
 def played_back(step: Callable[[], torch.Tensor], device: torch.device) -> tuple[Callable[[], None], torch.Tensor]:
-    """What a CUDA graph does, on the CPU: ``training._capture`` with operations in the place of kernels.
+    """What a CUDA graph does, on the CPU: ``trainer._capture`` with operations in the place of kernels.
 
     The calls of ``step`` are recorded and what they wrote is undone, as a capture runs nothing. A replay makes the same
     calls on the same tensors, and writes what they return where it was at the capture: no Python runs again.

@@ -15,7 +15,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from spin_fast import SPIN, PowerFeatures, cli, datasets, native_available, training
+from spin_fast import SPIN, PowerFeatures, datasets, native_available, training
+from spin_fast.cli import app, precompute
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -151,7 +152,7 @@ def test_bench_runs(tmp_path: Path) -> None:
 
 def invoke(*arguments: object, exit_code: int = 0) -> str:
     """The command in this process, for what needs no new one; its output, or its error of one line."""
-    result = CliRunner().invoke(cli.app, list(map(str, arguments)))
+    result = CliRunner().invoke(app, list(map(str, arguments)))
     assert result.exit_code == exit_code, result.output
     return result.stderr if exit_code else result.stdout
 
@@ -227,7 +228,7 @@ def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: py
     ("text", "size"), [("7", 7), ("2GB", 2 * 10**9), ("1.5 GiB", 3 << 29), ("500kb", 500_000), ("3MiB", 3 << 20)]
 )
 def test_sizes(text: str, size: int) -> None:
-    assert cli._bytes(text) == size
+    assert precompute._bytes(text) == size
 
 
 @pytest.fixture

@@ -15,15 +15,17 @@ LAYERS = [
     {"cli"},
     {"plots"},
     {"training"},
+    {"checkpoints", "trainer"},
     {"datasets", "nn", "shards"},
     {"features", "transforms"},
+    {"_powers"},
     {"graphs"},
     {"_convert"},
     {"ops"},
     {"_register"},
     {"_native"},
     {"reference"},
-    {"_check", "_files", "_progress"},
+    {"_arrays", "_check", "_files", "_progress"},
 ]
 HEIGHT = {name: len(LAYERS) - depth for depth, layer in enumerate(LAYERS) for name in layer}
 

@@ -9,6 +9,7 @@ from helpers import played_back, random_graphs
 
 import spin_fast
 from spin_fast import SPIN, PowerFeatures, datasets, training
+from spin_fast import trainer as trainers
 
 
 @pytest.fixture(scope="module")
@@ -226,8 +227,8 @@ def captures(native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(step.__closure__[0].cell_contents))
         return played_back(step, device)
 
-    monkeypatch.setattr(training, "_is_captured", lambda device: True)
-    monkeypatch.setattr(training, "_capture", capture)
+    monkeypatch.setattr("spin_fast.trainer._is_captured", lambda device: True)
+    monkeypatch.setattr("spin_fast.trainer._capture", capture)
     return sizes
 
 
@@ -253,7 +254,7 @@ def test_captured_steps_are_the_steps(
     losses, parameters = three_epochs(features, ids, attention=attention)
     assert captures == [32, 4]  # the first epoch has one batch of 4, the second captures it
     with monkeypatch.context() as patch:
-        patch.setattr(training, "_is_captured", lambda device: False)
+        patch.setattr("spin_fast.trainer._is_captured", lambda device: False)
         expected_losses, expected = three_epochs(features, ids, attention=attention)
     assert losses == expected_losses
     assert torch.equal(parameters, expected)
@@ -277,7 +278,7 @@ def test_captures_last_as_long_as_their_memory(
         captures.clear()
         change()
         with monkeypatch.context() as patch:
-            patch.setattr(training, "_is_captured", lambda device: False)
+            patch.setattr("spin_fast.trainer._is_captured", lambda device: False)
             plain = training.Trainer(copy.deepcopy(model))
             plain.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
             expected = [plain.epoch(digits, ids, 32, torch.Generator().manual_seed(0)) for _ in range(3)]
@@ -307,13 +308,13 @@ def test_sizes_that_keep_changing_are_not_all_captured(digits: PowerFeatures, ca
     for _ in range(3):
         for size in range(1, 20):
             trainer.step(digits[:size])
-    assert len(captures) == training._Captured.MOST_SIZES
+    assert len(captures) == trainers._Captured.MOST_SIZES
 
 
 def test_fit_with_captured_steps(digits: PowerFeatures, captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     for captured in (True, False):
-        monkeypatch.setattr(training, "_is_captured", lambda device, captured=captured: captured)
+        monkeypatch.setattr("spin_fast.trainer._is_captured", lambda device, captured=captured: captured)
         fits.append(training.fit(new_model(), digits, range(200), range(200, 300), epochs=4))
     assert captures == [32, 8]
     one, other = ([(epoch.loss, epoch.validation_loss) for epoch in fit.epochs] for fit in fits)

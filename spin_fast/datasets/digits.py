@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..graphs import GraphBatch, offsets
+from .._arrays import offsets
+from ..graphs import GraphBatch
 from ._common import assemble
 
 _HALF_OF_THE_NEIGHBOURS = ((0, 1), (1, 0), (1, 1), (1, -1))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .. import _check, _convert
-from ..graphs import Arcs, GraphBatch, offsets
+from .._arrays import offsets
+from ..graphs import Arcs, GraphBatch
 from ._common import DatasetError, Folder, labelled, one_line, reading
 from .tables import WEIGHT, Features, Table, columns_of, labels_of, open_table
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from ..graphs import GraphBatch, offsets
+from .._arrays import offsets
+from ..graphs import GraphBatch
 from ._common import DatasetError, assemble, choose_features, class_labels, one_hot, reading
 
 _FIELDS = {"n": 3, "e": 4, "x": 2}

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graphs import GraphBatch, offsets
+from .._arrays import offsets
+from ..graphs import GraphBatch
 from ._common import DatasetError, assemble, read_numbers, reading
 
 # The classification sets: what they are called in the address, and what OGB scores them by.

@@ -13,7 +13,8 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from ..graphs import GraphBatch, offsets
+from .._arrays import offsets
+from ..graphs import GraphBatch
 from ._common import DatasetError, Folder, assemble, choose_features, class_labels, one_hot, read_numbers, reading
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")

@@ -1,4 +1,4 @@
-"""SPIN as torch modules: from the rows of the branches to class scores."""
+"""SPIN: from the rows of the branches to class scores."""
 
 from __future__ import annotations
 
@@ -11,101 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import _check, ops, reference
-from .features import PowerFeatures
-from .graphs import offsets, without_waiting
-
-Rows = Tensor | Sequence[Tensor]
-
-
-class BranchLinear(nn.Module):
-    """One linear layer per branch, weights stacked: ``weight [R + 1, d_in, d_out]``, ``bias [R + 1, d_out]``.
-
-    Dense rows ``[R + 1, N, d_in]`` become ``[R + 1, N, d_out]``. A sequence of ``R + 1`` tensors ``[U_r, d_in]``
-    becomes ``[U, d_out]``, the rows of all branches one after the other.
-    """
-
-    def __init__(self, num_branches: int, in_features: int, out_features: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(num_branches, in_features, out_features))
-        self.bias = nn.Parameter(torch.empty(num_branches, out_features))
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the parameters as ``torch.nn.Linear`` does."""
-        bound = 1 / math.sqrt(max(self.weight.shape[1], 1))
-        nn.init.uniform_(self.weight, -bound, bound)
-        nn.init.uniform_(self.bias, -bound, bound)
-
-    def forward(self, rows: Rows) -> Tensor:
-        if isinstance(rows, Tensor):
-            return torch.baddbmm(self.bias.unsqueeze(1), rows, self.weight)
-        weights, biases = self.weight.unbind(), self.bias.unbind()
-        return torch.cat([torch.addmm(bias, x, weight) for bias, x, weight in zip(biases, rows, weights, strict=True)])
-
-    def extra_repr(self) -> str:
-        branches, in_features, out_features = self.weight.shape
-        return f"branches={branches}, in_features={in_features}, out_features={out_features}"
-
-
-class BranchNorm(nn.BatchNorm1d):
-    """BatchNorm over the nodes, per branch and column.
-
-    A row of the ragged form that stands for several nodes counts as often, so the statistics are those of the nodes.
-    """
-
-    def __init__(self, num_branches: int, num_features: int) -> None:
-        super().__init__(num_branches * num_features)
-        self.num_branches = num_branches
-
-    def forward(self, z: Tensor, sizes: Sequence[int] | None = None, times: Tensor | None = None) -> Tensor:
-        """Normalise dense ``z [R + 1, N, h]``, or ragged ``z [U, h]`` with the rows per branch and nodes per row."""
-        shape = (self.num_branches, -1)
-        if sizes is None:
-            nodes = torch.tensor(z.shape[1])
-
-            def spread(values: Tensor) -> Tensor:
-                return values.unsqueeze(1)
-
-            def total(values: Tensor) -> Tensor:
-                return values.sum(1)
-
-        else:
-            nodes = torch.tensor(sizes[0]) if times is None else times[: sizes[0]].sum()
-            ptr = without_waiting(offsets(torch.tensor(sizes)), z.device)
-            branch = reference.run_of_entry(ptr, z.shape[0])
-
-            def spread(values: Tensor) -> Tensor:
-                return values[branch]
-
-            def total(values: Tensor) -> Tensor:
-                sums = ops.sum_readout(values, ptr, count=times, num_branches=self.num_branches, checked=True)
-                return sums.view(shape)
-
-        if self.training:
-            mean = total(z) / nodes.clamp(min=1)
-            var = total((z - spread(mean)).square()) / nodes.clamp(min=1)
-            self._update(mean, var, nodes)
-        else:
-            mean, var = self.get_buffer("running_mean").view(shape), self.get_buffer("running_var").view(shape)
-        scale = self.weight.view(shape) * torch.rsqrt(var + self.eps)
-        return z * spread(scale) + spread(self.bias.view(shape) - mean * scale)
-
-    def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-        """The layer before it, ``[R + 1, d_in, h]`` and ``[R + 1, h]``, with the evaluation's normalisation in it."""
-        mean, var = (self.get_buffer(name).view(bias.shape) for name in ("running_mean", "running_var"))
-        scale = self.weight.view(bias.shape) * torch.rsqrt(var + self.eps)
-        return weight * scale[:, None, :], (bias - mean) * scale + self.bias.view(bias.shape)
-
-    @torch.no_grad()
-    def _update(self, mean: Tensor, var: Tensor, nodes: Tensor) -> None:
-        """Move the running statistics; a single node has no variance and moves nothing."""
-        unbiased = var * nodes / (nodes - 1).clamp(min=1)
-        rate = (self.momentum or 0.0) * (nodes > 1)
-        for name, value in (("running_mean", mean), ("running_var", unbiased)):
-            running = self.get_buffer(name)
-            running += rate * (value.flatten() - running)
-        self.get_buffer("num_batches_tracked").add_(1)
+from .. import _check, ops
+from .._arrays import offsets
+from ..features import PowerFeatures
+from .layers import BranchLinear, BranchNorm, Rows, nodes_per_row
 
 
 class SPIN(nn.Module):
@@ -370,11 +279,3 @@ def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:
             return False
         at += parameter.nbytes
     return True
-
-
-def nodes_per_row(num_rows: int, index: Tensor | None, count: Tensor | None) -> Tensor | None:
-    """How many nodes each row stands for, ``[num_rows]`` int32; None for one each."""
-    if index is None:
-        return count
-    times = torch.zeros(num_rows, dtype=torch.int32, device=index.device)
-    return times.index_add(0, index, torch.ones_like(index, dtype=torch.int32) if count is None else count)

@@ -1,0 +1,81 @@
+"""Arithmetic on the flat arrays of graphs: graph ids, offsets, ragged ranges, devices."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+GraphIds = int | slice | list[int] | range | np.ndarray | Tensor
+Arrays = TypeVar("Arrays")
+CPU = torch.device("cpu")
+
+
+def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Tensor:
+    """Turn an int, slice, index array, list or boolean mask into int64 graph ids in ``[0, num_graphs)`` on ``device``.
+
+    What comes from the host is checked there and then moved without waiting. Ids that are on a GPU already and stay
+    there are not read and so not checked; a mask there has to be read.
+
+    Raises:
+        TypeError: ``ids`` is none of these. IndexError: an id is out of range, or a mask has another length.
+    """
+    if isinstance(ids, slice):
+        rising = (ids.step or 1) > 0
+        chosen = torch.arange(num_graphs)[ids] if rising else torch.tensor(range(*ids.indices(num_graphs)))
+        return without_waiting(chosen, device)
+    if isinstance(ids, (int, np.integer)) and not isinstance(ids, bool):
+        chosen = torch.tensor([int(ids)])
+    else:
+        try:
+            chosen = torch.as_tensor(ids)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(
+                f"graph ids must be an int, slice, index array or mask, got {type(ids).__name__}"
+            ) from error
+    if chosen.device != device:
+        chosen = chosen.cpu()
+    if chosen.dtype == torch.bool:
+        if chosen.shape != (num_graphs,):
+            raise IndexError(f"a mask of graphs must have shape [{num_graphs}], got {list(chosen.shape)}")
+        return without_waiting(chosen.nonzero().squeeze(1), device)
+    if chosen.dim() != 1 or (chosen.numel() and chosen.dtype.is_floating_point):
+        raise TypeError(f"graph ids must be one-dimensional integers, got {chosen.dtype} of shape {list(chosen.shape)}")
+    chosen = chosen.to(torch.int64)
+    if chosen.is_cpu and chosen.numel() and (chosen.min() < -num_graphs or chosen.max() >= num_graphs):
+        bad = chosen[(chosen < -num_graphs) | (chosen >= num_graphs)][0].item()
+        raise IndexError(f"graph id {bad} is out of range for {num_graphs} graphs")
+    return without_waiting(torch.where(chosen < 0, chosen + num_graphs, chosen), device)
+
+
+def without_waiting(values: Tensor, device: torch.device) -> Tensor:
+    """Move from the host to ``device``; to a GPU from page-locked memory, so that the host need not wait for it."""
+    if device.type == "cuda" and values.is_cpu:
+        values = values.pin_memory()
+    return values.to(device, non_blocking=True)
+
+
+def with_arrays(container: Arrays, function: Callable[[Tensor], Tensor], *, but: Collection[str] = ()) -> Arrays:
+    """A copy of a ``GraphBatch`` or ``PowerFeatures`` with ``function`` of every array; its contents are trusted."""
+    changed = copy.copy(container)
+    for name, value in vars(container).items():
+        if isinstance(value, Tensor) and name not in but:
+            object.__setattr__(changed, name, function(value))
+    return changed
+
+
+def ragged_arange(starts: Tensor, sizes: Tensor) -> Tensor:
+    """Concatenate ``arange(start, start + size)`` over all pairs: ``[2, 9], [3, 2] -> [2, 3, 4, 9, 10]``."""
+    ends = sizes.cumsum(0)
+    total = int(ends[-1]) if ends.numel() else 0
+    shifts = (starts - (ends - sizes)).repeat_interleave(sizes, output_size=total)
+    return torch.arange(total, device=starts.device) + shifts
+
+
+def offsets(sizes: Tensor) -> Tensor:
+    """Offsets ``[n + 1]`` (int64) of ``n`` consecutive runs of the given sizes: ``[2, 3] -> [0, 2, 5]``."""
+    return torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))

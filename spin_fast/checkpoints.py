@@ -1,0 +1,35 @@
+"""Models in files: one safetensors file with the constructor's arguments."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import _files
+from .nn import SPIN
+
+CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
+
+
+def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
+    """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
+
+    The file is written under a temporary name and renamed, so a reader never sees half of it.
+    """
+    tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
+    _files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)
+
+
+def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
+    """Read a model and its metadata back.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
+            newer format.
+    """
+    state, header = _files.read_tensors(Path(path), CHECKPOINT_FORMAT)
+    model = SPIN(**json.loads(header["config"]))
+    model.load_state_dict(state)
+    return model, json.loads(header["metadata"])

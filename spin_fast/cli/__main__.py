@@ -1,0 +1,5 @@
+"""``python -m spin_fast.cli``."""
+
+from . import main
+
+main()

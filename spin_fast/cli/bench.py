@@ -1,0 +1,47 @@
+"""``spin-fast bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ._common import (
+    Debug,
+    Root,
+    app,
+    one_line_errors,
+)
+
+
+@app.command(
+    epilog="Example: spin-fast bench --quick",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+@one_line_errors
+def bench(
+    context: typer.Context,
+    root: Root = None,
+    names: Annotated[
+        str | None, typer.Option("--datasets", help="Comma-separated.", show_default="those found")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="A few rounds on digits, to see that all runs.")] = False,
+    results: Annotated[Path | None, typer.Option(help="Write JSON, a table and plots there.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Time the operations, training and prediction against their rivals; further options go to pytest.
+
+    Accuracy at equal settings: python -m spin_fast.benchmarks.accuracy. Needs the extra: pip install
+    'spin_fast\\[bench]'.
+    """
+    try:
+        import pytest
+        import pytest_benchmark  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"{error}; the benchmarks need: pip install 'spin_fast[bench]'") from None
+    arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.plugin", "-q"]
+    for option, value in (("--root", root), ("--datasets", names), ("--results", results)):
+        arguments += [] if value is None else [f"{option}={value}"]
+    arguments += ["--quick"] if quick else []
+    raise typer.Exit(int(pytest.main([*arguments, *context.args])))

@@ -1,0 +1,95 @@
+"""``spin-fast precompute``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.table import Table
+
+from .. import datasets, shards
+from .._progress import progress_bar
+from ..features import PowerFeatures, index_of
+from ._common import (
+    DEFAULT_HOPS,
+    Debug,
+    Operator,
+    Root,
+    app,
+    by_branch,
+    console,
+    describe,
+    one_line_errors,
+)
+
+UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
+UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
+
+
+def _bytes(text: str) -> int:
+    """``2GB`` is 2 * 1000**3, ``2GiB`` 2 * 1024**3."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip(), re.IGNORECASE)
+    number = 0 if match is None else int(float(match[1]) * UNITS.get(match[2].upper(), 0))
+    if number < 1:
+        raise typer.BadParameter(f"must be a size such as 500MB, 2GB or 1.5GiB, got {text!r}")
+    return number
+
+
+@app.command(epilog="Example: spin-fast precompute NCI1 --root data --out NCI1.safetensors")
+@one_line_errors
+def precompute(
+    dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
+    root: Root = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
+    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
+    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = DEFAULT_HOPS,
+    shard_size: Annotated[
+        int | None,
+        typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
+    ] = None,
+    node_rows: Annotated[bool, typer.Option(help="Keep the row of each node: what dropout needs.")] = False,
+    deduplicate: Annotated[bool, typer.Option(help="Store each distinct row once (exact).")] = True,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    debug: Debug = False,
+) -> None:
+    """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load."""
+    torch.set_num_threads(threads)
+    out = Path(f"{dataset}.safetensors") if out is None else out
+    shards.check_path(out)
+    with console.status(f"reading {dataset}"):
+        graphs = datasets.load(dataset, root)
+    console.print(describe(dataset, graphs), highlight=False)
+    settings = (graphs, hops, operator.value, deduplicate)
+    if shard_size is None:
+        parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
+    else:
+        parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
+    stored = torch.zeros(hops + 1, dtype=torch.int64)
+
+    def counted() -> Iterator[PowerFeatures]:
+        for part in parts:
+            stored.add_(part.row_ptr.diff())
+            yield part
+
+    files = shards.save(counted(), out)
+    table = Table(show_header=False, title=f"{hops} hops of {dataset}")
+    ratios = (graphs.num_nodes / max(int(number), 1) for number in stored)
+    table.add_row("nodes per stored row", f"{by_branch(ratios)}  (by branch)")
+    table.add_row("bytes", f"{sum(file.stat().st_size for file in files):,}")
+    if len(files) == 1:
+        table.add_row("file", str(out))
+    else:
+        table.add_row("files", f"{files[0]} to {files[-1].name}")
+        table.add_row("index", str(index_of(out)))
+    console.print(table)
+
+
+def _with_progress(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:
+    with progress_bar("graphs", num_graphs, True) as advance:
+        for number, part in enumerate(parts, 1):
+            yield part
+            advance(f"{number} file(s)", len(part))

@@ -1,0 +1,224 @@
+"""``spin-fast train``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor
+
+from .. import datasets, training
+from ..features import PowerFeatures
+from ..graphs import GraphBatch
+from ..nn import SPIN
+from ._common import (
+    DEFAULT_HOPS,
+    Debug,
+    Device,
+    Operator,
+    Readout,
+    Root,
+    app,
+    console,
+    describe,
+    device_of,
+    kernels_on,
+    metric_of,
+    num_outputs_of,
+    one_line_errors,
+    ratios_of,
+    show_score,
+    wait_for,
+)
+
+
+@app.command(epilog="Example: spin-fast train NCI1 --root data --readout attention --epochs 50")
+@one_line_errors
+def train(
+    dataset: Annotated[
+        str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")
+    ] = "digits",
+    root: Root = None,
+    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
+    readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
+    operator: Annotated[
+        Operator | None, typer.Option(help="The graph operator.", show_default="sym, or that of --features")
+    ] = None,
+    hops: Annotated[
+        int | None,
+        typer.Option(min=0, help="R: there are R + 1 branches.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+    ] = None,
+    features_file: Annotated[
+        Path | None,
+        typer.Option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
+    ] = None,
+    hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
+    layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
+    batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches; its steps are slower.")] = False,
+    calibrate: Annotated[bool, typer.Option(help="Scale the new weights by the training graphs.")] = True,
+    dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout in the branches.")] = 0.0,
+    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
+    batch_size: Annotated[int, typer.Option(min=1, help="Graphs per step.")] = 32,
+    learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam; falls to 0 along a cosine.")] = 5e-3,
+    weight_decay: Annotated[float, typer.Option(min=0, help="L2 penalty of Adam.")] = 0.0,
+    patience: Annotated[int, typer.Option(min=1, help="Stop after so many epochs without a better validation.")] = 60,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
+    device: Annotated[
+        Device, typer.Option(help="Where to train; auto takes the GPU if torch has one and its kernels are installed.")
+    ] = Device.auto,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
+    deduplicate: Annotated[bool, typer.Option(help="Store and evaluate each distinct row once (exact).")] = True,
+    debug: Debug = False,
+) -> None:
+    """Train a SPIN on DATASET; write the model and a training curve, print the result.
+
+    Datasets with an official split use it; the others are split 80/10/10 by the seed, stratified.
+    """
+    torch.set_num_threads(threads)
+    place = device_of(device)
+    out = Path("runs") / dataset if out is None else out
+    _make_folder(out)
+    metric_name, metric = metric_of(dataset)
+    made = None if features_file is None else PowerFeatures.load(features_file)
+    with console.status(f"reading {dataset}"):
+        graphs = datasets.load(dataset, root)
+        assert graphs.y is not None
+        split = datasets.split(dataset, graphs.y, root, seed=seed)
+    console.print(describe(dataset, graphs), highlight=False)
+    num_outputs = num_outputs_of(graphs.y)
+    if made is None:
+        hops = DEFAULT_HOPS if hops is None else hops
+        with console.status(f"computing {hops} hops"):
+            graphs = graphs.to(place)
+            start = time.perf_counter()
+            features = PowerFeatures.from_graphs(
+                graphs, hops, (operator or Operator.sym).value, deduplicate, node_rows=dropout > 0
+            )
+            wait_for(place)
+            precomputation = f"{1000 * (time.perf_counter() - start):.1f} ms, once, deduplication included"
+    else:
+        _check_features(f"--features {features_file}", made, dataset, graphs, hops, operator, deduplicate, dropout)
+        features, precomputation = made.to(place), f"read from {features_file}"
+    torch.manual_seed(seed)
+    model = SPIN(
+        graphs.num_features,
+        hidden,
+        num_outputs,
+        features.num_hops,
+        attention=readout is Readout.attention,
+        num_layers=layers,
+        batch_norm=batch_norm,
+        dropout=dropout,
+    ).to(place)
+    if calibrate:
+        model.calibrate(features[split.train])
+    fit = training.fit(
+        model,
+        features,
+        split.train,
+        split.validation,
+        epochs=epochs,
+        batch_size=batch_size,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        patience=patience,
+        seed=seed,
+        metric=metric,
+        progress=True,
+    )
+    target = features[split.test].y
+    assert target is not None
+    test = metric(training.predict(model, features, split.test), target)
+    settings = {"operator": features.operator, "seed": seed}
+    _write_and_report(out, dataset, features, model, fit, split, metric_name, test, precomputation, **settings)
+
+
+def _check_features(
+    source: str,
+    features: PowerFeatures,
+    dataset: str,
+    graphs: GraphBatch,
+    hops: int | None,
+    operator: Operator | None,
+    deduplicate: bool,
+    dropout: float,
+) -> None:
+    """Check that features are of just these graphs and settings.
+
+    Raises:
+        ValueError: says what differs.
+    """
+    of_graphs, of_file = (f"{of.num_graphs} graphs with {of.num_features} feature(s)" for of in (graphs, features))
+    if of_graphs != of_file:
+        raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
+    if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
+        raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
+    if hops is not None and hops != features.num_hops:
+        raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
+    if operator is not None and operator.value != features.operator:
+        raise ValueError(f"--operator {operator.value}: {source} has {features.operator}")
+    if dropout > 0 and features.index is not None and features.row_of_node is None:
+        raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
+    if not deduplicate and features.index is not None:
+        raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
+
+
+def _equal(one: Tensor | None, other: Tensor | None) -> bool:
+    """Whether labels are equal, with a NaN like any other."""
+    if one is None or other is None:
+        return one is other
+    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(2), other.nan_to_num(2))
+
+
+def _make_folder(path: Path) -> None:
+    """Before any work, so that an unwritable place does not cost a training."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from error
+
+
+def _write_and_report(
+    out: Path,
+    dataset: str,
+    features: PowerFeatures,
+    model: SPIN,
+    fit: training.Fit,
+    split: datasets.Split,
+    metric_name: str,
+    test: float,
+    precomputation: str,
+    **settings: Any,
+) -> None:
+    from ..plots import training_curve
+
+    kind = "SPIN-att" if model.config["attention"] else "SPIN-non-att"
+    checkpoint, curve = out / "model.safetensors", out / "training-curve.png"
+    training.save_checkpoint(checkpoint, model, dataset=dataset, metric=metric_name, test=test, **settings)
+    training_curve(curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
+    seconds = fit.seconds_per_epoch
+    first = features.identical_graphs().cpu()
+    known = int(torch.isin(first[split.test], first[split.train]).sum())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    table = Table(show_header=False, title=f"{kind} on {dataset}")
+    rows = {
+        f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs, seen once)",
+        f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
+        "test graphs seen in training": f"{known} of {len(split.test)} (no SPIN can tell them from a training graph)",
+        "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
+        "time per epoch": f"{1000 * seconds:.1f} ms (median)",
+        "graphs per second": f"{len(split.train) / seconds:,.0f} in training",
+        "precomputation": precomputation,
+        "nodes per stored row": f"{ratios_of(features)}  (by branch)",
+        "parameters": f"{parameters:,}",
+        "kernels": kernels_on(features.rows.device),
+        "model": str(checkpoint),
+        "training curve": str(curve),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    console.print(table)
