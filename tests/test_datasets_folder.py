@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import networkx
@@ -289,6 +290,35 @@ def test_graphml(tmp_path: Path) -> None:
     assert both.num_arcs == 2 + 8  # undirected files have both arcs already
     assert load_folder(tmp_path, features="degree").graphs.x.squeeze(1).tolist() == [0, 1, 2, 2, 2, 2, 0]
     assert load_folder(tmp_path, features=["mass"], dtype=torch.float64).graphs.x.shape == (7, 1)
+
+
+@settings(max_examples=15)
+@given(
+    sizes=st.lists(st.integers(0, 4), min_size=1, max_size=3).filter(any),
+    seed=st.integers(0, 10_000),
+    weighted=st.booleans(),
+)
+def test_graphml_holds_any_graphs(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int, weighted: bool
+) -> None:
+    """Directed, with self-loops and repeated arcs, which need a multigraph."""
+    graphs = replace(random_graphs(sizes, weighted=weighted, seed=seed), y=torch.arange(len(sizes)))
+    folder = tmp_path_factory.mktemp("graphml")
+    for number, graph in enumerate(
+        graphs.to_networkx(y="label", multigraph=True, edge_weight="weight" if weighted else None)
+    ):
+        for _, data in graph.nodes(data=True):
+            data |= {f"x{column}": value for column, value in enumerate(data.pop("x"))}
+        networkx.write_graphml(graph, folder / f"{number}.graphml")
+    read = load_folder(folder, dtype=torch.float64)
+    want = GraphBatch.from_networkx(graphs.to_networkx(multigraph=True), x="x", dtype=torch.float64)
+    assert torch.equal(read.graphs.ptr, want.ptr)
+    assert torch.equal(read.graphs.indptr, want.indptr)
+    assert torch.equal(read.graphs.indices, want.indices)
+    assert torch.equal(read.graphs.x, want.x)
+    assert read.graphs.y.tolist() == list(range(len(sizes)))
+    if weighted and graphs.num_arcs:
+        assert read.graphs.edge_weight.sum() == pytest.approx(graphs.edge_weight.sum().item())
 
 
 def test_graphml_in_chunks(tmp_path: Path) -> None:

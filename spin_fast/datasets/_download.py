@@ -73,12 +73,8 @@ def download(name: str, root: Path, *, url: str | None, verify: bool, progress: 
             got, digests = archive, _members(archive, name, source)
             recorded = {file: _sha256(archive)}
         if verify:
-            _compare(
-                digests,
-                _known(),
-                source,
-                "the one known to this package; datasets.download(..., verify=False) takes it all the same",
-            )
+            why = "the one known to this package; datasets.download(..., verify=False) takes it all the same"
+            _compare(digests, _known(), source, why)
         record = _record(target)
         if record.is_file():
             why = f"the one in {record}, of an earlier download; delete that file if the new one is right"
