@@ -124,10 +124,10 @@ def tensors_of(features: PowerFeatures, form: str) -> tuple:
 @pytest.mark.parametrize(
     ("form", "training", "options"),
     [
-        ("dense", True, {}),
-        ("dense", True, {"dropout": 0.2, "batch_norm": True}),
-        ("ragged", False, {"size_aware": True}),
-        ("ragged", True, {"attention": False, "batch_norm": True}),
+        ("dense", True, {"num_layers": 2}),
+        ("dense", True, {"num_layers": 1, "dropout": 0.2, "batch_norm": True}),
+        ("ragged", True, {"num_layers": 1, "attention": False, "batch_norm": True}),
+        ("ragged", False, {"num_layers": 2, "size_aware": True}),
     ],
 )
 def test_compiles_whole_and_once(native, form: str, training: bool, options: dict) -> None:
