@@ -393,7 +393,7 @@ def test_training_step_is_autograds(backend: str, poison: None, options: dict, n
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("class_weight", [None, [0.25, 3.0], [0.0, 1.0]])
+@pytest.mark.parametrize("class_weight", [None, [0.25, 3.0], [0.0, 1.0], [0.0, 0.0]])
 def test_training_step_is_its_reference(backend: str, class_weight: list[float] | None) -> None:
     if backend == "reference":
         pytest.skip("there is no op then")

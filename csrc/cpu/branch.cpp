@@ -1,7 +1,9 @@
 // branch_readout, its gradients and the training step: from tensors to a Pass.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -180,6 +182,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     const T* weights = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
     double total = weights ? 0 : static_cast<double>(of.graphs);
     for (int64_t i = 0; weights && i < of.graphs; ++i) total += weights[label_of(i)];
+    total = std::max(total, std::numeric_limits<double>::min());  // graphs that all weigh 0 have loss 0
     const auto weight_of = [&](int64_t label) { return (weights ? weights[label] : 1.0) / total; };
     T* no_rows = nullptr;
     with_pass(memory, of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, no_rows, [&](auto& pass) {

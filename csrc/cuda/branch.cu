@@ -8,6 +8,7 @@
 // Every entry is evaluated by itself: which rows several graphs share is not known without reading it back, and a graph
 // refers to a row of its own once already.
 
+#include <cfloat>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -308,7 +309,7 @@ __global__ void weigh_kernel(const T* class_weight, int classes, const int64_t* 
     if (label >= 0 && label < classes) sum += class_weight[label];
   }
   sum = sum_over_lanes(sum);
-  if (threadIdx.x == 0) *total = sum;
+  if (threadIdx.x == 0) *total = sum > DBL_MIN ? sum : DBL_MIN;  // graphs that all weigh 0 have loss 0
 }
 
 // The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
