@@ -47,8 +47,22 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
+class Degree(str, Enum):
+    raw = "raw"
+    log = "log"
+    one_hot = "one-hot"
+
+
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
+]
+OwnFeatures = Annotated[
+    str | None,
+    typer.Option(
+        "--node-features",
+        help="Which features of a TU or .nel dataset: label, attribute, attribute+label or degree.",
+        show_default="the paper's choice",
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -18,6 +18,7 @@ from ._common import (
     DEFAULT_HOPS,
     Debug,
     Operator,
+    OwnFeatures,
     Root,
     app,
     by_branch,
@@ -47,6 +48,7 @@ def precompute(
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
     operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
     hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = DEFAULT_HOPS,
+    own_features: OwnFeatures = None,
     shard_size: Annotated[
         int | None,
         typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
@@ -56,12 +58,16 @@ def precompute(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     debug: Debug = False,
 ) -> None:
-    """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load."""
+    """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
+
+    They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
+    the training graphs, which are not chosen yet.
+    """
     torch.set_num_threads(threads)
     out = Path(f"{dataset}.safetensors") if out is None else out
     shards.check_path(out)
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root)
+        graphs = datasets.load(dataset, root, features=own_features)
     console.print(describe(dataset, graphs), highlight=False)
     settings = (graphs, hops, operator.value, deduplicate)
     if shard_size is None:

@@ -12,6 +12,7 @@ import torch
 import typer
 
 from .. import _files, datasets, training
+from ..preprocessing import NodeFeatures
 from ._common import (
     Debug,
     Device,
@@ -52,9 +53,11 @@ def predict(
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root).to(place)
+        graphs = datasets.load(dataset, root, features=metadata.get("node_features")).to(place)
     if len(graphs) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
+    if (preprocessing := metadata.get("preprocessing")) is not None:
+        graphs = NodeFeatures.from_dict(preprocessing).transform(graphs)
     tasks = graphs.y is not None and graphs.y.is_floating_point()
     scores = training.predict_chunks(model.to(place), graphs, chosen, progress=True)
     with _files.replacing(out) as temporary, table_writer(temporary) as write:

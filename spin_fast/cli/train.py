@@ -15,11 +15,14 @@ from .. import datasets, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 from ..nn import SPIN
+from ..preprocessing import NodeFeatures
 from ._common import (
     DEFAULT_HOPS,
     Debug,
+    Degree,
     Device,
     Operator,
+    OwnFeatures,
     Readout,
     Root,
     app,
@@ -56,6 +59,19 @@ def train(
         Path | None,
         typer.Option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
     ] = None,
+    own_features: OwnFeatures = None,
+    degree: Annotated[
+        Degree | None,
+        typer.Option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
+    ] = None,
+    standardize: Annotated[
+        bool | None,
+        typer.Option(
+            "--standardize/--no-standardize",
+            help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
+            show_default="where there are other than whole numbers",
+        ),
+    ] = None,
     hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
     batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches; its steps are slower.")] = False,
@@ -83,14 +99,28 @@ def train(
     out = Path("runs") / dataset if out is None else out
     _make_folder(out)
     metric_name, metric = metric_of(dataset)
+    if features_file is not None and (degree is not None or standardize):
+        option = "--standardize" if degree is None else f"--degree {degree.value}"
+        raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
     made = None if features_file is None else PowerFeatures.load(features_file)
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root)
+        graphs = datasets.load(dataset, root, features=own_features)
         assert graphs.y is not None
         split = datasets.split(dataset, graphs.y, root, seed=seed)
     console.print(describe(dataset, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
+    settings: dict[str, Any] = {"seed": seed, "node_features": own_features}
     if made is None:
+        node_features = NodeFeatures(
+            None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
+        )
+        graphs = node_features.fit(graphs, split.train).transform(graphs)
+        settings["preprocessing"] = node_features.to_dict()
+        if degree is not None or node_features.columns_:
+            number, standardized = graphs.num_features, len(node_features.columns_)
+            console.print(
+                f"node features: {number}, {standardized} standardised on the training graphs", highlight=False
+            )
         hops = DEFAULT_HOPS if hops is None else hops
         with console.status(f"computing {hops} hops"):
             graphs = graphs.to(place)
@@ -103,6 +133,8 @@ def train(
     else:
         _check_features(f"--features {features_file}", made, dataset, graphs, hops, operator, deduplicate, dropout)
         features, precomputation = made.to(place), f"read from {features_file}"
+        if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
+            console.print("node features: not standardised, which train without --features does", highlight=False)
     torch.manual_seed(seed)
     model = SPIN(
         graphs.num_features,
@@ -133,7 +165,7 @@ def train(
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    settings = {"operator": features.operator, "seed": seed}
+    settings["operator"] = features.operator
     _write_and_report(out, dataset, features, model, fit, split, metric_name, test, precomputation, **settings)
 
 
