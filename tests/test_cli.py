@@ -312,3 +312,21 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
     training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
     assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("options", [["--operator", "sym,adj"], ["--operator", "sym", "--operator", "adj"]])
+def test_operators_side_by_side(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "  2: " in invoke("precompute", "digits", "--hops", 1, *options)
+    made = PowerFeatures.load("digits.safetensors")
+    assert (made.operator, made.num_hops, made.num_branches) == ("sym,adj", 1, 3)
+    assert "has sym,adj" in invoke("train", "--features", "digits.safetensors", "--operator", "adj", exit_code=1)
+    train = ["train", "--features", "digits.safetensors", "--hops", 1, "--epochs", 1, "--out", "run"]
+    assert "  2: " in invoke(*train, *options)
+    model, metadata = training.load_checkpoint("run/model.safetensors")
+    assert (model.num_branches, metadata["operator"]) == (3, "sym,adj")
+    invoke("predict", "run/model.safetensors", "digits", "--out", "x.csv")
+    written = torch.tensor(pandas.read_csv("x.csv").iloc[:, 2:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, training.predict(model, made).softmax(1), rtol=1e-5, atol=1e-6)
+    assert "operator must be one of" in invoke("train", "--operator", "sym,gcn", exit_code=2)
+    assert "each once" in invoke("train", "--operator", "sym", *options, exit_code=1)

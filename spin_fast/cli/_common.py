@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from .. import __version__, build_info, datasets, native_available, training
+from .. import __version__, _check, build_info, datasets, native_available, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 
@@ -27,13 +27,6 @@ app = typer.Typer(
 )
 console = Console()
 DEFAULT_HOPS = 3
-
-
-class Operator(str, Enum):
-    adj = "adj"
-    sym = "sym"
-    sym_adj = "sym+adj"
-    rw = "rw"
 
 
 class Readout(str, Enum):
@@ -56,6 +49,31 @@ class Degree(str, Enum):
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
 ]
+
+
+def _operators(text: str) -> str:
+    try:
+        return _check.operators(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def operator_option(default: str) -> Any:
+    """The option ``--operator``, a list of names, maybe with commas between them, for :func:`operator_of`."""
+    return typer.Option(
+        "--operator",
+        parser=_operators,
+        metavar="|".join(_check.OPERATORS),
+        help="The graph operator; given several times, or several with commas, their hops stand side by side.",
+        show_default=default,
+    )
+
+
+def operator_of(chosen: list[str] | None) -> str | None:
+    """What ``--operator`` says; None where it is not given."""
+    return _check.operators(",".join(chosen)) if chosen else None
+
+
 OwnFeatures = Annotated[
     str | None,
     typer.Option(

@@ -16,12 +16,13 @@ from ..preprocessing import NodeFeatures
 from ._common import (
     Debug,
     Device,
-    Operator,
     Root,
     app,
     console,
     device_of,
     one_line_errors,
+    operator_of,
+    operator_option,
 )
 
 
@@ -32,9 +33,7 @@ def predict(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
     root: Root = None,
     out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
-    operator: Annotated[
-        Operator | None, typer.Option(help="The graph operator.", show_default="that of the model")
-    ] = None,
+    operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     debug: Debug = False,
@@ -49,7 +48,7 @@ def predict(
     table_writer = _table_writer(out)
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
-    chosen = metadata.get("operator") if operator is None else operator.value
+    chosen = operator_of(operators) or metadata.get("operator")
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
     with console.status(f"reading {dataset}"):

@@ -21,7 +21,6 @@ from ._common import (
     Debug,
     Degree,
     Device,
-    Operator,
     OwnFeatures,
     Readout,
     Root,
@@ -33,6 +32,8 @@ from ._common import (
     metric_of,
     num_outputs_of,
     one_line_errors,
+    operator_of,
+    operator_option,
     ratios_of,
     show_score,
     wait_for,
@@ -48,12 +49,12 @@ def train(
     root: Root = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
     readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
-    operator: Annotated[
-        Operator | None, typer.Option(help="The graph operator.", show_default="sym, or that of --features")
-    ] = None,
+    operators: Annotated[list[str] | None, operator_option("sym, or that of --features")] = None,
     hops: Annotated[
         int | None,
-        typer.Option(min=0, help="R: there are R + 1 branches.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+        typer.Option(
+            min=0, help="R: one branch, and R for each operator.", show_default=f"{DEFAULT_HOPS}, or as --features"
+        ),
     ] = None,
     features_file: Annotated[
         Path | None,
@@ -95,6 +96,7 @@ def train(
     Datasets with an official split use it; the others are split 80/10/10 by the seed, stratified.
     """
     torch.set_num_threads(threads)
+    operator = operator_of(operators)
     place = device_of(device)
     out = Path("runs") / dataset if out is None else out
     _make_folder(out)
@@ -125,9 +127,7 @@ def train(
         with console.status(f"computing {hops} hops"):
             graphs = graphs.to(place)
             start = time.perf_counter()
-            features = PowerFeatures.from_graphs(
-                graphs, hops, (operator or Operator.sym).value, deduplicate, node_rows=dropout > 0
-            )
+            features = PowerFeatures.from_graphs(graphs, hops, operator or "sym", deduplicate, node_rows=dropout > 0)
             wait_for(place)
             precomputation = f"{1000 * (time.perf_counter() - start):.1f} ms, once, deduplication included"
     else:
@@ -141,6 +141,7 @@ def train(
         hidden,
         num_outputs,
         features.num_hops,
+        num_operators=features.num_operators,
         attention=readout is Readout.attention,
         num_layers=layers,
         batch_norm=batch_norm,
@@ -175,7 +176,7 @@ def _check_features(
     dataset: str,
     graphs: GraphBatch,
     hops: int | None,
-    operator: Operator | None,
+    operator: str | None,
     deduplicate: bool,
     dropout: float,
 ) -> None:
@@ -191,8 +192,8 @@ def _check_features(
         raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
     if hops is not None and hops != features.num_hops:
         raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
-    if operator is not None and operator.value != features.operator:
-        raise ValueError(f"--operator {operator.value}: {source} has {features.operator}")
+    if operator is not None and operator != features.operator:
+        raise ValueError(f"--operator {operator}: {source} has {features.operator}")
     if dropout > 0 and features.index is not None and features.row_of_node is None:
         raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
     if not deduplicate and features.index is not None:
