@@ -238,6 +238,7 @@ def fit(
                 raise
             result.interrupted = True
     model.load_state_dict(best_state)
+    model.unflatten_parameters()
     return result
 
 
