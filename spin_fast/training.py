@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
@@ -142,9 +141,7 @@ def predict_chunks(
         raise ValueError(f"graphs must have {wanted} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := model.classifier[0].weight.device):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-    operator = _check.operators(operator)
-    if operator.count(",") + 1 != (wanted := model.config["num_operators"]):
-        raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
+    operator = model.check_operator(operator)
     model.eval()
     return _scores_of_chunks(model, graphs, operator, progress)
 

@@ -146,6 +146,17 @@ class SPIN(nn.Module):
                 f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
             )
 
+    def check_operator(self, operator: str | Sequence[str]) -> str:
+        """Check for as many graph operators as the model was made for; returns them with commas between them.
+
+        Raises:
+            TypeError, ValueError: what is wrong.
+        """
+        name, wanted = _check.operators(operator), self.config["num_operators"]
+        if name.count(",") + 1 != wanted:
+            raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
+        return name
+
     def _forward_fused(
         self,
         rows: Tensor,
