@@ -298,9 +298,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
                 seed=seed,
                 progress=bool(self.verbose),
             )
-            # Trained parameters are views of one tensor, of which pickle would write all for each of them.
-            self.model_ = self._model(features, num_classes)
-            self.model_.load_state_dict(model.state_dict())
+            self.model_ = model
         return result
 
     def _model(self, features: PowerFeatures, num_classes: int) -> SPIN:
