@@ -153,11 +153,11 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         train, validation = self._split(y, random)
         with _threads(self.n_jobs):
             fit = self._fit(graphs, torch.from_numpy(codes), len(classes), train, validation, random)
-        if fit.interrupted:
-            warnings.warn("Training interrupted by user.", stacklevel=2)
         self._operator = self.operator
         self.classes_, self.n_features_in_ = classes, graphs.num_features
         self.history_, self.best_epoch_, self.n_iter_ = fit.epochs, fit.best_epoch, len(fit.epochs)
+        if fit.interrupted:
+            warnings.warn("Training interrupted by user.", stacklevel=2)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
@@ -239,6 +239,10 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction}")
         _check.operator(self.operator)
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise ValueError(f"device must be one that torch has here, or None, got {self.device!r}") from error
         if isinstance(graphs, PowerFeatures) and (graphs.num_hops, graphs.operator) != (self.num_hops, self.operator):
             raise ValueError(
                 f"X must have {self.num_hops} hops of {self.operator!r} as the estimator's num_hops and operator say, "

@@ -13,13 +13,13 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
 from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import VotingClassifier
 from sklearn.exceptions import NotFittedError
-from sklearn.model_selection import GridSearchCV, cross_val_predict, cross_val_score, train_test_split
+from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
 from sklearn.pipeline import make_pipeline
 from sklearn.utils import _safe_indexing
 from sklearn.utils.estimator_checks import parametrize_with_checks
@@ -75,6 +75,7 @@ def classifier() -> SPINClassifier:
     return SPINClassifier(num_hops=2, **{**SMALL, "epochs": 30})
 
 
+@settings(max_examples=20)
 @given(key=st.lists(st.integers(-60, 59), max_size=8) | st.lists(st.booleans(), min_size=60, max_size=60))
 def test_scikit_learn_selects_by_ids(graphs: GraphBatch, features: PowerFeatures, key: list[int] | list[bool]) -> None:
     ids = np.array(key, dtype=np.int64 if len(key) < 60 else bool)
@@ -181,9 +182,9 @@ def test_reproducible_and_leaves_torch_alone(
 ) -> None:
     torch.set_num_threads(2)
     before = torch.get_rng_state()
-    one = classifier.set_params(batch_norm=True, dropout=0.1, epochs=4).fit(features).predict_proba(features)
+    one = classifier.set_params(batch_norm=True, dropout=0.1, epochs=2).fit(features).predict_proba(features)
     torch.rand(1)
-    other = clone(classifier).set_params(n_jobs=-1).fit(features).predict_proba(features)
+    other = clone(classifier).set_params(n_jobs=2).fit(features).predict_proba(features)
     assert np.array_equal(one, other)
     torch.set_rng_state(before)
     classifier.set_params(random_state=np.random.RandomState(1)).fit(graphs)
@@ -252,6 +253,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"hidden_features": 0}, ValueError, "hidden_features must be at least 1, got 0"),
     ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
     ({"schedule": "never"}, ValueError, "schedule must be one of"),
+    ({"device": "gpu"}, ValueError, "device must be one that torch has here, or None, got 'gpu'"),
 ]
 
 
