@@ -24,6 +24,7 @@ from . import _check, training
 from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import SPIN
+from .preprocessing import Degree, NodeFeatures
 
 Graphs = GraphBatch | PowerFeatures
 READOUTS = ("attention", "sum")
@@ -43,12 +44,19 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
     What ``random_state`` fixes is the same bits every time, for any ``n_jobs``. Torch's own random state and number of
     threads are left as they were.
 
+    Node features are prepared by :class:`spin_fast.NodeFeatures`, fitted on the graphs to train on; those of
+    ``PowerFeatures`` are taken as they are.
+
     Args:
         hidden_features: the width of every layer of the branches.
         num_hops: ``R``; there are ``R + 1`` branches.
-        operator: the graph operator: ``sym``, ``adj``, ``sym+adj`` or ``rw``.
+        operator: the graph operator: ``sym``, ``adj``, ``sym+adj`` or ``rw``; or several side by side, as in
+            :meth:`spin_fast.PowerFeatures.from_graphs`.
         readout: ``"sum"`` or ``"attention"``.
         size_aware: multiply the attention readout by the number of nodes of the graph.
+        degree: features to make of the degree: ``"raw"``, ``"log"``, ``"one-hot"`` or None.
+        standardize: shift and scale node features to mean 0 and standard deviation 1; ``"auto"`` does where there are
+            other than whole numbers.
         num_layers: linear layers per branch.
         classifier_features: widths of the classifier's hidden layers.
         batch_norm: BatchNorm in the branches.
@@ -57,7 +65,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         epochs: at most so many passes.
         batch_size: graphs per step.
         learning_rate: of Adam, at the start.
-        schedule: ``"cosine"`` lets the learning rate fall to 0 over ``epochs``, ``"constant"`` keeps it.
+        schedule: of the learning rate, see :func:`spin_fast.training.fit`.
         weight_decay: L2 penalty of Adam.
         patience: stop after so many epochs without a better accuracy on the graphs held out.
         validation_fraction: the share of graphs that ``fit`` holds out, stratified by class, to choose the epoch by.
@@ -71,6 +79,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: ``[C]`` the labels, sorted.
         n_features_in_: features of a node.
+        node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
         model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch.
         history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
             ``validation`` (the accuracy) and ``seconds``.
@@ -80,6 +89,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
 
     classes_: np.ndarray
     n_features_in_: int
+    node_features_: NodeFeatures | None
     model_: SPIN
     history_: list[training.Epoch]
     best_epoch_: int
@@ -89,10 +99,12 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         self,
         hidden_features: int = 32,
         num_hops: int = 3,
-        operator: str = "sym",
+        operator: str | Sequence[str] = "sym",
         readout: Literal["attention", "sum"] = "sum",
         *,
         size_aware: bool = False,
+        degree: Degree | None = None,
+        standardize: bool | Literal["auto"] = "auto",
         num_layers: int = 3,
         classifier_features: Sequence[int] = (32, 32),
         batch_norm: bool = False,
@@ -115,6 +127,8 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         self.operator = operator
         self.readout = readout
         self.size_aware = size_aware
+        self.degree = degree
+        self.standardize = standardize
         self.num_layers = num_layers
         self.classifier_features = classifier_features
         self.batch_norm = batch_norm
@@ -151,12 +165,33 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         classes, codes = np.unique(y, return_inverse=True)
         random = check_random_state(self.random_state)
         train, validation = self._split(y, random)
+        seed = int(random.randint(2**31 - 1))
         with _threads(self.n_jobs):
-            fit = self._fit(graphs, torch.from_numpy(codes), len(classes), train, validation, random)
-        self._operator = self.operator
+            features, node_features = self._features(graphs, train)
+            features = _labelled(features, torch.from_numpy(codes))
+            with _seeded(seed, features.rows.device):
+                model = self._model(features, len(classes))
+                if self.calibrate:
+                    model.calibrate(features[train])
+                result = training.fit(
+                    model,
+                    features,
+                    train,
+                    validation,
+                    epochs=self.epochs,
+                    batch_size=self.batch_size,
+                    learning_rate=self.learning_rate,
+                    schedule=self.schedule,
+                    weight_decay=self.weight_decay,
+                    patience=self.patience,
+                    seed=seed,
+                    progress=bool(self.verbose),
+                )
+        self.model_ = model
+        self._operator, self.node_features_ = features.operator, node_features
         self.classes_, self.n_features_in_ = classes, graphs.num_features
-        self.history_, self.best_epoch_, self.n_iter_ = fit.epochs, fit.best_epoch, len(fit.epochs)
-        if fit.interrupted:
+        self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
+        if result.interrupted:
             warnings.warn("Training interrupted by user.", stacklevel=2)
         return self
 
@@ -238,14 +273,22 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
             raise TypeError(f"validation_fraction must be a number, got {name}")
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction}")
-        _check.operator(self.operator)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError) as error:
             raise ValueError(f"device must be one that torch has here, or None, got {self.device!r}") from error
-        if isinstance(graphs, PowerFeatures) and (graphs.num_hops, graphs.operator) != (self.num_hops, self.operator):
+        operator = _check.operators(self.operator)
+        if isinstance(graphs, GraphBatch):
+            return
+        if self.degree is not None or self.standardize is True:
+            name = "standardize" if self.degree is None else "degree"
             raise ValueError(
-                f"X must have {self.num_hops} hops of {self.operator!r} as the estimator's num_hops and operator say, "
+                f"{name} must be left out where X is PowerFeatures, which have the powers already: prepare the graphs "
+                "by NodeFeatures before"
+            )
+        if (graphs.num_hops, graphs.operator) != (self.num_hops, operator):
+            raise ValueError(
+                f"X must have {self.num_hops} hops of {operator!r} as the estimator's num_hops and operator say, "
                 f"got {graphs.num_hops} of {graphs.operator!r}"
             )
 
@@ -263,47 +306,17 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
             ) from error
         return np.sort(parts[0]), np.sort(parts[1])
 
-    def _fit(
-        self,
-        graphs: Graphs,
-        y: Tensor,
-        num_classes: int,
-        train: np.ndarray,
-        validation: np.ndarray,
-        random: np.random.RandomState,
-    ) -> training.Fit:
+    def _features(self, graphs: Graphs, train: np.ndarray) -> tuple[PowerFeatures, NodeFeatures | None]:
+        """What to train on, and what node features were made by."""
         if self.device is not None:
             graphs = graphs.to(self.device)
         if isinstance(graphs, PowerFeatures):
-            features = graphs
-        else:
-            features = PowerFeatures.from_graphs(
-                graphs, self.num_hops, self.operator, node_rows=self.dropout > 0, progress=bool(self.verbose)
-            )
-        features = _labelled(features, y)
-        seed = int(random.randint(2**31 - 1))
-        x = features.rows
-        with _random_state, torch.random.fork_rng([x.device] if x.is_cuda else []):
-            torch.manual_seed(seed)
-            model = self._model(features, num_classes)
-            if self.calibrate:
-                model.calibrate(features[train])
-            result = training.fit(
-                model,
-                features,
-                train,
-                validation,
-                epochs=self.epochs,
-                batch_size=self.batch_size,
-                learning_rate=self.learning_rate,
-                schedule=self.schedule,
-                weight_decay=self.weight_decay,
-                patience=self.patience,
-                seed=seed,
-                progress=bool(self.verbose),
-            )
-            self.model_ = model
-        return result
+            return graphs, None
+        node_features = NodeFeatures(self.degree, standardize=self.standardize).fit(graphs, train)
+        progress, node_rows = bool(self.verbose), self.dropout > 0
+        graphs = node_features.transform(graphs)
+        made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
+        return made, node_features
 
     def _model(self, features: PowerFeatures, num_classes: int) -> SPIN:
         model = SPIN(
@@ -311,6 +324,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
             self.hidden_features,
             num_classes,
             self.num_hops,
+            num_operators=features.num_operators,
             attention=self.readout == "attention",
             size_aware=self.size_aware,
             num_layers=self.num_layers,
@@ -339,11 +353,24 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         if isinstance(graphs, PowerFeatures):
             if graphs.operator != self._operator:
                 raise ValueError(f"X must be of the operator {self._operator!r} as in fit, got {graphs.operator!r}")
+            made = self.node_features_
+            if made is not None and (made.degree is not None or made.columns_):
+                raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
             return training.predict(self.model_, graphs)
         if graphs.x.dtype != weight.dtype:
             raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
+        if self.node_features_ is not None:
+            graphs = self.node_features_.transform(graphs)
         none = weight.new_empty(0, len(self.classes_))
         return torch.cat([none, *training.predict_chunks(self.model_, graphs, self._operator)])
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's random state from ``seed``, for one thread at a time, and then what it was."""
+    with _random_state, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from sklearn.utils import _safe_indexing
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import check_array
 
-from spin_fast import SPIN, GraphBatch, PowerFeatures, training
+from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
 from spin_fast.sklearn import SPINClassifier
 
 NAMES = np.array(["ring", "path", "star"])
@@ -51,7 +52,7 @@ SMALL = {"hidden_features": 8, "num_layers": 2, "classifier_features": (8,), "ep
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([RowClassifier(num_hops=0, validation_fraction=0, **SMALL)])
+@parametrize_with_checks([RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL)])
 def test_checks_of_scikit_learn(estimator: RowClassifier, check: Callable[[Any], None]) -> None:
     check(estimator)
 
@@ -199,6 +200,34 @@ def test_pickle(features: PowerFeatures, classifier: SPINClassifier) -> None:
     assert "SPINClassifier" in classifier._repr_html_()
     with pytest.raises(NotFittedError):
         clone(pickle.loads(data)).predict(features)
+
+
+def test_node_features_are_those_of_the_training_graphs(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    """As if made by hand, and the same for graphs to predict; powers made beforehand are taken as they are."""
+    scaled = replace(graphs, x=torch.cat([1000 + 0.5 * graphs.x, graphs.x], dim=1))
+    train, _ = train_test_split(np.arange(60), test_size=0.1, stratify=graphs.y, random_state=np.random.RandomState(0))
+    by_hand = NodeFeatures("log").fit(scaled, np.sort(train))
+    plain, made = clone(classifier).set_params(standardize=False), by_hand.transform(scaled)
+    expected = plain.fit(made).predict_proba(made[:7])
+    classifier.set_params(degree="log").fit(scaled)
+    assert classifier.node_features_.to_dict() == by_hand.to_dict()
+    assert np.array_equal(classifier.predict_proba(scaled[:7]), expected)
+    assert (classifier.n_features_in_, classifier.model_.config["in_features"]) == (2, 3)
+    rows = PowerFeatures.from_graphs(scaled, 2)
+    with pytest.raises(TypeError, match="X must be a GraphBatch as in fit"):
+        classifier.set_params(degree=None).fit(scaled).predict(rows)
+    assert clone(classifier).fit(rows).node_features_ is None
+    for parameters in ({"degree": "log"}, {"standardize": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(parameters))} must be left out where X is PowerFeatures"):
+            clone(classifier).set_params(**parameters).fit(rows)
+
+
+def test_operators_side_by_side(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    probabilities = classifier.set_params(operator=("sym", "adj")).fit(graphs).predict_proba(graphs)
+    features = PowerFeatures.from_graphs(graphs, 2, "sym,adj")
+    np.testing.assert_allclose(clone(classifier).fit(features).predict_proba(features), probabilities, atol=1e-4)
+    with pytest.raises(ValueError, match="must have 2 hops of 'sym'"):
+        classifier.set_params(operator="sym").fit(features)
 
 
 def test_features_of_a_file(tmp_path: Path, features: PowerFeatures, classifier: SPINClassifier) -> None:
