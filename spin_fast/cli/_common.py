@@ -21,7 +21,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from .. import __version__, build_info, datasets, native_available, training
+from .. import __version__, _check, build_info, datasets, native_available, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 
@@ -36,13 +36,6 @@ console = Console()
 DEFAULT_HOPS = 3
 
 
-class Operator(str, Enum):
-    adj = "adj"
-    sym = "sym"
-    sym_adj = "sym+adj"
-    rw = "rw"
-
-
 class Readout(str, Enum):
     attention = "attention"
     sum = "sum"
@@ -52,6 +45,12 @@ class Device(str, Enum):
     auto = "auto"
     cpu = "cpu"
     cuda = "cuda"
+
+
+class Degree(str, Enum):
+    raw = "raw"
+    log = "log"
+    one_hot = "one-hot"
 
 
 def _complete_dataset(context: typer.Context, incomplete: str) -> list[str]:
@@ -77,6 +76,39 @@ Splits = Annotated[
 ]
 Fold = Annotated[int | None, typer.Option(min=0, help="Which of the published folds; the first is 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")]
+
+
+def _operators(text: str) -> str:
+    try:
+        return _check.operators(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def operator_option(default: str) -> Any:
+    """The option ``--operator``, a list of names, maybe with commas between them, for :func:`operator_of`."""
+    return typer.Option(
+        "--operator",
+        parser=_operators,
+        metavar="|".join(_check.OPERATORS),
+        help="The graph operator; given several times, or several with commas, their hops stand side by side.",
+        show_default=default,
+    )
+
+
+def operator_of(chosen: list[str] | None) -> str | None:
+    """What ``--operator`` says; None where it is not given."""
+    return _check.operators(",".join(chosen)) if chosen else None
+
+
+OwnFeatures = Annotated[
+    str | None,
+    typer.Option(
+        "--node-features",
+        help="Which features of a TU or .nel dataset: label, attribute, attribute+label or degree.",
+        show_default="the paper's choice",
+    ),
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 

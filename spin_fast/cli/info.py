@@ -17,6 +17,7 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
+from .._powers import num_branches_of
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 from ._common import (
@@ -26,7 +27,7 @@ from ._common import (
     Download,
     Fold,
     Json,
-    Operator,
+    OwnFeatures,
     Report,
     Root,
     Splits,
@@ -35,6 +36,8 @@ from ._common import (
     console,
     kernels_on,
     one_line_errors,
+    operator_of,
+    operator_option,
     read_dataset,
     reports,
     show_bytes,
@@ -51,8 +54,9 @@ def info(
     dataset: Annotated[str | None, DATASET] = None,
     root: Root = None,
     download: Download = False,
-    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
-    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = DEFAULT_HOPS,
+    operators: Annotated[list[str] | None, operator_option("sym")] = None,
+    hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
+    own_features: OwnFeatures = None,
     splits: Splits = None,
     fold: Fold = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, where it is drawn.")] = 0,
@@ -75,16 +79,17 @@ def info(
     torch.set_num_threads(threads)
     if dataset is None:
         return _installation(root)
-    read, name = read_dataset(dataset, root, download=download), title_of(dataset)
+    read, name = read_dataset(dataset, root, download=download, features=own_features), title_of(dataset)
+    operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
         facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
         facts["features"] = _features(graphs, read.num_attributes)
         facts |= _labels(graphs, read.classes)
     with console.status(f"computing {hops} hops of {name}"):
-        features = PowerFeatures.from_graphs(graphs, hops, operator.value, node_rows=False)
-        powers = (hops + 1) * graphs.x.nbytes
-        facts |= {"operator": operator.value, "hops": hops}
+        features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
+        powers = num_branches_of(hops, operator) * graphs.x.nbytes
+        facts |= {"operator": operator, "hops": hops}
         facts["bytes"] = {"graphs": _bytes_of(graphs), "powers": powers, "features": features.nbytes}
         facts["deduplication"] = features.deduplication
         first = features.identical_graphs()

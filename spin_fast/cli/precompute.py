@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import shards
+from .._powers import num_branches_of
 from .._progress import progress_bar
 from ..features import PowerFeatures, index_of
 from ._common import (
@@ -21,7 +22,7 @@ from ._common import (
     Debug,
     Download,
     Json,
-    Operator,
+    OwnFeatures,
     Report,
     Root,
     app,
@@ -29,6 +30,8 @@ from ._common import (
     console,
     describe,
     one_line_errors,
+    operator_of,
+    operator_option,
     read_dataset,
     reports,
     title_of,
@@ -55,8 +58,9 @@ def precompute(
     root: Root = None,
     download: Download = False,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
-    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
-    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = DEFAULT_HOPS,
+    operators: Annotated[list[str] | None, operator_option("sym")] = None,
+    hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
+    own_features: OwnFeatures = None,
     shard_size: Annotated[
         int | None,
         typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
@@ -69,20 +73,24 @@ def precompute(
 ) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
+    They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
+    the training graphs, which are not chosen yet.
+
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """
     torch.set_num_threads(threads)
     name = title_of(dataset)
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
-    graphs = read_dataset(dataset, root, download=download).graphs
+    graphs = read_dataset(dataset, root, download=download, features=own_features).graphs
     console.print(describe(name, graphs), highlight=False)
-    settings = (graphs, hops, operator.value, deduplicate)
+    operator = operator_of(operators) or "sym"
+    settings = (graphs, hops, operator, deduplicate)
     if shard_size is None:
         parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
     else:
         parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
-    stored = torch.zeros(hops + 1, dtype=torch.int64)
+    stored = torch.zeros(num_branches_of(hops, operator), dtype=torch.int64)
 
     def counted() -> Iterator[PowerFeatures]:
         for part in parts:
@@ -94,7 +102,7 @@ def precompute(
     facts: dict[str, Any] = {
         "dataset": name,
         "graphs": len(graphs),
-        "operator": operator.value,
+        "operator": operator,
         "hops": hops,
         "deduplication": [graphs.num_nodes / max(int(number), 1) for number in stored],
         "bytes": sum(file.stat().st_size for file in files),

@@ -16,19 +16,21 @@ from rich.text import Text
 from .. import _files, datasets, training
 from .._progress import progress_bar
 from ..graphs import GraphBatch
+from ..preprocessing import NodeFeatures
 from ._common import (
     DATASET,
     Debug,
     Device,
     Download,
     Json,
-    Operator,
     Report,
     Root,
     app,
     console,
     device_of,
     one_line_errors,
+    operator_of,
+    operator_option,
     read_dataset,
     reports,
     title_of,
@@ -46,9 +48,7 @@ def predict(
     root: Root = None,
     download: Download = False,
     out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
-    operator: Annotated[
-        Operator | None, typer.Option(help="The graph operator.", show_default="that of the model")
-    ] = None,
+    operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     as_json: Json = False,
@@ -68,9 +68,11 @@ def predict(
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
-    chosen = metadata.get("operator") if operator is None else operator.value
+    chosen = operator_of(operators) or metadata.get("operator")
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
+    preprocessing = metadata.get("preprocessing")
+    prepared = None if preprocessing is None else NodeFeatures.from_dict(preprocessing)
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
     predicted = np.zeros(num_outputs, np.int64)
@@ -86,7 +88,8 @@ def predict(
     ):
         for graphs, names, _ in itertools.chain([first], parts):
             tasks = tasks or (graphs.y is not None and graphs.y.is_floating_point())
-            for scores in training.predict_chunks(model, graphs.to(place), chosen):
+            graphs = graphs.to(place) if prepared is None else prepared.transform(graphs.to(place))
+            for scores in training.predict_chunks(model, graphs, chosen):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
                 columns: Columns = {"graph": numbers}
