@@ -78,4 +78,5 @@ def ragged_arange(starts: Tensor, sizes: Tensor) -> Tensor:
 
 def offsets(sizes: Tensor) -> Tensor:
     """Offsets ``[n + 1]`` (int64) of ``n`` consecutive runs of the given sizes: ``[2, 3] -> [0, 2, 5]``."""
-    return torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
+    # Not by pad: where torch compiles that, it reads what an empty tensor does not have.
+    return torch.cat([sizes.new_zeros(1), sizes]).cumsum(0, dtype=torch.int64)
