@@ -20,14 +20,17 @@ from torch import Tensor
 
 from .. import _check
 from ..graphs import GraphBatch
-from . import digits, nel, ogb, tu
+from . import citation, digits, nel, ogb, tu
 from ._common import DatasetError
+from .citation import NodeDataset
 from .ogb import evaluator
 from .synthetic import erdos_renyi, power_law, random_regular
 
 __all__ = [
     "DatasetError",
+    "NodeDataset",
     "Split",
+    "cora",
     "erdos_renyi",
     "evaluator",
     "load",
@@ -129,6 +132,31 @@ def split(name: str, y: Tensor, root: str | Path | None = None, *, seed: int = 0
     train, held = part(np.arange(len(y)), test_size=0.2, stratify=y.numpy())
     validation, test = part(held, test_size=0.5, stratify=y.numpy()[held])
     return Split(*(torch.from_numpy(np.sort(ids)) for ids in (train, validation, test)))
+
+
+def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torch.dtype = torch.float32) -> NodeDataset:
+    """Load Cora: 2,708 papers that cite each other, 7 classes, 1,433 words of which a paper has some.
+
+    ``Cora.zip`` or ``Cora/`` under ``root`` must hold ``edges.csv`` (each edge once), ``labels.csv``, ``features.txt``
+    (a line of word numbers per paper) and ``split_train.csv``, ``split_valid.csv``, ``split_test.csv``, the public
+    split of Planetoid: 20 papers per class, 500, and 1,000; nodes and words are numbered from 0. From PyG's
+    ``Planetoid`` the same comes by ``GraphBatch.from_pyg(data, y=None)`` and ``data.y``.
+
+    Args:
+        root: the folder of the files; None for ``$SPIN_FAST_DATA``, else ``data``.
+        normalize: divide the rows of ``x`` by their sums, as PyG's ``NormalizeFeatures`` does.
+        dtype: float32 or float64, of ``x``.
+
+    Returns:
+        One graph with ``x [2708, 1433]`` of 0 and 1 and both arcs of each edge, the classes of its nodes, the split.
+
+    Raises:
+        DatasetError: no such files, or wrong ones; one line that says which.
+    """
+    path = citation.locate(_root(root))
+    if path is None:
+        raise DatasetError(f"Cora needs Cora.zip or Cora/ in {_root(root)}; put it there, or name its folder by root")
+    return citation.load(path, normalize=normalize, dtype=dtype)
 
 
 def metric(name: str) -> str:

@@ -29,7 +29,7 @@ class PAGNN(GraphClassifier):
 
     Branch ``r`` transforms the rows of its hop, ``z_v^(r) = g^(r)(b_v^(r))``; a readout makes one vector per graph of
     them, ``s_G^(r)``; a combination makes one of those, ``e_G``; a classifier scores it. ``SPIN`` is the case of MLPs,
-    the attention or the sum, concatenation, and an MLP; its training is one operation per step: prefer it where it fits.
+    the attention or the sum, concatenation, and an MLP; its steps are one operation each: prefer it where it fits.
 
     What the paper shows of the parts: the model tells apart all graphs that colour refinement (1-WL) does if operator,
     branches, readout and combination are injective (Theorem 1). A branch of a single linear layer, with a ReLU or
@@ -125,7 +125,7 @@ class PAGNN(GraphClassifier):
 
 
 class AttentionReadout(nn.Module):
-    """The readout of SPIN-att for one branch: ``alpha``, the softmax of ``ReLU(<w, z_v>)`` over the graph, weighs ``z``.
+    """The readout of SPIN-att for one branch: a softmax of ``ReLU(<w, z_v>)`` over the graph weighs its ``z_v``.
 
     Args:
         in_features: ``h``.
