@@ -45,6 +45,8 @@ def load(path: Path, *, normalize: bool, dtype: torch.dtype) -> NodeDataset:
     from . import Split
 
     y = _numbers(path, "labels.csv", 1)[:, 0]
+    if y.min() < 0:
+        raise DatasetError(f"{path}:labels.csv must hold classes from 0, got {int(y.min())}; get the set again")
     files = {
         name: _numbers(path, name, columns) for name, columns in (("edges.csv", 2), *((part, 1) for part in _PARTS))
     }
