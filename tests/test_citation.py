@@ -56,7 +56,7 @@ def test_handmade(tmp_path: Path, zipped: bool, monkeypatch: pytest.MonkeyPatch)
         ({"features": "0\n1\n"}, r"Cora:features\.txt must have 4 lines, as labels\.csv, got 2"),
         (
             {"features": "0\n1433\n2\n3\n"},
-            r"Cora:features\.txt, line 2, cannot be parsed \(words must be in 0\.\.1432\)",
+            r"Cora:features\.txt, line 2, cannot be parsed \(words must be in 0",
         ),
         ({"features": "0\nx\n2\n3\n"}, r"Cora:features\.txt, line 2, cannot be parsed"),
         ({"labels": "1\n0.5\n1\n2\n"}, r"Cora:labels\.csv, line 2 must hold 1 int32"),
