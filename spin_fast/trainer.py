@@ -164,6 +164,7 @@ class Trainer:
         self.model = model
         self._flat = nn.Parameter(model.flatten_parameters())
         self._captured: _Captured | None = None
+        self._num_outputs: int | None = None
         self.optimizer = _Adam(self._flat, learning_rate=learning_rate, weight_decay=weight_decay)
 
     def epoch(
@@ -187,7 +188,9 @@ class Trainer:
         """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss."""
         model = self.model
         model.check(features)
-        check_labels(features, model.num_outputs(features))
+        if self._num_outputs is None:
+            self._num_outputs = model.num_outputs(features)
+        check_labels(features, self._num_outputs)
         model.train()
         flat = model.flatten_parameters()
         if len(flat) != len(self._flat):

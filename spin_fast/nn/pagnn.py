@@ -208,15 +208,15 @@ class LinkPredictor(nn.Module):
 class _Function(nn.Module):
     """A function among modules."""
 
-    def __init__(self, function: Callable[..., Tensor]) -> None:
+    def __init__(self, function: Callable[..., Tensor], name: str) -> None:
         super().__init__()
-        self.function = function
+        self.function, self.name = function, name
 
     def forward(self, *args: Any) -> Tensor:
         return self.function(*args)
 
-    def extra_repr(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function)).strip("_")
+    def __repr__(self) -> str:
+        return self.name
 
 
 class _Aggregation(nn.Module):
@@ -285,18 +285,20 @@ COMBINATIONS: dict[str, Combine] = {"concat": _concat, "sum": _total, "mean": _a
 
 def _part(name: str, part: Any, known: Mapping[str, Callable[..., Tensor]]) -> nn.Module:
     """A part given by name, as a function or as a module, as a module."""
+    if isinstance(part, nn.Module):
+        return part
     if isinstance(part, str):
         if part not in known:
             raise ValueError(f"{name} must be one of {', '.join(known)}, a module or a function, got {part!r}")
-        part = known[part]
+        return _Function(known[part], part)
     if not callable(part):
         raise TypeError(f"{name} must be a str, a module or a function, got {type(part).__name__}")
-    return part if isinstance(part, nn.Module) else _Function(part)
+    return _Function(part, getattr(part, "__name__", repr(part)))
 
 
 def _readout(readout: Any) -> nn.Module:
     if readout is None:
-        return _Function(_nodes)
+        return _Function(_nodes, "None")
     part = _part("readout", readout, READOUTS)
     pyg = sys.modules.get("torch_geometric.nn.aggr")  # not loaded: none of its aggregations is here
     return _Aggregation(part) if pyg is not None and isinstance(part, pyg.Aggregation) else part
