@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -69,7 +69,7 @@ class PAGNN(GraphClassifier):
         per_node: bool | None = None,
     ) -> None:
         super().__init__()
-        if isinstance(branches, nn.Module) and not isinstance(branches, nn.ModuleList):
+        if isinstance(branches, nn.Sequential) or not isinstance(branches, Iterable):  # layers, not branches
             raise TypeError(f"branches must be a list of modules, one per hop, got {type(branches).__name__}")
         branches = list(branches)
         for branch in branches:
@@ -251,7 +251,8 @@ def _max(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> 
 
 def _nodes(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
     z = z if index is None else z[index.long()]
-    if len(z) != ptr.numel() - 1 or (ptr.is_cpu and not torch.equal(ptr, torch.arange(len(ptr)))):
+    readable = ptr.is_cpu and not torch.compiler.is_compiling()
+    if len(z) != ptr.numel() - 1 or (readable and not torch.equal(ptr, torch.arange(len(ptr)))):
         raise ValueError("features must have one node per graph where readout is None: take features.nodes()")
     return z
 
