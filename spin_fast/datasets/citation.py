@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import zipfile
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,7 @@ from torch import Tensor
 
 from ..graphs import GraphBatch
 from ._common import DatasetError, read_numbers, reading
-
-if TYPE_CHECKING:
-    from . import Split
+from .splits import Split
 
 NUM_WORDS = 1433
 _PARTS = ("split_train.csv", "split_valid.csv", "split_test.csv")
@@ -42,8 +40,6 @@ def locate(root: Path) -> Path | None:
 
 def load(path: Path, *, normalize: bool, dtype: torch.dtype) -> NodeDataset:
     """Read the zip or the folder; see :func:`spin_fast.datasets.cora`."""
-    from . import Split
-
     y = _numbers(path, "labels.csv", 1)[:, 0]
     if y.min() < 0:
         raise DatasetError(f"{path}:labels.csv must hold classes from 0, got {int(y.min())}; get the set again")

@@ -1,6 +1,7 @@
 """Models as torch modules: from the rows of the branches to class scores."""
 
 from .base import GraphClassifier
+from .export import export
 from .layers import BranchLinear, BranchNorm
 from .pagnn import PAGNN, AttentionReadout, BranchAttention, LinkPredictor
 from .spin import SPIN
@@ -14,4 +15,5 @@ __all__ = [
     "BranchNorm",
     "GraphClassifier",
     "LinkPredictor",
+    "export",
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -96,6 +97,21 @@ class GraphClassifier(nn.Module):
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.data = part.view_as(parameter)
         return self._flat
+
+    def unflatten_parameters(self) -> None:
+        """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
+
+        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
+        of the model goes on as if nothing had happened.
+        """
+        if self._flat is not None:
+            self._flat = None
+            for parameter in self.parameters():
+                parameter.data = parameter.data.clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.unflatten_parameters()
+        return self.__dict__.copy()
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters that require a gradient."""

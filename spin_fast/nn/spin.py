@@ -119,8 +119,9 @@ class SPIN(GraphClassifier):
         nodes_per_graph: Tensor | None = None,
     ) -> Tensor:
         """Class scores by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it."""
-        weights: list[Tensor] = [layer.get_parameter("weight") for layer in self.layers]
-        biases: list[Tensor] = [layer.get_parameter("bias") for layer in self.layers]
+        layers = [layer for layer in self.layers if isinstance(layer, BranchLinear)]
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
         for depth, norm in enumerate(self.norms):
             assert isinstance(norm, BranchNorm)
             weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
@@ -189,7 +190,7 @@ class SPIN(GraphClassifier):
     def forward_tensors(
         self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
     ) -> Tensor:
-        """Class scores from plain tensors, whose contents are trusted: what is compiled and exported.
+        """Class scores from plain tensors, whose contents are trusted: what is compiled, or exported by ``nn.export``.
 
         Args:
             rows: dense ``[R + 1, N, d]`` with ``ptr [G + 1]``, or ``R + 1`` tensors ``[U_r, d]`` with the segments of
