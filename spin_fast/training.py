@@ -6,13 +6,12 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
@@ -105,7 +104,7 @@ GPU_CHUNK_BYTES = 256 << 20
 
 @torch.inference_mode()
 def predict_proba(
-    model: GraphClassifier, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
 ) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
@@ -114,8 +113,9 @@ def predict_proba(
 
     Args:
         model: a classifier; it is put into evaluation mode.
-        graphs: the graphs.
-        operator: the one that the model was trained with.
+        graphs: the graphs, with the node features that the model was trained with: what ``NodeFeatures`` made then,
+            it has to make of these.
+        operator: the one that the model was trained with, or those.
         progress: show a progress bar on the terminal.
 
     Raises:
@@ -125,7 +125,7 @@ def predict_proba(
 
 
 def predict_chunks(
-    model: GraphClassifier, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
@@ -137,7 +137,7 @@ def predict_chunks(
         raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-    _check.operator(operator)
+    operator = model.check_operator(operator)
     model.eval()
     return _scores_of_chunks(model, graphs, operator, progress)
 
@@ -145,10 +145,11 @@ def predict_chunks(
 @torch.inference_mode()
 def _scores_of_chunks(model: GraphClassifier, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
     if len(graphs) == 0:
-        yield model.forward_tensors(graphs.x.new_empty(model.num_hops + 1, 0, graphs.num_features), graphs.ptr)
+        yield model.forward_tensors(graphs.x.new_empty(model.num_branches, 0, graphs.num_features), graphs.ptr)
     chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:
-        for powers, ptr in power_chunks(graphs, model.num_hops, operator, chunk_bytes):
+        num_hops = (model.num_branches - 1) // len(operator.split(","))
+        for powers, ptr in power_chunks(graphs, num_hops, operator, chunk_bytes):
             yield model.forward_tensors(powers, ptr)
             advance("", len(ptr) - 1)
 

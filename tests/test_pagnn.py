@@ -148,7 +148,7 @@ def test_widths_of_branches_may_differ() -> None:
 def as_pagnn(spin: SPIN) -> PAGNN:
     """The same model, of parts."""
     branches = []
-    for r in range(spin.num_hops + 1):
+    for r in range(spin.num_branches):
         layers: list[nn.Module] = []
         for layer in spin.layers:
             linear = nn.Linear(*layer.weight.shape[1:])
@@ -402,7 +402,7 @@ class Total(nn.Module):
 
 def test_wrong_results_and_features_are_named() -> None:
     features = made_features()
-    with pytest.raises(ValueError, match="features must have 1 hops as the model has, got 2"):
+    with pytest.raises(ValueError, match="features must have 2 branches as the model has, got 3"):
         PAGNN([mlp(), mlp()]).double()(features)
     with pytest.raises(TypeError, match=r"features must be torch\.float32 as the model is"):
         PAGNN([mlp() for _ in range(3)])(features)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .. import _check
 from ..features import PowerFeatures
 from .layers import Rows
 
@@ -16,12 +18,12 @@ class GraphClassifier(nn.Module):
     """A model from :class:`spin_fast.PowerFeatures` to class scores: what ``training`` trains and applies.
 
     Attributes:
-        num_hops: ``R``; the features must have been made with the same.
+        num_branches: ``1 + k R``, of ``k`` operators and ``R`` hops; the features must have as many.
         in_features: ``d``, or None where the model's modules decide.
         out_features: number of class scores, or None where the model's modules decide.
     """
 
-    num_hops: int
+    num_branches: int
     in_features: int | None = None
     out_features: int | None = None
 
@@ -47,12 +49,9 @@ class GraphClassifier(nn.Module):
         """
         if not isinstance(features, PowerFeatures):
             raise TypeError(f"features must be PowerFeatures, got {type(features).__name__}")
-        if self.in_features is None and features.num_hops != self.num_hops:
-            raise ValueError(f"features must have {self.num_hops} hops as the model has, got {features.num_hops}")
-        if features.num_hops != self.num_hops or self.in_features not in (None, features.num_features):
+        if features.num_branches != self.num_branches:
             raise ValueError(
-                f"features must have {self.num_hops} hops and {self.in_features} features as the model has, "
-                f"got {features.num_hops} and {features.num_features}"
+                f"features must have {self.num_branches} branches as the model has, got {features.num_branches}"
             )
         weight, rows = next(self.parameters(), None), features.rows
         if weight is None:
@@ -66,6 +65,17 @@ class GraphClassifier(nn.Module):
             raise ValueError(
                 f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
             )
+
+    def check_operator(self, operator: str | Sequence[str]) -> str:
+        """Check for graph operators that can give the model its branches; returns them with commas between them.
+
+        Raises:
+            TypeError, ValueError: what is wrong.
+        """
+        name = _check.operators(operator)
+        if (self.num_branches - 1) % (name.count(",") + 1):
+            raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
+        return name
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:
@@ -101,8 +111,8 @@ class GraphClassifier(nn.Module):
     def unflatten_parameters(self) -> None:
         """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
 
-        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
-        of the model goes on as if nothing had happened.
+        A model that is pickled does this first: each view would take the whole flat tensor with it. A ``Trainer`` of
+        the model goes on as if nothing had happened.
         """
         if self._flat is not None:
             self._flat = None
@@ -112,6 +122,12 @@ class GraphClassifier(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self.unflatten_parameters()
         return self.__dict__.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphClassifier:
+        """Copies have parameters of their own; those of this model stay where they are."""
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__dict__ | {"_flat": None}, memo))
+        return twin
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters that require a gradient."""

@@ -42,7 +42,8 @@ class PAGNN(GraphClassifier):
     then takes :meth:`PowerFeatures.nodes`, in which every node is a graph, and so do ``training.fit`` and ``predict``.
 
     Args:
-        branches: ``R + 1`` modules from ``[*, d]`` to ``[*, h_r]``; the same module several times shares its weights.
+        branches: ``R + 1`` modules from ``[*, d]`` to ``[*, h_r]``, or ``1 + k R`` with ``k`` operators; the same
+            module several times shares its weights.
         readout: ``"sum"``, ``"mean"``, ``"max"``, an :class:`AttentionReadout`, an aggregation of PyG
             (``torch_geometric.nn.aggr``), None, or any function of ``z [U, h]``, ``ptr [G + 1]``, ``index [nnz]`` and
             ``count [nnz]`` that returns ``[G, k]``: entry ``e`` of graph ``g``, ``ptr[g] <= e < ptr[g + 1]``, is the
@@ -81,7 +82,7 @@ class PAGNN(GraphClassifier):
             raise TypeError(f"classifier must be a torch.nn.Module or None, got {type(classifier).__name__}")
         if per_node is not None:
             _check.flag("per_node", per_node)
-        self.num_hops = len(branches) - 1
+        self.num_branches = len(branches)
         self.branches = nn.ModuleList(branches)
         self.readout = _readouts(readout, len(branches))
         self.combine = _part("combine", combine, COMBINATIONS)
