@@ -340,14 +340,17 @@ class PowerFeatures:
 
     @property
     def num_branches(self) -> int:
+        """``R + 1``."""
         return self.row_ptr.numel() - 1
 
     @property
     def num_hops(self) -> int:
+        """``R``."""
         return self.num_branches - 1
 
     @property
     def num_features(self) -> int:
+        """``d``."""
         return self.rows.shape[1]
 
     @property

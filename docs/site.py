@@ -1,0 +1,37 @@
+"""What the site adds to its pages: cross references of docstrings, and the options of every command."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+import typer.cli
+import typer.main
+
+COMMANDS = "<!-- commands -->"
+
+
+class Docstrings(griffe.Extension):
+    """What docstrings have that mkdocstrings does not know: roles, ``:meth:`load```, and several errors in a line."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            text = re.sub(r":(?:class|func|meth):`([\w.]+)`", r"[`\1`][]", obj.docstring.value)
+            text = re.sub(r":\w+:(`[\w.]+`)", r"\1", text)
+            obj.docstring.value = re.sub(r"\. (?=[A-Z]\w*Error(, \w+)*: )", ".\n    ", text)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Put what ``spin-fast COMMAND --help`` says in the place that a page keeps for it."""
+    if COMMANDS not in markdown:
+        return markdown
+    from spin_fast.cli import app
+
+    group = typer.main.get_group(app)
+    context = group.make_context("spin-fast", [], resilient_parsing=True)
+    commands = [
+        typer.cli.get_docs_for_click(obj=command, ctx=context, call_prefix="spin-fast", indent=1)
+        for command in group.commands.values()
+    ]
+    return markdown.replace(COMMANDS, "".join(commands))
