@@ -13,13 +13,21 @@ COMMANDS = "<!-- commands -->"
 
 
 class Docstrings(griffe.Extension):
-    """What docstrings have that mkdocstrings does not know: roles, ``:meth:`load```, and several errors in a line."""
+    """Make of docstrings what mkdocstrings reads right.
+
+    Roles, such as ``:meth:`load```, become references. A colon in what is returned does not end its type. Errors in one
+    line become items of their own.
+    """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
-        if obj.docstring is not None:
-            text = re.sub(r":(?:class|func|meth):`([\w.]+)`", r"[`\1`][]", obj.docstring.value)
-            text = re.sub(r":\w+:(`[\w.]+`)", r"\1", text)
-            obj.docstring.value = re.sub(r"\. (?=[A-Z]\w*Error(, \w+)*: )", ".\n    ", text)
+        if obj.docstring is None:
+            return
+        text = re.sub(r":(?:class|func|meth):`([\w.]+)`", r"[`\1`][]", obj.docstring.value)
+        text = re.sub(r":\w+:(`[\w.]+`)", r"\1", text)
+        if obj.is_function and obj.returns is not None:
+            text = text.replace("\nReturns:\n    ", f"\nReturns:\n    {obj.returns}: ")
+        text = re.sub(r"\. (?=[A-Z]\w*Error(, \w+)*: )", ".\n    ", text)
+        obj.docstring.value = re.sub(r"^    (\w+Error), (?=\w+Error: )", r"    \1 | ", text, flags=re.MULTILINE)
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

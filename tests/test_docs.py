@@ -1,0 +1,140 @@
+"""What README, CONTRIBUTING and the site show: code runs, commands and options exist, every public name has a place."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from typer.testing import CliRunner
+
+import spin_fast
+from spin_fast.cli import app
+
+ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "README.md").is_file(), reason="no README.md beside the tests: this is not a checkout"
+)
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
+NOT_RUN = {"", "bibtex", "text"}
+OPTIONAL = {"dgl", "networkx", "ogb", "pyarrow", "torch_geometric"}
+
+
+def fences(page: Path) -> list[Token]:
+    return [token for token in MarkdownIt().parse(page.read_text()) if token.type == "fence"]
+
+
+def code_spans(page: Path) -> list[str]:
+    parts = [part for token in MarkdownIt().parse(page.read_text()) for part in token.children or ()]
+    return [part.content for part in parts if part.type == "code_inline"]
+
+
+def run_python(page: Path, block: Token, namespace: dict[str, Any]) -> None:
+    """Run a block with the lines of its page, and compare what it prints with its lines ``#> ...``, if it has any."""
+    assert block.map is not None
+    code = "\n" * (block.map[0] + 1) + block.content
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        try:
+            exec(compile(code, str(page), "exec"), namespace)
+        except ImportError as error:
+            missing = (error.name or "").split(".")[0]
+            if missing not in OPTIONAL:
+                raise
+            pytest.skip(f"{missing} is not installed")
+    expected = re.findall(r"^#> (.*)$", block.content, flags=re.MULTILINE)
+    if expected:
+        assert printed.getvalue().splitlines() == expected
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a shell block, as words."""
+    found: list[list[str]] = [[]]
+    for line in text.replace("\\\n", " ").splitlines():
+        for word in [*shlex.split(line, comments=True), "&&"]:
+            if word == "&&":
+                found.append([])
+            else:
+                found[-1].append(word)
+    return [words for words in found if words]
+
+
+def check_command(words: list[str]) -> None:
+    """Parse a command of ours as it would be; of others check that what they name is there."""
+    if words[0] == "spin-fast":
+        group = typer.main.get_group(app)
+        assert words[1] in {*group.commands, "--help", "--version", "--install-completion"}, words
+        if words[2:]:  # a command alone is just named
+            group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
+        return
+    for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
+        assert re.search(rf"^{extra} = \[", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE), words
+    if words[:2] == ["python", "-m"] and words[2].startswith("spin_fast."):
+        knows = ROOT / (words[2].removeprefix("spin_fast.").replace(".", "/") + ".py")
+    elif words[0].startswith("scripts/"):
+        knows = ROOT / words[0]
+    elif words[0] == "pytest":
+        assert all((ROOT / word).exists() for word in words[1:] if "/" in word), words
+        knows = ROOT / "benchmarks" / "plugin.py"
+    else:
+        return
+    for word in words[1:]:
+        assert not word.startswith("--") or word in knows.read_text(), f"{knows} does not know {word}"
+
+
+def run_commands(block: Token) -> None:
+    """Run what trains, reads or writes ``digits``, which is there and small; check the rest."""
+    for words in commands(block.content):
+        check_command(words)
+        if words[0] == "spin-fast" and "digits" in words:
+            result = CliRunner().invoke(app, words[1:])
+            assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_code_of_a_page(
+    page: Path,
+    subtests: pytest.Subtests,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    threads: None,
+) -> None:
+    """The blocks of a page are run in order, in one namespace and one empty folder."""
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {}
+    for block in fences(page):
+        language = block.info.split(" ")[0]
+        with subtests.test(line=block.map and block.map[0] + 1):
+            if language == "python":
+                run_python(page, block, namespace)
+            elif language == "sh":
+                run_commands(block)
+            else:
+                assert language in NOT_RUN, f"nothing runs {language!r}"
+    for span in code_spans(page):
+        if re.match(r"(spin-fast|pytest|python -m) \S", span):
+            for words in commands(span):
+                check_command(words)
+
+
+@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
+def test_pictures_and_pages_exist(page: Path) -> None:
+    """For those that are no pages of the site, whose own links are checked when it is built."""
+    for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
+        assert (ROOT / target).is_file(), target
+
+
+def test_every_public_name_is_on_the_site() -> None:
+    shown = "\n".join(page.read_text() for page in ROOT.glob("docs/api/*.md"))
+    for name in spin_fast.__all__:
+        assert re.search(rf"^::: spin_fast\.{name}$", shown, flags=re.MULTILINE), f"docs/api/ has no spin_fast.{name}"
+    for module in ("datasets", "nn", "training"):
+        for name in getattr(spin_fast, module).__all__:
+            there = rf"^(::: spin_fast\.({module}\.)?|\s+- ){name}$"
+            assert re.search(there, shown, flags=re.MULTILINE), f"docs/api/ has no spin_fast.{module}.{name}"
