@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
+import os
 import re
 import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer.main
+from conftest import LEVELS, require_native
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
+from torch.utils import cpp_extension
 from typer.testing import CliRunner
 
 import spin_fast
@@ -23,7 +31,8 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "README.md").is_file(), reason="no README.md beside the tests: this is not a checkout"
 )
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
-NOT_RUN = {"", "bibtex", "text"}
+NOT_RUN = {"", "bibtex", "cpp", "text"}  # C++ is compiled all at once
+COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 OPTIONAL = {"dgl", "networkx", "ogb", "pyarrow", "torch_geometric"}
 
 
@@ -37,7 +46,7 @@ def code_spans(page: Path) -> list[str]:
 
 
 def run_python(page: Path, block: Token, namespace: dict[str, Any]) -> None:
-    """Run a block with the lines of its page, and compare what it prints with its lines ``#> ...``, if it has any."""
+    """Run a block with the lines of its page, and compare what it prints with its lines ``# -> ...``, if it has any."""
     assert block.map is not None
     code = "\n" * (block.map[0] + 1) + block.content
     with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -48,9 +57,59 @@ def run_python(page: Path, block: Token, namespace: dict[str, Any]) -> None:
             if missing not in OPTIONAL:
                 raise
             pytest.skip(f"{missing} is not installed")
-    expected = re.findall(r"^#> (.*)$", block.content, flags=re.MULTILINE)
+    expected = re.findall(r"^# -> (.*)$", block.content, flags=re.MULTILINE)
     if expected:
         assert printed.getvalue().splitlines() == expected
+
+
+def title_of(block: Token) -> str:
+    """The file that a block is part of."""
+    found = re.search(r'title="(.*?)"', block.info)
+    return found[1] if found else ""
+
+
+@contextlib.contextmanager
+def extended(page: Path) -> Iterator[dict[str, dict[str, Any]]]:
+    """The namespaces of modules that blocks are part of; what these add is taken away again."""
+    titles = {title_of(block) for block in fences(page)}
+    names = {title: title.removesuffix(".py").replace("/", ".") for title in titles if title.endswith(".py")}
+    spaces = {title: vars(importlib.import_module(name)) for title, name in names.items()}
+    before = {title: dict(space) for title, space in spaces.items()}
+    yield spaces
+    for title, space in spaces.items():
+        for name in space.keys() - before[title].keys():
+            del space[name]
+
+
+def build(parts: dict[str, str], folder: Path) -> None:
+    """Compile and load the C++ of a page, an operation by the parts of the files it is spread over."""
+    for name, code in parts.items():
+        (folder / Path(name).name).write_text(code)
+    (binding,) = (Path(name).name for name in parts if name.startswith("csrc/cpu/") and name.endswith(".cpp"))
+    table = (ROOT / "csrc/cpu/table.inl").read_text()
+    macro = table[table.index("#define SPIN_FAST_TABLE") : table.index("SPIN_FAST_TABLE((")]
+    lines = [f'#include "{ROOT}/csrc/kernels.h"', "namespace spin_fast {", '#include "kernels.h"', "}", macro]
+    for isa in LEVELS:
+        lines += [f"namespace spin_fast::{isa} {{", '#include "table.inl"', "}"]
+    lines += ['#include "cpu/isa.cpp"', f'#include "{binding}"']
+    lines += ["STABLE_TORCH_LIBRARY_FRAGMENT(spin_fast, m) {", '#include "library.cpp"', "}", ""]
+    (folder / "operation.cpp").write_text("\n".join(lines))
+    folders = [folder, ROOT / "csrc", ROOT / "csrc/cpu", *cpp_extension.include_paths()]
+    flags = ["-std=c++20", "-O1", "-shared", "-fPIC", "-DTORCH_TARGET_VERSION=0x020a000000000000"]
+    command = [*COMPILER, *flags, *(f"-I{path}" for path in folders), "operation.cpp", "-o", "operation.so"]
+    command += [*(f"-L{path}" for path in cpp_extension.library_paths()), "-ltorch_cpu"]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    torch.ops.load_library(str(folder / "operation.so"))
+
+
+def register(block: Token, space: dict[str, Any]) -> None:
+    """What ``_register`` does for the operations in its list, for those of a block."""
+    for name in re.findall(r"^def _(\w+)_fake\(", block.content, flags=re.MULTILINE):
+        torch.library.register_fake(f"spin_fast::{name}", space[f"_{name}_fake"])
+        torch.library.register_autograd(
+            f"spin_fast::{name}", space[f"_{name}_grad"], setup_context=space[f"_{name}_setup"]
+        )
 
 
 def commands(text: str) -> list[list[str]]:
@@ -107,16 +166,25 @@ def test_code_of_a_page(
 ) -> None:
     """The blocks of a page are run in order, in one namespace and one empty folder."""
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {}
-    for block in fences(page):
-        language = block.info.split(" ")[0]
-        with subtests.test(line=block.map and block.map[0] + 1):
-            if language == "python":
-                run_python(page, block, namespace)
-            elif language == "sh":
-                run_commands(block)
-            else:
-                assert language in NOT_RUN, f"nothing runs {language!r}"
+    parts = {title_of(block): block.content for block in fences(page) if block.info.startswith("cpp")}
+    if parts:
+        require_native()
+        if shutil.which(COMPILER[0]) is None:
+            pytest.skip("no C++ compiler")
+        build(parts, tmp_path)
+    with extended(page) as modules:
+        namespace: dict[str, Any] = {}
+        for block in fences(page):
+            language = block.info.split(" ")[0]
+            with subtests.test(line=block.map and block.map[0] + 1):
+                if language == "python":
+                    run_python(page, block, modules.get(title_of(block), namespace))
+                elif language == "sh":
+                    run_commands(block)
+                else:
+                    assert language in NOT_RUN, f"nothing runs {language!r}"
+            if parts and title_of(block) == "spin_fast/_register.py":
+                register(block, modules[title_of(block)])
     for span in code_spans(page):
         if re.match(r"(spin-fast|pytest|python -m) \S", span):
             for words in commands(span):
