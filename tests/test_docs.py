@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 import typer.main
-from conftest import LEVELS, require_native
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from torch.utils import cpp_extension
@@ -89,7 +88,7 @@ def build(parts: dict[str, str], folder: Path) -> None:
     table = (ROOT / "csrc/cpu/table.inl").read_text()
     macro = table[table.index("#define SPIN_FAST_TABLE") : table.index("SPIN_FAST_TABLE((")]
     lines = [f'#include "{ROOT}/csrc/kernels.h"', "namespace spin_fast {", '#include "kernels.h"', "}", macro]
-    for isa in LEVELS:
+    for isa in ("baseline", "avx2", "avx512"):
         lines += [f"namespace spin_fast::{isa} {{", '#include "table.inl"', "}"]
     lines += ['#include "cpu/isa.cpp"', f'#include "{binding}"']
     lines += ["STABLE_TORCH_LIBRARY_FRAGMENT(spin_fast, m) {", '#include "library.cpp"', "}", ""]
@@ -122,6 +121,16 @@ def commands(text: str) -> list[list[str]]:
             else:
                 found[-1].append(word)
     return [words for words in found if words]
+
+
+def known_options() -> set[str]:
+    """Those of our commands, and of what is run in a checkout."""
+    group = typer.main.get_group(app)
+    params = [param for command in (group, *group.commands.values()) for param in command.params]
+    known = {"--help"} | {option for param in params for option in (*param.opts, *param.secondary_opts)}
+    for path in ("benchmarks/accuracy.py", "benchmarks/plugin.py", "scripts/gpu_check.sh"):
+        known |= set(re.findall(r"--[a-z][a-z-]*", (ROOT / path).read_text()))
+    return known
 
 
 def check_command(words: list[str]) -> None:
@@ -159,6 +168,7 @@ def run_commands(block: Token) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_of_a_page(
     page: Path,
+    request: pytest.FixtureRequest,
     subtests: pytest.Subtests,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -168,7 +178,7 @@ def test_code_of_a_page(
     monkeypatch.chdir(tmp_path)
     parts = {title_of(block): block.content for block in fences(page) if block.info.startswith("cpp")}
     if parts:
-        require_native()
+        request.getfixturevalue("native")
         if shutil.which(COMPILER[0]) is None:
             pytest.skip("no C++ compiler")
         build(parts, tmp_path)
@@ -189,6 +199,8 @@ def test_code_of_a_page(
         if re.match(r"(spin-fast|pytest|python -m) \S", span):
             for words in commands(span):
                 check_command(words)
+        elif span.startswith("--"):
+            assert span.split()[0] in known_options(), f"nothing knows {span}"
 
 
 @pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
