@@ -233,6 +233,7 @@ def fit(
                 raise
             result.interrupted = True
     model.load_state_dict(best_state)
+    model.unflatten_parameters()
     return result
 
 

@@ -11,7 +11,7 @@ import cuda_kernels
 import numpy as np
 import pytest
 import torch
-from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs
+from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs, strided
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -146,6 +146,25 @@ def test_first_and_second_derivatives(native, attention: bool) -> None:
     inputs = [value.clone().requires_grad_() for value in tensors]
     assert torch.autograd.gradcheck(call, inputs)
     assert torch.autograd.gradgradcheck(call, inputs)
+
+
+@pytest.mark.parametrize("form", ["dense", "indexed"])
+def test_no_argument_need_be_contiguous(backend: str, form: str) -> None:
+    features = made_features([3, 0, 4, 1])
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 3, [3, 4, 2], torch.float64)
+    rows, ptr = features.rows, features.ptr
+    others = {"index": features.index, "count": features.count, "ids": torch.tensor([2, 0, 2, 1])}
+    if form == "dense":
+        rows, ptr, others = features.dense_rows(), features.node_ptr, {"ids": others["ids"]}
+    results = []
+    for way in (lambda value: value, strided):
+        leaves = [way(value).detach().requires_grad_() for value in (rows, *weights, *biases, w)]
+        x, w1, w2, b1, b2, attention = leaves
+        fixed = {name: way(value) for name, value in others.items()}
+        out = spin_fast.branch_readout(x, [w1, w2], [b1, b2], attention, way(ptr), **fixed)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_third_derivative_is_refused(native) -> None:

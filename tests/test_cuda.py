@@ -114,7 +114,7 @@ def no_waiting() -> Iterator[None]:
 def meta_kernels(native, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ops take meta tensors for those of a device with kernels."""
     monkeypatch.setattr(ops, "_has_kernel", lambda device: True)
-    monkeypatch.setattr(training, "native_available", lambda device: True)
+    monkeypatch.setattr("spin_fast.trainer.native_available", lambda device: True)
 
 
 @pytest.mark.parametrize("name", CALLS)
