@@ -16,7 +16,7 @@ class Docstrings(griffe.Extension):
     """Make of docstrings what mkdocstrings reads right.
 
     Roles, such as ``:meth:`load```, become references. A colon in what is returned does not end its type. Errors in one
-    line become items of their own.
+    line become items of their own, and so do arguments that are described together.
     """
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
@@ -27,7 +27,13 @@ class Docstrings(griffe.Extension):
         if obj.is_function and obj.returns is not None:
             text = text.replace("\nReturns:\n    ", f"\nReturns:\n    {obj.returns}: ")
         text = re.sub(r"\. (?=[A-Z]\w*Error(, \w+)*: )", ".\n    ", text)
-        obj.docstring.value = re.sub(r"^    (\w+Error), (?=\w+Error: )", r"    \1 | ", text, flags=re.MULTILINE)
+        text = re.sub(r"^    (\w+Error), (?=\w+Error: )", r"    \1 | ", text, flags=re.MULTILINE)
+        several = r"^    (\w+(?:, \w+)+): (.*(?:\n {5,}.*)*)"
+        obj.docstring.value = re.sub(several, self._one_by_one, text, flags=re.MULTILINE)
+
+    @staticmethod
+    def _one_by_one(item: re.Match[str]) -> str:
+        return "\n".join(f"    {name}: {item[2]}" for name in item[1].split(", "))
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:

@@ -27,11 +27,11 @@ def compute(
     """The features of consecutive graphs, part by part, each of which takes at most ``max_bytes`` in a file.
 
     A part has its own distinct rows. It is larger only if it is a single graph. How many graphs fit is guessed from the
-    part before; so that parts are not much smaller than they may be, some are computed twice. Other arguments are
-    those of :meth:`spin_fast.PowerFeatures.from_graphs`.
+    part before; so that parts are not much smaller than they may be, some are computed twice.
 
     Args:
         max_bytes: of a file, at least 1.
+        graphs, num_hops, operator, deduplicate, node_rows: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
     """
     _check.integer("max_bytes", max_bytes, 1)
     room = max(max_bytes - HEADER_BYTES, 1)
