@@ -48,8 +48,9 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
       "bool checked, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
-      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, "
+      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor ptr, Tensor? index, "
+      "Tensor? count, Tensor? ids, int num_branches, int[] widths, int[] classifier_widths, bool attention, float "
+      "negative_slope, bool tf32, "
       "bool checked) "
       "-> (Tensor loss, Tensor gradient)");
   m.def(

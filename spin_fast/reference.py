@@ -238,6 +238,7 @@ def training_step(
     rows: Tensor,
     parameters: Tensor,
     y: Tensor,
+    class_weight: Tensor | None,
     ptr: Tensor,
     index: Tensor | None,
     count: Tensor | None,
@@ -248,7 +249,10 @@ def training_step(
     attention: bool,
     negative_slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of ``torch.ops.spin_fast.training_step``: mean cross-entropy and its gradient in the flat parameters."""
+    """Twin of ``torch.ops.spin_fast.training_step``: mean cross-entropy and its gradient in the flat parameters.
+
+    The mean is weighted by ``class_weight [C]`` of each graph's class, if it is given; 0 where all weigh 0.
+    """
     with torch.enable_grad():
         flat = parameters.detach().requires_grad_()
         w, weights, biases, rest = split_parameters(flat, num_branches, rows.shape[1], widths, attention)
@@ -262,7 +266,10 @@ def training_step(
             scores = F.linear(scores, weight.view(width_out, width_in), bias)
             if depth + 1 < len(classifier_widths):
                 scores = F.leaky_relu(scores, negative_slope)
-        loss = F.cross_entropy(scores, y if ids is None else y[ids])
+        labels = y if ids is None else y[ids]
+        loss = F.cross_entropy(scores, labels, class_weight, reduction="sum")
+        total = loss.new_tensor(len(labels)) if class_weight is None else class_weight[labels].sum()
+        loss = loss / total.clamp(min=torch.finfo(loss.dtype).tiny)
         (gradient,) = torch.autograd.grad(loss, flat)
     return loss.detach(), gradient
 

@@ -204,7 +204,7 @@ class Trainer:
 
     def _fused(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         config = self.model.config
-        data = (features.labels, features.ptr, features.index, features.count)
+        data = (features.labels, None, features.ptr, features.index, features.count)
         sizes = (
             features.num_branches,
             [config["hidden_features"]] * config["num_layers"],
