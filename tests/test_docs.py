@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 import spin_fast
 from spin_fast.cli import app
+from spin_fast.datasets import DatasetError
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(
@@ -32,6 +33,7 @@ pytestmark = pytest.mark.skipif(
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]
 NOT_RUN = {"", "bibtex", "cpp", "text"}  # C++ is compiled all at once
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
+DATA = Path(os.environ.get("SPIN_FAST_DATA", ROOT.parent / "shared" / "data")).absolute()  # of real datasets
 OPTIONAL = {"dgl", "networkx", "ogb", "pyarrow", "torch_geometric"}
 
 
@@ -60,6 +62,8 @@ def run_python(page: Path, block: Token, namespace: dict[str, Any]) -> str:
             if missing not in OPTIONAL:
                 raise
             return f"line {block.map[0] + 1}: {missing} is not installed"
+        except DatasetError as error:
+            return f"line {block.map[0] + 1}: {error}"
     expected = re.findall(r"^# -> (.*)$", block.content, flags=re.MULTILINE)
     if expected:
         assert printed.getvalue().splitlines() == expected
@@ -180,6 +184,7 @@ def test_code_of_a_page(
 ) -> None:
     """The blocks of a page are run in order, in one namespace and one empty folder."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPIN_FAST_DATA", str(DATA))
     parts = {title_of(block): block.content for block in fences(page) if block.info.startswith("cpp")}
     if parts:
         request.getfixturevalue("native")
