@@ -24,6 +24,7 @@ class Docstrings(griffe.Extension):
             return
         text = re.sub(r":(?:class|func|meth):`([\w.]+)`", r"[`\1`][]", obj.docstring.value)
         text = re.sub(r":\w+:(`[\w.]+`)", r"\1", text)
+        text = re.sub(r"::$", ":", text, flags=re.MULTILINE)  # before a block of code
         if obj.is_function and obj.returns is not None:
             text = text.replace("\nReturns:\n    ", f"\nReturns:\n    {obj.returns}: ")
         text = re.sub(r"\. (?=[A-Z]\w*Error(, \w+)*: )", ".\n    ", text)
