@@ -17,7 +17,7 @@ LAYERS = [
     {"training"},
     {"checkpoints", "trainer"},
     {"datasets", "nn", "shards"},
-    {"features", "transforms"},
+    {"features", "preprocessing", "transforms"},
     {"_powers"},
     {"graphs"},
     {"_convert"},

@@ -15,11 +15,13 @@ from .. import datasets, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 from ..nn import SPIN
+from ..preprocessing import NodeFeatures
 from ._common import (
     DEFAULT_HOPS,
     Debug,
+    Degree,
     Device,
-    Operator,
+    OwnFeatures,
     Readout,
     Root,
     app,
@@ -30,6 +32,8 @@ from ._common import (
     metric_of,
     num_outputs_of,
     one_line_errors,
+    operator_of,
+    operator_option,
     ratios_of,
     show_score,
     wait_for,
@@ -45,16 +49,29 @@ def train(
     root: Root = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
     readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
-    operator: Annotated[
-        Operator | None, typer.Option(help="The graph operator.", show_default="sym, or that of --features")
-    ] = None,
+    operators: Annotated[list[str] | None, operator_option("sym, or that of --features")] = None,
     hops: Annotated[
         int | None,
-        typer.Option(min=0, help="R: there are R + 1 branches.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+        typer.Option(
+            min=0, help="R: one branch, and R for each operator.", show_default=f"{DEFAULT_HOPS}, or as --features"
+        ),
     ] = None,
     features_file: Annotated[
         Path | None,
         typer.Option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
+    ] = None,
+    own_features: OwnFeatures = None,
+    degree: Annotated[
+        Degree | None,
+        typer.Option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
+    ] = None,
+    standardize: Annotated[
+        bool | None,
+        typer.Option(
+            "--standardize/--no-standardize",
+            help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
+            show_default="where there are other than whole numbers",
+        ),
     ] = None,
     hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
     layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
@@ -79,36 +96,52 @@ def train(
     Datasets with an official split use it; the others are split 80/10/10 by the seed, stratified.
     """
     torch.set_num_threads(threads)
+    operator = operator_of(operators)
     place = device_of(device)
     out = Path("runs") / dataset if out is None else out
     _make_folder(out)
     metric_name, metric = metric_of(dataset)
+    if features_file is not None and (degree is not None or standardize):
+        option = "--standardize" if degree is None else f"--degree {degree.value}"
+        raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
     made = None if features_file is None else PowerFeatures.load(features_file)
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root)
+        graphs = datasets.load(dataset, root, features=own_features)
         assert graphs.y is not None
         split = datasets.split(dataset, graphs.y, root, seed=seed)
     console.print(describe(dataset, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
+    settings: dict[str, Any] = {"seed": seed, "node_features": own_features}
     if made is None:
+        node_features = NodeFeatures(
+            None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
+        )
+        graphs = node_features.fit(graphs, split.train).transform(graphs)
+        settings["preprocessing"] = node_features.to_dict()
+        if degree is not None or node_features.columns_:
+            number, standardized = graphs.num_features, len(node_features.columns_)
+            console.print(
+                f"node features: {number}, {standardized} standardised on the training graphs", highlight=False
+            )
         hops = DEFAULT_HOPS if hops is None else hops
         with console.status(f"computing {hops} hops"):
             graphs = graphs.to(place)
             start = time.perf_counter()
-            features = PowerFeatures.from_graphs(
-                graphs, hops, (operator or Operator.sym).value, deduplicate, node_rows=dropout > 0
-            )
+            features = PowerFeatures.from_graphs(graphs, hops, operator or "sym", deduplicate, node_rows=dropout > 0)
             wait_for(place)
             precomputation = f"{1000 * (time.perf_counter() - start):.1f} ms, once, deduplication included"
     else:
         _check_features(f"--features {features_file}", made, dataset, graphs, hops, operator, deduplicate, dropout)
         features, precomputation = made.to(place), f"read from {features_file}"
+        if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
+            console.print("node features: not standardised, which train without --features does", highlight=False)
     torch.manual_seed(seed)
     model = SPIN(
         graphs.num_features,
         hidden,
         num_outputs,
         features.num_hops,
+        num_operators=features.num_operators,
         attention=readout is Readout.attention,
         num_layers=layers,
         batch_norm=batch_norm,
@@ -133,7 +166,7 @@ def train(
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    settings = {"operator": features.operator, "seed": seed}
+    settings["operator"] = features.operator
     _write_and_report(out, dataset, features, model, fit, split, metric_name, test, precomputation, **settings)
 
 
@@ -143,7 +176,7 @@ def _check_features(
     dataset: str,
     graphs: GraphBatch,
     hops: int | None,
-    operator: Operator | None,
+    operator: str | None,
     deduplicate: bool,
     dropout: float,
 ) -> None:
@@ -159,8 +192,8 @@ def _check_features(
         raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
     if hops is not None and hops != features.num_hops:
         raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
-    if operator is not None and operator.value != features.operator:
-        raise ValueError(f"--operator {operator.value}: {source} has {features.operator}")
+    if operator is not None and operator != features.operator:
+        raise ValueError(f"--operator {operator}: {source} has {features.operator}")
     if dropout > 0 and features.index is not None and features.row_of_node is None:
         raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
     if not deduplicate and features.index is not None:
