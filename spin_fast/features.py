@@ -350,18 +350,22 @@ class PowerFeatures:
 
     @property
     def num_branches(self) -> int:
+        """``R + 1``, or ``1 + k R`` of ``k`` operators."""
         return self.row_ptr.numel() - 1
 
     @property
     def num_operators(self) -> int:
+        """``k``."""
         return self.operator.count(",") + 1
 
     @property
     def num_hops(self) -> int:
+        """``R``, of each operator."""
         return (self.num_branches - 1) // self.num_operators
 
     @property
     def num_features(self) -> int:
+        """``d``."""
         return self.rows.shape[1]
 
     @property

@@ -421,10 +421,12 @@ class GraphBatch:
 
     @property
     def num_graphs(self) -> int:
+        """``G``."""
         return self.ptr.numel() - 1
 
     @property
     def num_nodes(self) -> int:
+        """``N``, of all graphs together."""
         return self.x.shape[0]
 
     @property
@@ -434,10 +436,12 @@ class GraphBatch:
 
     @property
     def num_features(self) -> int:
+        """``d``."""
         return self.x.shape[1]
 
     @property
     def num_nodes_per_graph(self) -> Tensor:
+        """``[G]`` int64."""
         return self.ptr.diff()
 
     @property
