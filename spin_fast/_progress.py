@@ -8,8 +8,8 @@ from typing import Any
 
 
 @contextmanager
-def progress_bar(of: str, total: int, show: bool) -> Iterator[Callable[..., None]]:
-    """A function to be called with what to show and, if it is not 1, how much is done."""
+def progress_bar(of: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
+    """A function to be called with what to show and, if it is not 1, how much is done; ``total`` None is unknown."""
     if not show:
         yield lambda *_: None
         return

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import struct
 import subprocess
 import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import networkx
+import numpy as np
 import pandas
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, native_available, training
-from spin_fast.cli import app, precompute
+from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, datasets, native_available, training
+from spin_fast.cli import app, info, precompute
+from spin_fast.cli import predict as predict_command
 
 
 def spin_fast(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -56,14 +64,14 @@ def test_train_with_nothing_else(tmp_path: Path) -> None:
 
 
 def test_train_options_reach_the_model(tmp_path: Path) -> None:
+    out = tmp_path / "here"
     options = ["--readout=attention", "--operator=sym+adj", "--hops=1", "--hidden=8", "--layers=2", "--epochs=1"]
-    options += ["--no-batch-norm", "--no-deduplicate", "--out", "here"]
-    result = spin_fast("train", "digits", *options, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    model, metadata = training.load_checkpoint(tmp_path / "here" / "model.safetensors")
+    stdout = invoke("train", "digits", *options, "--no-batch-norm", "--no-deduplicate", "--out", out)
+    model, metadata = training.load_checkpoint(out / "model.safetensors")
     assert model.config | {"attention": True, "num_hops": 1, "hidden_features": 8, "num_layers": 2} == model.config
     assert metadata["operator"] == "sym+adj"
-    assert "0: 1x  1: 1x" in result.stdout
+    assert metadata["classes"] == list("0123456789")
+    assert "0: 1x  1: 1x" in stdout
 
 
 @pytest.mark.slow
@@ -81,66 +89,58 @@ def test_reference_path_trains(tmp_path: Path) -> None:
     assert "reference (SPIN_FAST_BACKEND=reference)" in result.stdout
 
 
-def test_errors_are_one_line(tmp_path: Path) -> None:
+def test_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "unknown data set 'nosuch'" in one_line_error(spin_fast("train", "nosuch", cwd=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPIN_FAST_DATA", raising=False)
+
+    def error(*arguments: object) -> str:
+        stderr = invoke("train", *arguments, exit_code=1)
+        assert stderr.count("\n") == 1
+        return stderr
+
     (tmp_path / "data" / "EMPTY").mkdir(parents=True)
-    assert "EMPTY" in one_line_error(spin_fast("train", "EMPTY", cwd=tmp_path))
+    assert "EMPTY" in error("EMPTY")
     (tmp_path / "data" / "BROKEN.zip").write_bytes(b"PK\x03\x04 this is no zip")
-    assert "BROKEN.zip" in one_line_error(spin_fast("train", "BROKEN", cwd=tmp_path))
+    assert "BROKEN.zip" in error("BROKEN")
     with zipfile.ZipFile(tmp_path / "data" / "OTHER.zip", "w") as archive:
         archive.writestr("readme.txt", "no graphs here")
-    assert "OTHER" in one_line_error(spin_fast("train", "OTHER", cwd=tmp_path))
+    assert "OTHER" in error("OTHER")
     (tmp_path / "file").write_text("")
-    assert "file" in one_line_error(spin_fast("train", "--epochs", 1, "--out", tmp_path / "file" / "x", cwd=tmp_path))
+    assert "file" in error("--epochs", 1, "--out", tmp_path / "file" / "x")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
-    assert "--device cuda: torch " in one_line_error(spin_fast("train", "--device", "cuda", cwd=tmp_path))
-    assert "torch finds no GPU" in spin_fast("info", cwd=tmp_path).stdout
+    assert "--device cuda: torch " in invoke("train", "--device", "cuda", "--out", tmp_path, exit_code=1)
+    assert "torch finds no GPU" in invoke("info")
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda"])
 def test_trains_on_a_device(device: str, tmp_path: Path) -> None:
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch finds no GPU")
-    result = spin_fast("train", "--device", device, "--epochs", 2, "--hops", 1, cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
+    stdout = invoke("train", "--device", device, "--epochs", 2, "--hops", 1, "--out", tmp_path)
     gpu = device == "cuda" or (device == "auto" and native_available("cuda") and torch.cuda.is_available())
-    assert ("CPU thread(s)" in result.stdout) != gpu
+    assert ("CPU thread(s)" in stdout) != gpu
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    result = spin_fast("train", "nosuch", "--debug", cwd=tmp_path)
-    assert result.returncode != 0
-    assert "Traceback" in result.stderr
+def test_debug_shows_the_traceback() -> None:
+    result = CliRunner().invoke(app, ["train", "nosuch", "--debug"])
+    assert isinstance(result.exception, datasets.DatasetError)  # Python shows where it is from
 
 
-def test_wrong_usage(tmp_path: Path) -> None:
+def test_wrong_usage() -> None:
     for arguments in (("train", "--hops", "-1"), ("train", "--operator", "gcn"), ("train", "--nosuch"), ("nosuch",)):
-        result = spin_fast(*arguments, cwd=tmp_path)
-        assert result.returncode == 2
-        assert "Traceback" not in result.stderr
+        assert "Usage:" in invoke(*arguments, exit_code=2)
+    assert "Missing argument" in invoke("predict", exit_code=2)
 
 
-def test_help_has_an_example_each(tmp_path: Path) -> None:
-    for command in ("train", "info", "bench"):
-        result = spin_fast(command, "--help", cwd=tmp_path)
-        assert result.returncode == 0
-        assert f"Example: spin-fast {command}" in result.stdout
-    assert "train" in spin_fast("--help", cwd=tmp_path).stdout
-
-
-def test_info(tmp_path: Path) -> None:
-    result = spin_fast("info", "digits", cwd=tmp_path)
-    assert result.returncode == 0
-    assert (
-        "digits: 1,797 graphs, 10 classes, 32.69 nodes and 88.98 edges on average, 3 feature(s) per node"
-        in result.stdout
-    )
-    assert "nodes per stored row by branch, sym over 3 hops: 0: " in result.stdout
-    assert "graphs that no SPIN can tell from another one: 0" in result.stdout
-    assert spin_fast("--version", cwd=tmp_path).stdout.startswith("spin-fast 0.")
+def test_help_has_an_example_each() -> None:
+    for command in ("train", "predict", "precompute", "info", "bench"):
+        assert f"Example: spin-fast {command}" in invoke(command, "--help")
+    assert "train" in CliRunner().invoke(app, []).output
+    assert invoke("--version").startswith("spin-fast 0.")
 
 
 @pytest.mark.slow
@@ -159,7 +159,6 @@ def invoke(*arguments: object, exit_code: int = 0) -> str:
 
 def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert "Example: spin-fast precompute" in invoke("precompute", "--help")
     stdout = invoke("precompute", "digits", "--hops", 1)
     assert "1797/1797" in stdout
     assert "0: 71.1x  1: 1.04x" in stdout
@@ -212,7 +211,7 @@ def test_features_of_something_else(tmp_path: Path) -> None:
 
 
 def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "load", lambda *_, **__: pytest.fail("read before the place was known to be bad"))
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: pytest.fail("read before the place was found bad"))
     (tmp_path / "file").touch()
     for place, reason in ((tmp_path, "it is a folder"), (tmp_path / "file" / "x", ""), (tmp_path / "x.json", ".json")):
         error = invoke("precompute", "digits", "--out", place, exit_code=1)
@@ -254,13 +253,13 @@ def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pyt
     expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"), "sym+adj")
     written = torch.tensor(table.iloc[:, 2:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, expected, rtol=1e-6, atol=1e-7)
-    assert table["prediction"].tolist() == expected.argmax(1).tolist()
+    assert table["prediction"].astype(int).tolist() == expected.argmax(1).tolist()
     assert list(out.parent.iterdir()) == [out]
 
 
 def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs = datasets.load("digits")[:7]
-    monkeypatch.setattr(datasets, "load", lambda *_, **__: replace(graphs, y=torch.zeros(7, 10)))
+    graphs = replace(datasets.load("digits")[:7], y=torch.zeros(7, 10))
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: datasets.Folder(graphs, [], None, None, 0))
     invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
     table = pandas.read_csv(tmp_path / "x.csv")
     assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]
@@ -312,6 +311,286 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
     training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
     assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def facts_of(*arguments: object) -> dict[str, Any]:
+    """What a command says with --json, which must be all of stdout, under the keys that its help names."""
+    facts = json.loads(invoke(*arguments, "--json"))
+    assert isinstance(facts, dict)
+    keys = re.search(r"Keys of --json: (.*?)\.", " ".join(invoke(arguments[0], "--help").split()))
+    assert keys is not None
+    assert list(facts) == keys[1].split(", ")
+    return facts
+
+
+def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = facts_of("precompute", "digits", "--hops", 1)
+    assert (made["graphs"], made["files"], made["index"]) == (1797, ["digits.safetensors"], None)
+    assert made["bytes"] == Path("digits.safetensors").stat().st_size
+    trained = facts_of("train", "--features", "digits.safetensors", "--epochs", 2, "--seed", 3)
+    assert trained["graphs"] == {"train": 1437, "validation": 180, "test": 180}
+    assert trained["precomputation_seconds"] is None
+    model, metadata = training.load_checkpoint(trained["model"])
+    assert trained["test"] == metadata["test"]  # not rounded
+    assert trained["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    said = facts_of("predict", trained["model"], "digits")
+    classes = pandas.read_csv(said["out"])["prediction"].astype(str).value_counts().to_dict()
+    assert {name: number for name, number in said["predicted"].items() if number} == classes
+    result = CliRunner().invoke(app, ["info", "nosuch", "--json"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+
+
+def test_json_has_neither_nan_nor_infinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "accuracy", lambda logits, y: float("nan"))
+    monkeypatch.setattr("spin_fast.cli.train.metric_of", lambda name: ("accuracy", training.accuracy))
+    assert facts_of("train", "--epochs", 1, "--hops", 0, "--out", tmp_path)["test"] is None
+
+
+def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path))
+    (tmp_path / "MINE.nel").touch()
+    assert json.loads(invoke("info", "--json"))["datasets"][-1] == "MINE"
+    assert "MINE" in invoke("info")
+
+
+# Three graphs: a triangle with a self-loop, the same with another label, and two nodes with an arc in one direction.
+LOOPED = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0), (0, 0)]
+
+
+def small_set(y: torch.Tensor | None, weight: bool = False) -> datasets.Folder:
+    arcs = [*LOOPED, *((u + 3, v + 3) for u, v in LOOPED), (6, 7), (6, 7)]
+    graphs = GraphBatch.from_edge_index(
+        torch.tensor(arcs).t(),
+        torch.tensor([[0.5, 1, 0]] * 7 + [[0.5, 0, 1]] * 2),
+        torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2]),
+        y=y,
+        edge_weight=torch.ones(len(arcs)) if weight else None,
+    )
+    return datasets.Folder(graphs, ["a", "b", "c"], None if y is None else ["no", "yes"], None, 1)
+
+
+def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
+    facts = facts_of("info", "small", "--hops", 2)
+    assert facts["nodes"] == {"total": 9, "mean": 3, "median": 3, "min": 3, "max": 3}
+    assert facts["edges"]["total"] == 2 * 7 + 1  # each arc, as they are directed; the repeated one once
+    assert facts["density"] == {"mean": pytest.approx(13 / 18), "median": 1, "min": pytest.approx(1 / 6), "max": 1}
+    assert (facts["isolated_nodes"], facts["self_loops"], facts["repeated_arcs"]) == (1, 2, 1)
+    assert (facts["directed"], facts["weighted"]) == (True, False)
+    assert facts["features"] == {
+        "width": 3,
+        "dtype": "float32",
+        "parts": [{"width": 1, "kind": "constant"}, {"width": 2, "kind": "one-hot"}],
+    }
+    assert facts["classes"] == [{"name": "no", "graphs": 1}, {"name": "yes", "graphs": 2}]
+    assert facts["bytes"]["powers"] == 3 * 9 * 3 * 4
+    assert facts["duplicates"] == {
+        "graphs": 2,
+        "distinct": 2,
+        "contradicting": 2,
+        "best_accuracy": pytest.approx(2 / 3),
+    }
+    assert facts["splits"] == []
+    assert "10 graphs per class" in facts["splits_missing"]
+    shown = invoke("info", "small")
+    assert all(len(line) <= 80 for line in shown.splitlines()[:-1])
+    for row in ("directed", "1 constant, 2 one-hot (float32)", "no:1  yes:2", "at most 66.6667 %"):
+        assert row in shown.replace("\u2502\n\u2502", " ") or row in " ".join(shown.replace("\u2502", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "isolated", "bound"),
+    [("PROTEINS", (1113, 39.06, 72.82), 5, 1110 / 1113), ("IMDB-MULTI", (1500, 13.00, 65.94), 0, 949 / 1500)],
+)
+def test_info_on_real_data(name: str, expected: tuple, isolated: int, bound: float, data_root: Path) -> None:
+    facts = facts_of("info", name, "--root", data_root)
+    assert (facts["graphs"], round(facts["nodes"]["mean"], 2), round(facts["edges"]["mean"], 2)) == expected
+    assert (facts["isolated_nodes"], facts["directed"]) == (isolated, False)
+    assert facts["duplicates"]["best_accuracy"] == pytest.approx(bound, abs=2e-3)
+    assert len(facts["splits"]) in (1, 11)  # the folds are not everywhere
+    assert facts["bytes"]["features"] < facts["bytes"]["powers"]
+    several = facts_of(
+        "info", name, "--root", data_root, "--operator", "sym,adj", "--hops", 1, "--node-features", "degree"
+    )
+    assert (several["features"]["parts"], len(several["deduplication"])) == ([{"width": 1, "kind": "degree"}], 3)
+    assert several["bytes"]["powers"] == 3 * facts["nodes"]["total"] * 4
+
+
+def test_info_of_unusual_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = float("nan")
+    for y, contradicting in (
+        (torch.tensor([[0.0, nan], [nan, 1], [1, 1]]), 0),
+        (torch.tensor([[0.0, 1], [0, 0], [1, nan]]), 2),
+        (None, None),
+    ):
+        monkeypatch.setattr(datasets, "read", lambda *_, y=y, **options: small_set(y, weight=True))
+        facts = facts_of("info", "small")
+        assert facts["duplicates"]["contradicting"] == contradicting
+        assert facts["duplicates"]["best_accuracy"] is None
+        assert facts["weighted"]
+        assert (facts["tasks"] is None) == (y is None)
+        assert ("no split" in invoke("info", "small")) == (facts["splits_missing"] is not None)
+    assert facts["splits_missing"] == "there are no labels"
+
+
+@given(st.data())
+def test_structure_agrees_with_networkx(data: st.DataObject) -> None:
+    directed = data.draw(st.booleans())
+    graphs = []
+    for size in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4)):
+        pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)) if size else st.nothing()
+        graph = networkx.DiGraph() if directed else networkx.Graph()
+        graph.add_nodes_from(range(size))
+        graph.add_edges_from(data.draw(st.lists(pairs, max_size=12)) if size else [])
+        graphs.append(graph)
+    facts = info._structure(GraphBatch.from_networkx(graphs))
+    if not facts["directed"] and directed:  # by chance each arc has its reverse
+        graphs = [graph.to_undirected() for graph in graphs]
+    assert facts["directed"] <= directed
+    assert facts["nodes"]["total"] == sum(len(graph) for graph in graphs)
+    assert facts["edges"]["total"] == sum(graph.number_of_edges() for graph in graphs)
+    assert facts["edges"]["median"] == np.median([graph.number_of_edges() for graph in graphs])
+    assert facts["self_loops"] == sum(networkx.number_of_selfloops(graph) for graph in graphs)
+    for graph in graphs:
+        graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
+    assert facts["isolated_nodes"] == sum(networkx.number_of_isolates(graph) for graph in graphs)
+    assert facts["density"]["mean"] == pytest.approx(np.mean([networkx.density(graph) for graph in graphs]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12))
+def test_bound_of_the_accuracy(graphs: list[tuple[int, int]]) -> None:
+    """Against all that a classifier could answer for graphs of each kind."""
+    kinds = [kind for kind, _ in graphs]
+    first = torch.tensor([kinds.index(kind) for kind in kinds])
+    found = info._duplicates(first, torch.tensor([label for _, label in graphs]))
+    right = sum(max(graphs.count((kind, label)) for label in range(3)) for kind in {*kinds})
+    assert found["best_accuracy"] == right / len(graphs)
+    assert found["graphs"] == sum(kinds.count(kind) > 1 for kind in kinds)
+    assert found["contradicting"] == sum(len({label for k, label in graphs if k == kind}) > 1 for kind in kinds)
+
+
+def folds_file(path: Path, num_graphs: int, num_folds: int) -> Path:
+    parts = [list(range(fold, num_graphs, num_folds)) for fold in range(num_folds)]
+    folds = []
+    for fold, test in enumerate(parts):
+        validation = parts[(fold + 1) % num_folds]
+        train = sorted({*range(num_graphs)} - {*test} - {*validation})
+        folds.append({"test": test, "model_selection": [{"train": train, "validation": validation}]})
+    path.write_text(json.dumps(folds))
+    return path
+
+
+def test_published_folds(tmp_path: Path) -> None:
+    path = folds_file(tmp_path / "folds.json", 1797, 4)
+    trained = facts_of("train", "--splits", path, "--fold", 2, "--epochs", 1, "--hops", 0, "--out", tmp_path / "run")
+    assert (trained["fold"], trained["graphs"]["test"]) == (2, 449)
+    told = facts_of("info", "digits", "--splits", path, "--hops", 0)["splits"]
+    assert [split["name"] for split in told] == [f"fold {number}" for number in range(4)]
+    assert [split["name"] for split in facts_of("info", "digits", "--hops", 0)["splits"]] == ["drawn, seed 0"]
+    assert "fold 3" in invoke("info", "digits", "--splits", path, "--fold", 3, "--hops", 0)
+    assert "there are 4 folds" in invoke("info", "digits", "--splits", path, "--fold", 4, exit_code=1)
+    assert "fold must be below 4" in invoke("train", "digits", "--splits", path, "--fold", 4, exit_code=1)
+    assert "by --splits" in invoke("train", "--root", tmp_path, "--fold", 0, exit_code=1)
+
+
+def test_duplicates_across_a_split() -> None:
+    split = datasets.Split(*map(torch.tensor, ([0, 1, 2], [3, 4], [5, 6, 7])))
+    seen = info._overlap("x", split, torch.tensor([0, 0, 2, 2, 4, 4, 0, 2]))
+    assert seen == {"name": "x", "train": 3, "validation": 2, "test": 3, "validation_seen": 1, "test_seen": 2}
+
+
+def folder_of_graphs(path: Path, labels: list[str] | None, num_graphs: int = 30) -> Path:
+    """Rings and stars in tables of edges and graphs."""
+    path.mkdir()
+    names, edges = [f"mol {number}" for number in range(num_graphs)], []
+    for number, name in enumerate(names):
+        size = 4 + number // 2 % 4
+        graph = (networkx.cycle_graph if number % 2 else networkx.star_graph)(size).to_directed()
+        edges += [(name, source, target) for source, target in graph.edges]
+    pandas.DataFrame(edges, columns=["graph", "source", "target"]).to_csv(path / "edges.csv", index=False)
+    if labels is not None:
+        y = [labels[number % 2] for number in range(num_graphs)]
+        pandas.DataFrame({"graph": names, "label": y}).to_csv(path / "graphs.csv", index=False)
+    return path
+
+
+@pytest.mark.parametrize("labels", [["star", "ring"], ["1", "-1"], ["[/]", "[bold]"]])
+def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "known", labels)
+    folder_of_graphs(tmp_path / "new", None, num_graphs=11)
+    assert facts_of("info", "./known")["classes"] == [{"name": name, "graphs": 15} for name in sorted(labels)]
+    trained = facts_of("train", "known", "--epochs", 15, "--hops", 1)
+    assert trained["model"] == "runs/known/model.safetensors"
+    monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
+    said = facts_of("predict", trained["model"], tmp_path / "new", "--out", "p.csv")
+    assert (said["dataset"], said["graphs"]) == ("new", 11)
+    table = pandas.read_csv("p.csv", dtype={"prediction": str})
+    assert list(table) == ["graph", "name", "prediction", *(f"class_{name}" for name in sorted(labels))]
+    assert table["graph"].tolist() == list(range(11))
+    assert table["name"].tolist() == [f"mol {number}" for number in range(11)]
+    assert table["prediction"].tolist() == [labels[number % 2] for number in range(11)]
+    assert "1: " in invoke("precompute", "known/", "--hops", 1)
+    assert Path("known.safetensors").is_file()
+    assert "new has no labels to train by" in invoke("train", "./new", exit_code=1)
+
+
+def test_predict_tasks_of_graphs_without_labels(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    options = {"operator": "sym", "tasks": 2, "classes": None, "node_features": "degree"}
+    training.save_checkpoint(tmp_path / "model.safetensors", SPIN(1, 8, 2, 1), **options)
+    folder = folder_of_graphs(tmp_path / "new", None, num_graphs=3)
+    said = facts_of("predict", tmp_path / "model.safetensors", folder, "--out", tmp_path / "p.csv")
+    assert said["predicted"] is None
+    assert list(pandas.read_csv(tmp_path / "p.csv")) == ["graph", "name", "task_0", "task_1"]
+
+
+def test_download_is_offered_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("train", "info", "precompute"):
+        assert "Download it by --download" in invoke(command, "MUTAG", "--root", tmp_path, exit_code=1)
+    asked = []
+    monkeypatch.setattr(datasets, "read", lambda *_, download, **options: asked.append(download) or small_set(None))
+    invoke("info", "MUTAG")
+    invoke("info", "MUTAG", "--download")
+    assert asked == [False, True]
+
+
+def completions(words: str, shell: str = "bash") -> list[str]:
+    environment = {"_SPIN_FAST_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "_TYPER_COMPLETE_ARGS": words}
+    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    result = CliRunner().invoke(app, [], env=environment, prog_name="spin-fast")
+    assert result.exit_code == 0, result.output
+    return result.stdout.split()
+
+
+def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "MINE.nel").touch()
+    (tmp_path / "MINE2.nel").touch()
+    monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path / "nothing"))
+    assert completions("spin-fast pre") == ["predict", "precompute"]
+    assert completions("spin-fast train --read") == ["--readout"]
+    assert completions("spin-fast train --readout s") == ["sum"]
+    assert completions("spin-fast info dig") == ["digits"]
+    assert completions(f"spin-fast info --root {tmp_path} MI") == ["MINE", "MINE2"]
+    monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path))
+    assert completions("spin-fast predict model MI") == ["MINE", "MINE2"]
+    assert completions("spin-fast predict mod") == []  # files: the shell's own business
+    assert completions("spin-fast train ./MI") == []
+    assert "MINE2" in " ".join(completions("spin-fast train MI", "zsh"))
+    script = CliRunner().invoke(app, ["--show-completion"], env={"SHELL": "/bin/bash"}, prog_name="spin-fast")
+    assert "_SPIN_FAST_COMPLETE" in script.output or script.exit_code  # where no shell runs the tests, none is found
+
+
+def test_who_reads_may_stop(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spin_fast.cli", "info", "digits", "--hops", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert not re.search("Traceback|error|Broken", process.stderr.read())
+        assert process.wait(120) == 1
 
 
 @pytest.mark.parametrize("options", [["--operator", "sym,adj"], ["--operator", "sym", "--operator", "adj"]])

@@ -423,6 +423,21 @@ def test_handmade_nel(tmp_path: Path) -> None:
     assert datasets.load("LIST", tmp_path).x.argmax(dim=1).tolist() == [1, 2, 1, 0]
 
 
+def test_what_files_call_classes(tmp_path: Path) -> None:
+    (tmp_path / "LIST.nel").write_text(NEL)
+    write(tmp_path / "TINY", "TINY")
+    for name, classes, features in (("LIST", ["-1", "1"], None), ("TINY", ["-1", "7"], "label")):
+        found = datasets.read(name, tmp_path)
+        assert (found.classes, found.features, found.names) == (classes, features, ["0", "1"])
+        assert same(found.graphs, datasets.load(name, tmp_path))
+        assert datasets.own_folder(name, tmp_path) is None
+    assert datasets.read("TINY", tmp_path, features="attribute").num_attributes == 2
+    assert datasets.read(tmp_path / "TINY").names == ["1", "2"]  # its own names, by its path
+    assert datasets.own_folder(tmp_path / "TINY") == tmp_path / "TINY"
+    digits = datasets.read("digits")
+    assert (digits.classes, digits.features, digits.num_attributes) == (list("0123456789"), None, 3)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [

@@ -1,17 +1,24 @@
-"""What the commands share: the app, options, errors in one line, how things are described."""
+"""What the commands share: the app, options, tables or JSON, errors in one line, how things are described."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
+import math
+import os
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.markup import escape
+from rich.table import Table
 from torch import Tensor
 
 from .. import __version__, _check, build_info, datasets, native_available, training
@@ -46,9 +53,29 @@ class Degree(str, Enum):
     one_hot = "one-hot"
 
 
+def _complete_dataset(context: typer.Context, incomplete: str) -> list[str]:
+    """Names for the shell; it completes paths by itself where there is none."""
+    try:
+        return datasets.names(context.params.get("root"))
+    except Exception:  # in the middle of a command line there is no place for it
+        return []
+
+
+DATASET = typer.Argument(
+    metavar="DATASET",
+    help="A built-in dataset, one found in the folder of datasets, or the path of a folder of your own graphs.",
+    autocompletion=_complete_dataset,
+)
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
 ]
+Download = Annotated[bool, typer.Option("--download", help="Get a dataset that is not there from its official site.")]
+Splits = Annotated[
+    Path | None,
+    typer.Option(help="File of published folds, or its folder.", show_default="splits/ beside the datasets"),
+]
+Fold = Annotated[int | None, typer.Option(min=0, help="Which of the published folds; the first is 0.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")]
 
 
 def _operators(text: str) -> str:
@@ -85,6 +112,49 @@ OwnFeatures = Annotated[
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
+@dataclass
+class Report:
+    """What a command has to say.
+
+    Attributes:
+        facts: for machines: numbers as they are, under keys that the help of the command names.
+        shown: the same for people: what the console is to print.
+    """
+
+    facts: dict[str, Any]
+    shown: list[RenderableType]
+
+
+def reports(command: Callable[..., Report]) -> Callable[..., None]:
+    """Print what a command returns: for people, or with ``--json`` as one document, and all else on stderr."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, as_json: bool = False, **options: Any) -> None:
+        if as_json:
+            with contextlib.redirect_stdout(sys.stderr):  # progress bars and what other libraries print, too
+                facts = command(*args, **options).facts
+            print(json.dumps(_plain(facts), indent=2, allow_nan=False))
+        else:
+            for part in command(*args, **options).shown:
+                console.print(part, highlight=False, soft_wrap=not isinstance(part, Table))
+        sys.stdout.flush()  # here, where a closed pipe is no surprise
+
+    return wrapped
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it, where there is neither NaN nor infinity."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Turn an exception into one readable line and exit code 1; ``--debug`` lets it through."""
 
@@ -95,14 +165,28 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
         except KeyboardInterrupt:
             print("spin-fast: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
+        except BrokenPipeError:  # who read our output has seen enough, as head does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(1) from None
         except Exception as error:
             if debug or isinstance(error, typer.Exit):
                 raise
             reason = " ".join(str(error).split()) or type(error).__name__
+            if isinstance(error, datasets.DatasetError):
+                reason = _as_options(reason)
             print(f"spin-fast: error: {reason}", file=sys.stderr)
             raise typer.Exit(1) from None
 
+    paragraphs = (command.__doc__ or "").split("\n\n")
+    wrapped.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # --help breaks lines itself
     return wrapped
+
+
+def _as_options(reason: str) -> str:
+    """What to do, in the words of the command line."""
+    for argument, option in (("download=True", "--download"), ("by root", "by --root"), ("by splits", "by --splits")):
+        reason = reason.replace(argument, option)
+    return reason
 
 
 def _version(show: bool) -> None:
@@ -120,12 +204,31 @@ def _main(
     pass
 
 
+def read_dataset(dataset: str, root: Path | None, *, download: bool, features: Any = None) -> datasets.Folder:
+    """The graphs of a dataset or a folder, while the terminal says so."""
+    with console.status(f"reading {title_of(dataset)}"):
+        return datasets.read(dataset, root, download=download, features=features)
+
+
+def title_of(dataset: str) -> str:
+    """What a dataset is called in tables and file names: the last part of a path."""
+    return Path(dataset).expanduser().resolve().name if "/" in dataset or os.sep in dataset else dataset
+
+
+def show_bytes(number: int) -> str:
+    """``1234567`` is 1.23 MB."""
+    power = min(len(str(number)) - 1, 14) // 3
+    if power == 0:
+        return f"{number} bytes"
+    return f"{number / 1000**power:.4g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
+
+
 def describe(name: str, graphs: GraphBatch) -> str:
     edges = int((graphs.num_arcs + _num_loops(graphs)) / 2)
     num_graphs = max(len(graphs), 1)
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
-        f"[bold]{name}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
+        f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
         f"{edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
     )
 

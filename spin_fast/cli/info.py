@@ -1,54 +1,367 @@
-"""``spin-fast info``."""
+"""``spin-fast info``: what is installed, and what is in a dataset."""
 
 from __future__ import annotations
 
 import platform
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
+from rich.console import RenderableType
+from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
+from torch import Tensor
 
 from .. import __version__, build_info, datasets
+from .._powers import num_branches_of
 from ..features import PowerFeatures
+from ..graphs import GraphBatch
 from ._common import (
+    DATASET,
     DEFAULT_HOPS,
     Debug,
+    Download,
+    Fold,
+    Json,
+    OwnFeatures,
+    Report,
     Root,
+    Splits,
     app,
+    by_branch,
     console,
-    describe,
     kernels_on,
     one_line_errors,
-    ratios_of,
+    operator_of,
+    operator_option,
+    read_dataset,
+    reports,
+    show_bytes,
+    title_of,
 )
 
+MOST_CLASSES = 10  # that the table names
 
-@app.command(epilog="Example: spin-fast info NCI1 --root data")
+
+@app.command(epilog="Example: spin-fast info NCI1 --root data --hops 5")
 @one_line_errors
+@reports
 def info(
-    dataset: Annotated[str | None, typer.Argument(help="Also describe this dataset.")] = None,
+    dataset: Annotated[str | None, DATASET] = None,
     root: Root = None,
+    download: Download = False,
+    operators: Annotated[list[str] | None, operator_option("sym")] = None,
+    hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
+    own_features: OwnFeatures = None,
+    splits: Splits = None,
+    fold: Fold = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split, where it is drawn.")] = 0,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
-    """Show what is installed, which kernels run, and which datasets are found."""
+) -> Report:
+    """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
+
+    Graphs are duplicates if no SPIN of these hops and this operator can tell them apart. Where the labels of duplicates
+    contradict each other none can be right about all: the accuracy has a bound. Test graphs with a duplicate in
+    training are those that a split has shown the model already; published folds are counted where they are found.
+
+    Edges are counted once however often an arc is repeated, in an undirected graph one for both directions, and
+    self-loops with them; the density leaves self-loops out.
+
+    Keys of --json: dataset, graphs, nodes, edges, density, isolated_nodes, self_loops, repeated_arcs, directed,
+    weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits, splits_missing.
+    """
+    torch.set_num_threads(threads)
+    if dataset is None:
+        return _installation(root)
+    read, name = read_dataset(dataset, root, download=download, features=own_features), title_of(dataset)
+    operator = operator_of(operators) or "sym"
+    graphs = read.graphs
+    with console.status(f"counting in {name}"):
+        facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
+        facts["features"] = _features(graphs, read.num_attributes)
+        facts |= _labels(graphs, read.classes)
+    with console.status(f"computing {hops} hops of {name}"):
+        features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
+        powers = num_branches_of(hops, operator) * graphs.x.nbytes
+        facts |= {"operator": operator, "hops": hops}
+        facts["bytes"] = {"graphs": _bytes_of(graphs), "powers": powers, "features": features.nbytes}
+        facts["deduplication"] = features.deduplication
+        first = features.identical_graphs()
+        facts["duplicates"] = _duplicates(first, graphs.y)
+    facts["splits"], facts["splits_missing"] = _splits(dataset, root, graphs.y, first, seed, splits, fold)
+    return Report(facts, _shown(facts))
+
+
+def _installation(root: Path | None) -> Report:
     facts = {"spin_fast": __version__, "python": platform.python_version()} | build_info()
     facts["kernels"] = kernels_on(torch.device("cpu"))
     facts["kernels on the GPU"] = (
         kernels_on(torch.device("cuda")) if torch.cuda.is_available() else "torch finds no GPU"
     )
-    facts["datasets"] = ", ".join(datasets.names(root))
+    facts["datasets"] = datasets.names(root)
     table = Table(show_header=False)
     for name, value in facts.items():
         table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
-    console.print(table)
-    if dataset is not None:
-        graphs = datasets.load(dataset, root)
-        console.print(describe(dataset, graphs), highlight=False)
-        features = PowerFeatures.from_graphs(graphs, DEFAULT_HOPS)
-        times = torch.bincount(features.identical_graphs())
-        console.print(
-            f"nodes per stored row by branch, {features.operator} over {DEFAULT_HOPS} hops: {ratios_of(features)}\n"
-            f"graphs that no SPIN can tell from another one: {int(times[times > 1].sum()):,}",
-            highlight=False,
+    return Report({key.replace(" ", "_"): value for key, value in facts.items()}, [table])
+
+
+def _structure(graphs: GraphBatch) -> dict[str, Any]:
+    """Counts of nodes and edges."""
+    from scipy.sparse import csr_array
+
+    ptr, num_nodes = graphs.ptr.numpy(), graphs.num_nodes
+    weight = np.ones(graphs.num_arcs, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+    arcs = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=(num_nodes, num_nodes))
+    if not arcs.has_canonical_format:
+        arcs = arcs.copy()  # of the graphs' own arrays
+        arcs.sum_duplicates()
+    reverse = arcs.T.tocsr()
+    directed = any(
+        not np.array_equal(getattr(arcs, part), getattr(reverse, part)) for part in ("indptr", "indices", "data")
+    )
+    rows = np.repeat(np.arange(num_nodes, dtype=arcs.indices.dtype), np.diff(arcs.indptr))
+    proper = rows != arcs.indices
+    gathering = np.bincount(rows[proper], minlength=num_nodes)
+    isolated = gathering == 0
+    if directed:
+        isolated &= np.bincount(arcs.indices[proper], minlength=num_nodes) == 0
+    nodes = np.diff(ptr)
+    before = np.concatenate([[0], np.cumsum(gathering)])
+    proper_arcs = before[ptr[1:]] - before[ptr[:-1]]
+    loops = np.diff(arcs.indptr[ptr]) - proper_arcs
+    pairs = nodes * (nodes - 1)
+    density = np.divide(proper_arcs, pairs, out=np.zeros(len(nodes)), where=pairs > 0)
+    return {
+        "graphs": len(graphs),
+        "nodes": _spread(nodes),
+        "edges": _spread((proper_arcs if directed else proper_arcs // 2) + loops),
+        "density": _spread(density),
+        "isolated_nodes": int(isolated.sum()),
+        "self_loops": int(loops.sum()),
+        "repeated_arcs": graphs.num_arcs - arcs.nnz,
+        "directed": directed,
+        "weighted": graphs.edge_weight is not None,
+    }
+
+
+def _spread(values: np.ndarray) -> dict[str, Any]:
+    """How a number is spread over the graphs; the total is of what can be counted."""
+    if len(values) == 0:
+        return dict.fromkeys(("mean", "median", "min", "max"))
+    spread = {
+        name: function(values).item()
+        for name, function in (("mean", np.mean), ("median", np.median), ("min", np.min), ("max", np.max))
+    }
+    return spread if values.dtype.kind == "f" else {"total": int(values.sum())} | spread
+
+
+def _features(graphs: GraphBatch, num_attributes: int) -> dict[str, Any]:
+    """Width and kind of the node features; of measured numbers and of codes by themselves."""
+    x = graphs.x
+    parts = [part for part in (x[:, :num_attributes], x[:, num_attributes:]) if part.shape[1]]
+    kinds = [{"width": part.shape[1], "kind": _kind(part, graphs.degree)} for part in parts]
+    return {"width": x.shape[1], "dtype": str(x.dtype).removeprefix("torch."), "parts": kinds}
+
+
+def _kind(x: Tensor, degree: Tensor) -> str:
+    if bool((x == x[:1]).all()):
+        return "constant"
+    if x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype)):
+        return "degree"
+    if bool(((x == 0) | (x == 1)).all()):
+        return "one-hot" if bool((x.sum(1) == 1).all()) else "0 or 1"
+    return "whole numbers" if bool((x == x.round()).all()) else "real numbers"
+
+
+def _labels(graphs: GraphBatch, names: Sequence[str] | None) -> dict[str, Any]:
+    """Sizes of the classes, or what of several tasks is known."""
+    y = graphs.y
+    if y is None:
+        return {"classes": None, "tasks": None}
+    if y.is_floating_point():
+        tasks = y.view(len(y), -1)
+        known = tasks == tasks
+        share = known.double().mean().item() if known.numel() else None
+        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share}}
+    sizes = torch.bincount(y, minlength=0 if names is None else len(names)).tolist()
+    names = list(map(str, range(len(sizes)))) if names is None else names
+    return {
+        "classes": [{"name": name, "graphs": size} for name, size in zip(names, sizes, strict=True)],
+        "tasks": None,
+    }
+
+
+def _bytes_of(graphs: GraphBatch) -> int:
+    return sum(value.nbytes for value in vars(graphs).values() if isinstance(value, Tensor))
+
+
+def _duplicates(first: Tensor, y: Tensor | None) -> dict[str, Any]:
+    """How many graphs are like another one, and what labels such graphs have.
+
+    Args:
+        first: ``[G]`` the first of the graphs that are like each one.
+        y: labels ``[G]``, or ``[G, T]`` with NaN for missing ones, or None.
+    """
+    times = torch.bincount(first, minlength=len(first))
+    found: dict[str, Any] = {
+        "graphs": int(times[times > 1].sum()),
+        "distinct": int((times > 0).sum()),
+        "contradicting": None,
+        "best_accuracy": None,
+    }
+    if y is None or len(y) == 0:
+        return found
+    if y.is_floating_point():
+        tasks = y.view(len(y), -1)
+        of = first[:, None].expand_as(tasks)
+        low, high = (
+            torch.full_like(tasks, missing).scatter_reduce(0, of, tasks.nan_to_num(missing), reduce)
+            for reduce, missing in (("amin", torch.inf), ("amax", -torch.inf))
         )
+        contradictory = (low < high).any(1)
+    else:
+        num_classes = int(y.max()) + 1
+        kinds, number = torch.unique(first * num_classes + y, return_counts=True)
+        of = kinds // num_classes
+        most = torch.zeros_like(first).scatter_reduce(0, of, number, "amax")
+        found["best_accuracy"] = int(most.sum()) / len(y)
+        contradictory = torch.bincount(of, minlength=len(first)) > 1
+    found["contradicting"] = int(times[contradictory].sum())
+    return found
+
+
+def _splits(
+    dataset: str,
+    root: Path | None,
+    y: Tensor | None,
+    first: Tensor,
+    seed: int,
+    splits: Path | None,
+    fold: int | None,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """The split that training uses without --fold, and the published folds where they are found; why there is none."""
+    if y is None:
+        return [], "there are no labels"
+    found: list[dict[str, Any]] = []
+    missing = None
+    if splits is None and fold is None:
+        try:
+            split = datasets.split(dataset, y, root, seed=seed)
+            name = "official" if dataset.startswith(("ogbg-", "ogbg_")) else f"drawn, seed {seed}"
+            found.append(_overlap(name, split, first))
+        except datasets.DatasetError as error:
+            missing = str(error)
+    try:
+        folds = list(enumerate(datasets.published_splits(dataset, len(y), root, splits=splits)))
+    except datasets.NoPublishedSplits:
+        if splits is not None or fold is not None:
+            raise
+        folds = []
+    if fold is not None:
+        if fold >= len(folds):
+            raise ValueError(f"--fold {fold}: there are {len(folds)} folds, from 0")
+        folds = [folds[fold]]
+    return found + [_overlap(f"fold {number}", split, first) for number, split in folds], missing
+
+
+def _overlap(name: str, split: datasets.Split, first: Tensor) -> dict[str, Any]:
+    seen = {
+        f"{part}_seen": int(torch.isin(first[ids], first[split.train]).sum())
+        for part, ids in (("validation", split.validation), ("test", split.test))
+    }
+    return {"name": name} | {part: len(ids) for part, ids in split._asdict().items()} | seen
+
+
+def _shown(facts: dict[str, Any]) -> list[RenderableType]:
+    names = ("mean", "median", "min", "max")
+    per_graph = Table(title=escape(f"{facts['dataset']}: {facts['graphs']:,} graphs"), title_justify="left")
+    per_graph.add_column("per graph")
+    for name in (*names, "in all"):
+        per_graph.add_column(name, justify="right")
+    for name in ("nodes", "edges", "density"):
+        spread = facts[name]
+        cells = [_number(spread[key], key, name) for key in names]
+        per_graph.add_row(name, *cells, f"{spread['total']:,}" if "total" in spread else "")
+    table = Table(show_header=False)
+    for section in (_content(facts), _memory(facts), _indistinct(facts)):
+        for name, value in section.items():
+            table.add_row(name, escape(value))
+        table.add_section()
+    return [per_graph, table, *_splits_shown(facts)]
+
+
+def _number(value: float | None, key: str, of: str) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if of == "density" else f"{value:,.2f}" if key == "mean" else f"{value:,.10g}"
+
+
+def _content(facts: dict[str, Any]) -> dict[str, str]:
+    features = facts["features"]
+    kinds = ", ".join(f"{part['width']:,} {part['kind']}" for part in features["parts"]) or "none"
+    edges = "directed" if facts["directed"] else "undirected"
+    rows = {
+        "edges": f"{edges}, weighted" if facts["weighted"] else edges,
+        "isolated nodes": f"{facts['isolated_nodes']:,}",
+        "self-loops": f"{facts['self_loops']:,}",
+        "repeated arcs": f"{facts['repeated_arcs']:,}",
+        "node features": f"{kinds} ({features['dtype']})",
+    }
+    if facts["tasks"] is not None:
+        tasks = facts["tasks"]
+        rows["labels"] = f"{tasks['number']} task(s), {_percent(tasks['labelled'])} labelled"
+    elif facts["classes"] is None:
+        rows["labels"] = "none"
+    else:
+        classes = [f"{item['name']}:{item['graphs']:,}" for item in facts["classes"]]
+        more = f"  and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
+        rows["graphs by class"] = f"{'  '.join(classes[:MOST_CLASSES])}{more}"
+    return rows
+
+
+def _memory(facts: dict[str, Any]) -> dict[str, str]:
+    size = {name: show_bytes(number) for name, number in facts["bytes"].items()}
+    how = "each distinct row once" if max(facts["deduplication"]) > 1 else "as hardly any row repeats"
+    return {
+        "bytes of the graphs": size["graphs"],
+        "of their powers": f"{size['powers']}, {facts['hops']} hops of {facts['operator']} in one array",
+        "of PowerFeatures": f"{size['features']}, {how}",
+        "nodes per row by branch": by_branch(facts["deduplication"]),
+    }
+
+
+def _indistinct(facts: dict[str, Any]) -> dict[str, str]:
+    found = facts["duplicates"]
+    rows = {"duplicates": f"{found['graphs']:,} graphs that no SPIN can tell from another one"}
+    if found["contradicting"]:
+        best = found["best_accuracy"]
+        bound = "" if best is None else f": an accuracy of at most {100 * best:.6g} %"
+        rows["contradictions"] = f"{found['contradicting']:,} of them, by their labels{bound}"
+    return rows
+
+
+def _splits_shown(facts: dict[str, Any]) -> list[RenderableType]:
+    note = [] if facts["splits_missing"] is None else [Text(f"no split: {facts['splits_missing']}")]
+    if not facts["splits"]:
+        return [*note]
+    table = Table(title="duplicates of training graphs", title_justify="left")
+    table.add_column("split")
+    for name in ("train", "validation", "duplicates", "test", "duplicates"):
+        table.add_column(name, justify="right")
+    for split in facts["splits"]:
+        cells = [f"{split['train']:,}"]
+        for part in ("validation", "test"):
+            seen, size = split[f"{part}_seen"], split[part]
+            cells += [f"{size:,}", f"{seen:,} ({_percent(seen / size if size else None, 1)})"]
+        table.add_row(split["name"], *cells)
+    return [table, *note]
+
+
+def _percent(share: float | None, digits: int = 2) -> str:
+    return "-" if share is None else f"{100 * share:.{digits}f} %"

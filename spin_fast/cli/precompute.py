@@ -5,20 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 
-from .. import datasets, shards
+from .. import shards
 from .._powers import num_branches_of
 from .._progress import progress_bar
 from ..features import PowerFeatures, index_of
 from ._common import (
+    DATASET,
     DEFAULT_HOPS,
     Debug,
+    Download,
+    Json,
     OwnFeatures,
+    Report,
     Root,
     app,
     by_branch,
@@ -27,6 +32,9 @@ from ._common import (
     one_line_errors,
     operator_of,
     operator_option,
+    read_dataset,
+    reports,
+    title_of,
 )
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
@@ -44,9 +52,11 @@ def _bytes(text: str) -> int:
 
 @app.command(epilog="Example: spin-fast precompute NCI1 --root data --out NCI1.safetensors")
 @one_line_errors
+@reports
 def precompute(
-    dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
+    dataset: Annotated[str, DATASET],
     root: Root = None,
+    download: Download = False,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
     operators: Annotated[list[str] | None, operator_option("sym")] = None,
     hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
@@ -58,19 +68,22 @@ def precompute(
     node_rows: Annotated[bool, typer.Option(help="Keep the row of each node: what dropout needs.")] = False,
     deduplicate: Annotated[bool, typer.Option(help="Store each distinct row once (exact).")] = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
     They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
     the training graphs, which are not chosen yet.
+
+    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """
     torch.set_num_threads(threads)
-    out = Path(f"{dataset}.safetensors") if out is None else out
+    name = title_of(dataset)
+    out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
-    with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root, features=own_features)
-    console.print(describe(dataset, graphs), highlight=False)
+    graphs = read_dataset(dataset, root, download=download, features=own_features).graphs
+    console.print(describe(name, graphs), highlight=False)
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
     if shard_size is None:
@@ -85,16 +98,26 @@ def precompute(
             yield part
 
     files = shards.save(counted(), out)
-    table = Table(show_header=False, title=f"{hops} hops of {dataset}")
-    ratios = (graphs.num_nodes / max(int(number), 1) for number in stored)
-    table.add_row("nodes per stored row", f"{by_branch(ratios)}  (by branch)")
-    table.add_row("bytes", f"{sum(file.stat().st_size for file in files):,}")
-    if len(files) == 1:
-        table.add_row("file", str(out))
+    index = None if len(files) == 1 else index_of(out)
+    facts: dict[str, Any] = {
+        "dataset": name,
+        "graphs": len(graphs),
+        "operator": operator,
+        "hops": hops,
+        "deduplication": [graphs.num_nodes / max(int(number), 1) for number in stored],
+        "bytes": sum(file.stat().st_size for file in files),
+        "files": files,
+        "index": index,
+    }
+    table = Table(show_header=False, title=f"{hops} hops of {escape(name)}")
+    table.add_row("nodes per stored row", f"{by_branch(facts['deduplication'])}  (by branch)")
+    table.add_row("bytes", f"{facts['bytes']:,}")
+    if index is None:
+        table.add_row("file", escape(str(out)))
     else:
-        table.add_row("files", f"{files[0]} to {files[-1].name}")
-        table.add_row("index", str(index_of(out)))
-    console.print(table)
+        table.add_row("files", escape(f"{files[0]} to {files[-1].name}"))
+        table.add_row("index", escape(str(index)))
+    return Report(facts, [table])
 
 
 def _with_progress(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -10,12 +11,19 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from rich.text import Text
 
 from .. import _files, datasets, training
+from .._progress import progress_bar
+from ..graphs import GraphBatch
 from ..preprocessing import NodeFeatures
 from ._common import (
+    DATASET,
     Debug,
     Device,
+    Download,
+    Json,
+    Report,
     Root,
     app,
     console,
@@ -23,53 +31,105 @@ from ._common import (
     one_line_errors,
     operator_of,
     operator_option,
+    read_dataset,
+    reports,
+    title_of,
 )
+
+CHUNK_GRAPHS = 1024  # of a folder that are read at a time
 
 
 @app.command(epilog="Example: spin-fast predict runs/NCI1/model.safetensors NCI1 --root data --out probabilities.csv")
 @one_line_errors
+@reports
 def predict(
-    checkpoint: Annotated[Path, typer.Argument(help="A model that spin-fast train has written.")],
-    dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
+    checkpoint: Annotated[Path, typer.Argument(metavar="MODEL", help="A model that spin-fast train has written.")],
+    dataset: Annotated[str, DATASET],
     root: Root = None,
+    download: Download = False,
     out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
     operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Report:
     """Write the class probabilities of all graphs of DATASET, chunk by chunk, in their order.
 
-    A row has the number of the graph, the predicted class, and the probability of each class. Of datasets with several
-    tasks, or missing labels, it has the probability of each task.
+    A row has the number of the graph, from 0; its name, if it is from a folder of your own; the predicted class; and
+    the probability of each class, class_NAME, where names are those of the training set. Of a model for several tasks
+    it has the probability of each task. A folder needs no labels.
+
+    Keys of --json: model, dataset, operator, out, graphs, predicted.
     """
     torch.set_num_threads(threads)
     place = device_of(device)
     table_writer = _table_writer(out)
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
+    model.to(place)
     chosen = operator_of(operators) or metadata.get("operator")
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
-    with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root, features=metadata.get("node_features")).to(place)
-    if len(graphs) == 0:
+    preprocessing = metadata.get("preprocessing")
+    prepared = None if preprocessing is None else NodeFeatures.from_dict(preprocessing)
+    num_outputs = model.config["out_features"]
+    classes = metadata.get("classes") or list(map(str, range(num_outputs)))
+    predicted = np.zeros(num_outputs, np.int64)
+    tasks, done = metadata.get("tasks") is not None, 0
+    parts = _parts(dataset, root, metadata.get("node_features"), download)
+    first = next(parts, None)
+    if first is None or len(first[0]) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
-    if (preprocessing := metadata.get("preprocessing")) is not None:
-        graphs = NodeFeatures.from_dict(preprocessing).transform(graphs)
-    tasks = graphs.y is not None and graphs.y.is_floating_point()
-    scores = training.predict_chunks(model.to(place), graphs, chosen, progress=True)
-    with _files.replacing(out) as temporary, table_writer(temporary) as write:
-        done = 0
-        for chunk in scores:
-            probabilities = (chunk.sigmoid() if tasks else chunk.softmax(1)).cpu()
-            columns = {"graph": torch.arange(done, done + len(chunk)).numpy()}
-            if not tasks:
-                columns["prediction"] = probabilities.argmax(1).numpy()
-            names = (f"{'task' if tasks else 'class'}_{number}" for number in range(probabilities.shape[1]))
-            write(columns | dict(zip(names, probabilities.numpy().T, strict=True)))
-            done += len(chunk)
-    console.print(f"{out}: {done:,} graphs", highlight=False, soft_wrap=True)
+    with (
+        _files.replacing(out) as temporary,
+        table_writer(temporary) as write,
+        progress_bar("graphs", first[2], True) as advance,
+    ):
+        for graphs, names, _ in itertools.chain([first], parts):
+            tasks = tasks or (graphs.y is not None and graphs.y.is_floating_point())
+            graphs = graphs.to(place) if prepared is None else prepared.transform(graphs.to(place))
+            for scores in training.predict_chunks(model, graphs, chosen):
+                probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
+                numbers = np.arange(done, done + len(scores))
+                columns: Columns = {"graph": numbers}
+                if names is not None:
+                    columns["name"] = np.array(names[: len(scores)], dtype=object)
+                    names = names[len(scores) :]
+                if tasks:
+                    heads = [f"task_{number}" for number in range(num_outputs)]
+                else:
+                    best = probabilities.argmax(1)
+                    columns["prediction"] = np.array(classes, dtype=object)[best]
+                    predicted += np.bincount(best, minlength=num_outputs)
+                    heads = [f"class_{name}" for name in classes]
+                write(columns | dict(zip(heads, probabilities.T, strict=True)))
+                done += len(scores)
+                advance("", len(scores))
+    facts = {
+        "model": checkpoint,
+        "dataset": title_of(dataset),
+        "operator": chosen,
+        "out": out,
+        "graphs": done,
+        "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),
+    }
+    return Report(facts, [Text(f"{out}: {done:,} graphs")])
+
+
+def _parts(
+    dataset: str, root: Path | None, features: Any, download: bool
+) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
+    """Graphs, their names if they are of a folder, and how many there are in all if that is known."""
+    if (folder := datasets.own_folder(dataset, root)) is None:
+        graphs = read_dataset(dataset, root, download=download, features=features).graphs
+        yield graphs, None, len(graphs)
+        return
+    with console.status(f"reading {title_of(dataset)}"):
+        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features)
+        first = next(read, None)
+    for part in itertools.chain([] if first is None else [first], read):
+        yield part.graphs, part.names, None
 
 
 Columns = dict[str, np.ndarray]

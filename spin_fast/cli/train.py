@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
@@ -17,13 +18,19 @@ from ..graphs import GraphBatch
 from ..nn import SPIN
 from ..preprocessing import NodeFeatures
 from ._common import (
+    DATASET,
     DEFAULT_HOPS,
     Debug,
     Degree,
     Device,
+    Download,
+    Fold,
+    Json,
     OwnFeatures,
     Readout,
+    Report,
     Root,
+    Splits,
     app,
     console,
     describe,
@@ -35,18 +42,23 @@ from ._common import (
     operator_of,
     operator_option,
     ratios_of,
+    read_dataset,
+    reports,
     show_score,
+    title_of,
     wait_for,
 )
 
 
 @app.command(epilog="Example: spin-fast train NCI1 --root data --readout attention --epochs 50")
 @one_line_errors
+@reports
 def train(
-    dataset: Annotated[
-        str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")
-    ] = "digits",
+    dataset: Annotated[str, DATASET] = "digits",
     root: Root = None,
+    download: Download = False,
+    splits: Splits = None,
+    fold: Fold = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
     readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
     operators: Annotated[list[str] | None, operator_option("sym, or that of --features")] = None,
@@ -89,29 +101,38 @@ def train(
     ] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
     deduplicate: Annotated[bool, typer.Option(help="Store and evaluate each distinct row once (exact).")] = True,
+    as_json: Json = False,
     debug: Debug = False,
-) -> None:
+) -> Report:
     """Train a SPIN on DATASET; write the model and a training curve, print the result.
 
-    Datasets with an official split use it; the others are split 80/10/10 by the seed, stratified.
+    Datasets with an official split use it; with --fold or --splits it is one of the published folds; the others are
+    split 80/10/10 by the seed, stratified.
+
+    Keys of --json: dataset, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen, epochs,
+    best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication, parameters,
+    kernels, model, training_curve.
     """
     torch.set_num_threads(threads)
     operator = operator_of(operators)
     place = device_of(device)
-    out = Path("runs") / dataset if out is None else out
+    name = title_of(dataset)
+    out = Path("runs") / name if out is None else out
     _make_folder(out)
     metric_name, metric = metric_of(dataset)
     if features_file is not None and (degree is not None or standardize):
         option = "--standardize" if degree is None else f"--degree {degree.value}"
         raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
     made = None if features_file is None else PowerFeatures.load(features_file)
-    with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root, features=own_features)
-        assert graphs.y is not None
-        split = datasets.split(dataset, graphs.y, root, seed=seed)
-    console.print(describe(dataset, graphs), highlight=False)
+    read = read_dataset(dataset, root, download=download, features=own_features)
+    graphs = read.graphs
+    if graphs.y is None:
+        raise ValueError(f"{dataset} has no labels to train by")
+    split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
+    console.print(describe(name, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
-    settings: dict[str, Any] = {"seed": seed, "node_features": own_features}
+    settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
+    settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
     if made is None:
         node_features = NodeFeatures(
             None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
@@ -129,10 +150,10 @@ def train(
             start = time.perf_counter()
             features = PowerFeatures.from_graphs(graphs, hops, operator or "sym", deduplicate, node_rows=dropout > 0)
             wait_for(place)
-            precomputation = f"{1000 * (time.perf_counter() - start):.1f} ms, once, deduplication included"
+            seconds: float | Path | None = time.perf_counter() - start
     else:
-        _check_features(f"--features {features_file}", made, dataset, graphs, hops, operator, deduplicate, dropout)
-        features, precomputation = made.to(place), f"read from {features_file}"
+        _check_features(f"--features {features_file}", made, name, graphs, hops, operator, deduplicate, dropout)
+        features, seconds = made.to(place), features_file
         if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
             console.print("node features: not standardised, which train without --features does", highlight=False)
     torch.manual_seed(seed)
@@ -167,7 +188,7 @@ def train(
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
     settings["operator"] = features.operator
-    _write_and_report(out, dataset, features, model, fit, split, metric_name, test, precomputation, **settings)
+    return _write_and_report(out, name, features, model, fit, split, metric_name, test, seconds, settings)
 
 
 def _check_features(
@@ -224,9 +245,9 @@ def _write_and_report(
     split: datasets.Split,
     metric_name: str,
     test: float,
-    precomputation: str,
-    **settings: Any,
-) -> None:
+    precomputation: float | Path | None,
+    settings: dict[str, Any],
+) -> Report:
     from ..plots import training_curve
 
     kind = "SPIN-att" if model.config["attention"] else "SPIN-non-att"
@@ -236,22 +257,48 @@ def _write_and_report(
     seconds = fit.seconds_per_epoch
     first = features.identical_graphs().cpu()
     known = int(torch.isin(first[split.test], first[split.train]).sum())
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    table = Table(show_header=False, title=f"{kind} on {dataset}")
+    facts = {
+        "dataset": dataset,
+        "readout": "attention" if model.config["attention"] else "sum",
+        "operator": features.operator,
+        "hops": features.num_hops,
+        "seed": settings["seed"],
+        "fold": settings["fold"],
+        "metric": metric_name,
+        "test": test,
+        "validation": fit.validation,
+        "graphs": {part: len(ids) for part, ids in split._asdict().items()},
+        "test_seen": known,
+        "epochs": len(fit.epochs),
+        "best_epoch": fit.best_epoch + 1,
+        "interrupted": fit.interrupted,
+        "seconds_per_epoch": seconds,
+        "graphs_per_second": len(split.train) / seconds,
+        "precomputation_seconds": precomputation if isinstance(precomputation, float) else None,
+        "deduplication": features.deduplication,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "kernels": kernels_on(features.rows.device),
+        "model": checkpoint,
+        "training_curve": curve,
+    }
+    made = f"read from {escape(str(precomputation))}"
+    if isinstance(precomputation, float):
+        made = f"{1000 * precomputation:.1f} ms, once, deduplication included"
     rows = {
         f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs, seen once)",
         f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
         "test graphs seen in training": f"{known} of {len(split.test)} (no SPIN can tell them from a training graph)",
         "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
-        "graphs per second": f"{len(split.train) / seconds:,.0f} in training",
-        "precomputation": precomputation,
+        "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
+        "precomputation": made,
         "nodes per stored row": f"{ratios_of(features)}  (by branch)",
-        "parameters": f"{parameters:,}",
-        "kernels": kernels_on(features.rows.device),
-        "model": str(checkpoint),
-        "training curve": str(curve),
+        "parameters": f"{facts['parameters']:,}",
+        "kernels": facts["kernels"],
+        "model": escape(str(checkpoint)),
+        "training curve": escape(str(curve)),
     }
+    table = Table(show_header=False, title=f"{kind} on {escape(dataset)}")
     for name, value in rows.items():
         table.add_row(name, value)
-    console.print(table)
+    return Report(facts, [table])

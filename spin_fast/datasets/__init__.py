@@ -31,13 +31,14 @@ from ._common import DatasetError, Folder
 from .citation import NodeDataset
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
-from .splits import Split, stratified_folds
+from .splits import NoPublishedSplits, Split, stratified_folds
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 from .tables import Features
 
 __all__ = [
     "DatasetError",
     "Folder",
+    "NoPublishedSplits",
     "NodeDataset",
     "Split",
     "cora",
@@ -51,9 +52,11 @@ __all__ = [
     "metric",
     "names",
     "num_node_attributes",
+    "own_folder",
     "power_law",
     "published_splits",
     "random_regular",
+    "read",
     "split",
     "stratified_folds",
 ]
@@ -96,18 +99,34 @@ def load(
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
+    return read(name, root, features=features, dtype=dtype, download=download).graphs
+
+
+def read(
+    name: str | Path = "digits",
+    root: str | Path | None = None,
+    *,
+    features: Features = None,
+    dtype: torch.dtype = torch.float32,
+    download: bool = False,
+) -> Folder:
+    """Load a data set as :func:`load` does, with what its files call graphs and classes.
+
+    Classes are called as in the files of TU and ``.nel`` sets and of your own graphs, ``"-1"`` and ``"1"`` perhaps; of
+    other sets by their numbers. The graphs of a set by name are called by their numbers, from 0.
+    """
     _check.flag("download", download)
-    if (path := _own(name, root)) is not None:
-        return load_folder(path, features=features, dtype=dtype).graphs
+    if (path := own_folder(name, root)) is not None:
+        return load_folder(path, features=features, dtype=dtype)
     name = str(name)
     if name in BUILT_IN:
         _refuse_features(name, features)
-        return BUILT_IN[name](dtype=dtype)
+        return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
     found = _locate(name, root)
     if found is None and name in _STAND_IN:
         if features not in (None, "degree"):
             raise DatasetError(f"features={features!r} is impossible for {name}, which has no labels or attributes")
-        return _STAND_IN[name](dtype=dtype)
+        return _numbered(_STAND_IN[name](dtype=dtype), 0)
     if found is None and download:
         _download_to(name, root)
         found = _locate(name, root)
@@ -117,8 +136,21 @@ def load(
     _download.check(path)
     if source is ogb:
         _refuse_features(name, features)
-        return ogb.load(path, dtype=dtype)
-    return source.load(path, name, features=features, dtype=dtype)
+        return _numbered(ogb.load(path, dtype=dtype), 0)
+    if source is nel:
+        graphs, classes = nel.read(path, name, features=features, dtype=dtype)
+        return _numbered(graphs, 0)._replace(classes=classes)
+    files = tu.Files(path, name)
+    files.require("A", "graph_indicator", "graph_labels")
+    named = tu.read(files, features=features, dtype=dtype)
+    return named._replace(names=list(map(str, range(len(named.graphs)))))
+
+
+def _numbered(graphs: GraphBatch, num_attributes: int) -> Folder:
+    """Graphs whose files have no names for them, nor for their classes."""
+    y = graphs.y
+    classes = None if y is None or y.is_floating_point() else list(map(str, range(int(y.max()) + 1)))
+    return Folder(graphs, list(map(str, range(len(graphs)))), classes, None, num_attributes)
 
 
 def download(
@@ -221,7 +253,7 @@ def published_splits(
         each graph is tested in one fold.
 
     Raises:
-        DatasetError: there is no such file, or it is wrong; names it, the fold and what is wrong.
+        NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
     """
     _check.integer("num_graphs", num_graphs, 1)
     return _splits.read(_splits.locate(Path(name).name, _roots(root), splits), num_graphs)
@@ -267,7 +299,7 @@ def num_node_attributes(name: str | Path, root: str | Path | None = None, *, fea
     Args:
         name, root, features: as for ``load``.
     """
-    if (path := _own(name, root)) is not None:
+    if (path := own_folder(name, root)) is not None:
         return load_folder(path, features=features).num_attributes
     name = str(name)
     if name in BUILT_IN:
@@ -276,6 +308,19 @@ def num_node_attributes(name: str | Path, root: str | Path | None = None, *, fea
     if found is None and name not in _STAND_IN:
         raise _unknown(name, root)
     return tu.num_attributes(found[1], name, features=features) if found is not None and found[0] is tu else 0
+
+
+def own_folder(name: str | Path, root: str | Path | None = None) -> Path | None:
+    """The folder of your own graphs that ``load`` takes ``name`` for, or None for a set by name."""
+    path = Path(name).expanduser()
+    if isinstance(name, Path) or "/" in name or os.sep in name:
+        return path
+    if name in BUILT_IN or ogb.owns(name):
+        return None
+    for place in _roots(root):
+        if folder.holds_graphs(place / name):
+            return place / name
+    return path if name and path.is_dir() and name not in _STAND_IN and _locate(name, root) is None else None
 
 
 def names(root: str | Path | None = None) -> list[str]:
@@ -306,19 +351,6 @@ def _locate(name: str, root: str | Path | None) -> tuple[ModuleType, Path] | Non
             if (path := source.locate(name, place)) is not None:
                 return source, path
     return None
-
-
-def _own(name: str | Path, root: str | Path | None) -> Path | None:
-    """The folder of a user's own graphs that is meant, or None for a set by name."""
-    path = Path(name).expanduser()
-    if isinstance(name, Path) or "/" in name or os.sep in name:
-        return path
-    if name in BUILT_IN or ogb.owns(name):
-        return None
-    for place in _roots(root):
-        if folder.holds_graphs(place / name):
-            return place / name
-    return path if name and path.is_dir() and name not in _STAND_IN and _locate(name, root) is None else None
 
 
 def _refuse_features(name: str, features: Features) -> None:

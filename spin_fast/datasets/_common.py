@@ -36,14 +36,14 @@ class Folder(NamedTuple):
         names: the name of each graph.
         classes: the name of each class, ``classes[y[g]]`` that of graph ``g``; None without labels.
         features: what the columns of ``x`` are made of, to be passed as ``features`` where other files are to be read
-            alike.
+            alike; None for a set that leaves no choice.
         num_attributes: so many columns of ``x``, the first ones, are measured numbers; the others are codes or counts.
     """
 
     graphs: GraphBatch
     names: list[str]
     classes: list[str] | None
-    features: str | list[str]
+    features: str | list[str] | None
     num_attributes: int
 
 
@@ -166,9 +166,10 @@ def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype) -> Tensor:
     return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1)
 
 
-def class_labels(values: np.ndarray) -> Tensor:
-    """Map labels ``[G]`` to int64 classes ``0..C-1`` in the sorted order of their values."""
-    return torch.from_numpy(np.unique(values, return_inverse=True)[1].astype(np.int64))
+def class_labels(values: np.ndarray) -> tuple[Tensor, list[str]]:
+    """Map labels ``[G]``, whole numbers, to int64 classes ``0..C-1`` in their sorted order; with their names."""
+    found, y = np.unique(values, return_inverse=True)
+    return torch.from_numpy(y.astype(np.int64)), [str(int(value)) for value in found]
 
 
 def assemble(

@@ -51,6 +51,18 @@ def load(
     Raises:
         DatasetError: names the line and what is wrong with it, or says which features are possible.
     """
+    return read(path, name, features=features, dtype=dtype, weights=weights)[0]
+
+
+def read(
+    path: str | Path,
+    name: str | None = None,
+    *,
+    features: object = None,
+    dtype: torch.dtype = torch.float32,
+    weights: bool = False,
+) -> tuple[GraphBatch, list[str]]:
+    """Read what :func:`load` reads, with the names of the classes."""
     path = Path(path)
     parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
     sizes: list[int] = []
@@ -92,15 +104,17 @@ def load(
         raise DatasetError(f"{path} ends at line {number} without the 'x class' line of a graph; get the file again")
     x = one_hot(_label_numbers(labels), str(path), dtype) if parts else None
     rows, columns = np.array(edges, dtype=np.int64).reshape(-1, 2).T
-    return assemble(
+    y, names = class_labels(np.array(classes))
+    graphs = assemble(
         np.concatenate([rows, columns]),
         np.concatenate([columns, rows]),
         offsets(torch.tensor(sizes)),
         x,
-        class_labels(np.array(classes)),
+        y,
         weight=np.array(weight * 2) if weights else None,
         dtype=dtype,
     )
+    return graphs, names
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:

@@ -19,6 +19,10 @@ from ._common import DatasetError, reading
 _SAME_GRAPHS = {"PROTEINS": "PROTEINS_full"}
 
 
+class NoPublishedSplits(DatasetError):
+    """There is no file of the folds of a data set where it is looked for."""
+
+
 class Split(NamedTuple):
     """Numbers of the graphs to train on, to select by, and to report on: three int64 vectors without overlap."""
 
@@ -129,13 +133,14 @@ def locate(name: str, folders: Sequence[Path], splits: str | Path | None) -> Pat
     given = None if splits is None else Path(splits).expanduser()
     if given is not None and not given.is_dir():
         return given
+    name = Path(name).name  # of a folder of one's own
     places = [given] if given is not None else [folder / "splits" for folder in folders]
     names = [known for known in (name, _SAME_GRAPHS.get(name)) if known is not None]
     tried = [place / f"{known}_splits.json" for place in places for known in names]
     for path in tried:
         if path.is_file():
             return path
-    raise DatasetError(
+    raise NoPublishedSplits(
         f"there are no published folds of {name} at {' or '.join(map(str, tried))}; "
         "name the file or its folder by splits"
     )

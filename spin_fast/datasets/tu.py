@@ -161,8 +161,8 @@ def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.fl
     x = torch.cat(blocks, dim=1) if blocks else None
     rows, columns = _arcs(files, graph)
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
-    graphs = assemble(rows, columns, ptr, x, None if values is None else class_labels(values), dtype=dtype)
-    classes = None if values is None else [str(int(value)) for value in np.unique(values)]
+    y, classes = (None, None) if values is None else class_labels(values)
+    graphs = assemble(rows, columns, ptr, x, y, dtype=dtype)
     return Folder(graphs, [str(g + 1) for g in range(num_graphs)], classes, "+".join(parts) or "degree", width)
 
 
