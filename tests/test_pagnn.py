@@ -310,6 +310,15 @@ def test_steps_are_those_of_adam(digits: PowerFeatures) -> None:
         trainer.step(digits)
 
 
+def test_operators_side_by_side() -> None:
+    graphs, model = made_graphs(), made_model()
+    features = PowerFeatures.from_graphs(graphs, 1, "sym,adj")  # 1 + 2 * 1 branches
+    expected = model.eval()(features).detach().softmax(1)
+    torch.testing.assert_close(training.predict_proba(model, graphs, ("sym", "adj")), expected)
+    with pytest.raises(ValueError, match=r"operator must name operators that share 2 hops, got 'sym,adj,rw'"):
+        training.predict_proba(model, graphs, "sym,adj,rw")
+
+
 def test_labels_beyond_the_outputs_are_named(digits: PowerFeatures) -> None:
     model = PAGNN([mlp(), mlp()], "sum", "concat", nn.Linear(10, 4))
     with pytest.raises(ValueError, match=r"y must be classes in \[0, 4\), the model's outputs"):
