@@ -197,7 +197,10 @@ def test_damaged_checkpoints_are_named(tmp_path) -> None:
         ({"validation": torch.arange(0)}, "validation must have at least one graph"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"schedule": "linear"}, "schedule must be one of constant, cosine, got 'linear'"),
+        (
+            {"schedule": "linear"},
+            "schedule must be one of constant, cosine, warmup-cosine, step, plateau, got 'linear'",
+        ),
     ],
 )
 def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) -> None:
