@@ -79,29 +79,30 @@ def copied(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def snapshot(trainer: Trainer, order: torch.Generator) -> dict[str, Tensor]:
-    """Copies of the weights, of what Adam remembers, and of the states of all random numbers."""
-    parts = (("model", trainer.model.state_dict()), ("adam", _moments(trainer)))
-    copies = {f"{part}.{name}": value for part, values in parts for name, value in copied(values).items()}
-    copies |= {"random.order": order.get_state(), "random.cpu": torch.get_rng_state()}
+    """Copies of what an epoch changes: parameters, buffers, what Adam remembers, and the states of random numbers."""
+    copies = copied(_changing(trainer)) | {"random.order": order.get_state(), "random.cpu": torch.get_rng_state()}
     if (device := _gpu_of(trainer)) is not None:
         copies["random.cuda"] = torch.cuda.get_rng_state(device)
     return copies
 
 
-def restore(trainer: Trainer, order: torch.Generator, last: dict[str, Tensor]) -> None:
-    """Undo what has happened since :func:`snapshot`; of random numbers of a GPU, where both were on one."""
-    trainer.model.load_state_dict(_part("model", last))
-    for name, value in _moments(trainer).items():
-        value.copy_(last[f"adam.{name}"])
-    order.set_state(last["random.order"])
-    torch.set_rng_state(last["random.cpu"])
-    if (device := _gpu_of(trainer)) is not None and "random.cuda" in last:
-        torch.cuda.set_rng_state(last["random.cuda"], device)
+def restore(trainer: Trainer, order: torch.Generator, run: Run) -> None:
+    """Undo what has happened since the last :func:`snapshot`; of random numbers of a GPU, where both were on one."""
+    trainer.model.load_state_dict(run.best)  # what is not trained
+    with torch.no_grad():
+        for name, value in _changing(trainer).items():
+            value.copy_(run.last[name])
+    order.set_state(run.last["random.order"])
+    torch.set_rng_state(run.last["random.cpu"])
+    if (device := _gpu_of(trainer)) is not None and "random.cuda" in run.last:
+        torch.cuda.set_rng_state(run.last["random.cuda"], device)
 
 
-def _moments(trainer: Trainer) -> dict[str, Tensor]:
-    (state,) = trainer.optimizer.state.values()
-    return state
+def _changing(trainer: Trainer) -> dict[str, Tensor]:
+    (moments,) = trainer.optimizer.state.values()
+    tensors = {f"buffer.{name}": value for name, value in trainer.model.named_buffers()}
+    tensors |= {f"adam.{name}": value for name, value in moments.items()}
+    return tensors | {"parameters": trainer.model.flatten_parameters()}
 
 
 def _gpu_of(trainer: Trainer) -> torch.device | None:
@@ -121,6 +122,7 @@ def settings_of(
     Of the data, sizes and labels; that the rows are the same shows in the validation loss.
     """
     config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", {})
+    config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     data = {
         "graphs": len(features),
         "features": features.num_features,
@@ -129,9 +131,9 @@ def settings_of(
         "sizes": _digest(features.selected_ptr),
         "labels": _digest(features.y),
     }
-    settings = {f"model.{name}": value for name, value in config.items()}
+    settings = options | {f"model.{name}": value for name, value in config.items()}
     settings |= {f"features: {name}": value for name, value in data.items()}
-    settings |= {"train": _described(train), "validation": _described(validation)} | options
+    settings |= {"train": _described(train), "validation": _described(validation)}
     return json.loads(json.dumps(settings))
 
 

@@ -241,7 +241,7 @@ def fit(
             run = file.read()
             _check_past(run, file.path, epochs, patience)
             _replay(run, scheduler, file.path)
-            restore(trainer, order, run.last)
+            restore(trainer, order, run)
             _check_rows(run, file.path, loss_of(predict(model, features, validation), target, weights).item())
     interrupted = False
     with progress_bar("epoch", epochs, progress) as advance_bar:
