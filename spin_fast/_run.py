@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _files
+from . import _files, ops
 from .checkpoints import load_state, save_state
 from .features import PowerFeatures
 from .trainer import Trainer
@@ -117,15 +117,13 @@ def _part(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 def settings_of(
     model: torch.nn.Module, features: PowerFeatures, train: Tensor, validation: Tensor, **options: Any
 ) -> dict[str, Any]:
-    """What must be the same for a run to go on, by the names of the arguments, as JSON values.
-
-    Of the data, sizes and labels; that the rows are the same shows in the validation loss.
-    """
+    """What must be the same for a run to go on, by the names of the arguments, as JSON values."""
     config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", {})
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     data = {
         "graphs": len(features),
         "features": features.num_features,
+        "dtype": str(features.rows.dtype),
         "hops": features.num_hops,
         "operator": features.operator,
         "sizes": _digest(features.selected_ptr),
@@ -141,6 +139,13 @@ def _digest(values: Tensor | None) -> str:
     return "" if values is None else hashlib.sha256(values.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
+def sample_of(features: PowerFeatures, train: Tensor) -> Tensor:
+    """Sums of the magnitudes in the rows of some graphs, which tell other features, but not where rows are shared."""
+    rows, ptr, index, count = features[train[:16]].branch_rows()
+    magnitudes, branches = torch.cat(rows).abs(), features.num_branches
+    return ops.sum_readout(magnitudes, ptr, index=index, count=count, num_branches=branches, checked=True).cpu()
+
+
 def _described(ids: Tensor) -> str:
     return f"{len(ids)} graphs ({_digest(ids)})"
 
@@ -150,8 +155,8 @@ class RunFile:
 
     SECONDS = 10.0
 
-    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
-        self.path, self._settings = path, settings
+    def __init__(self, path: Path, settings: dict[str, Any], sample: Tensor) -> None:
+        self.path, self._settings, self._sample = path, settings, sample
         self._due, self._written = -math.inf, Run()
         _files.check_writable(path)
 
@@ -165,6 +170,8 @@ class RunFile:
         for name, value in self._settings.items():
             if value != (there := record["settings"].get(name)):
                 raise ValueError(f"{name} must be {there!r} to go on from {self.path}, got {value!r}")
+        if not torch.allclose(tensors["sample"], self._sample, rtol=1e-4):  # another machine may round otherwise
+            raise ValueError(f"features must have the rows of {self.path} to go on from it, got others")
         run = Run()
         for epoch in record["epochs"]:
             run = run.after(Epoch(**epoch), {}, {})
@@ -178,5 +185,5 @@ class RunFile:
             return
         best = {f"best.{name}": value for name, value in run.best.items()}
         record = {"settings": self._settings, "epochs": [vars(epoch) for epoch in run.epochs]}
-        save_state(self.path, best | run.last, record)
+        save_state(self.path, {"sample": self._sample} | best | run.last, record)
         self._written, self._due = run, time.monotonic() + self.SECONDS
