@@ -132,7 +132,7 @@ def settings_of(
     settings = options | {f"model.{name}": value for name, value in config.items()}
     settings |= {f"features: {name}": value for name, value in data.items()}
     settings |= {"train": _described(train), "validation": _described(validation)}
-    return json.loads(json.dumps(settings))
+    return json.loads(json.dumps(settings, default=repr))
 
 
 def _digest(values: Tensor | None) -> str:

@@ -190,14 +190,16 @@ def fit(
             an epoch, and a ``ReduceLROnPlateau`` sees the validation loss, or the metric if its ``mode`` is ``max``.
         weight_decay: L2 penalty of Adam.
         class_weight: None; ``"balanced"``, by the training graphs as in scikit-learn; or weights ``[C]`` as those of
-            torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as its ``pos_weight``. They weigh the
-            validation loss, too, but not the metric. Steps are then slower: they take autograd's way.
+            torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as ``pos_weight`` of its
+            ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric. Steps are
+            then slower: they take autograd's way.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
         metric: from class scores and labels to a number that should rise.
         state: a file for all that it takes to go on, written at most every ten seconds and when training ends; none
             by default. The model in it is for this function; :func:`save_checkpoint` writes those to keep.
-        resume: go on from ``state`` if there is such a file, and start if there is none.
+        resume: go on from ``state`` if there is such a file, and start if there is none. Without, the first epoch
+            replaces it.
         on_epoch: called with each new :class:`Epoch`; the epoch counts when this has returned. See
             :mod:`spin_fast.logs`.
         progress: show a progress bar on the terminal.
@@ -256,7 +258,7 @@ def fit(
                     )
                 logits = predict(model, features, validation)
                 validation_loss = loss_of(logits, target, weights).item()
-                epoch = Epoch(number, loss, validation_loss, metric(logits, target), rate, seconds)
+                epoch = Epoch(number, loss, validation_loss, float(metric(logits, target)), rate, seconds)
                 if on_epoch is not None:
                     on_epoch(epoch)
                 run = run.after(epoch, model.state_dict(), {} if file is None else snapshot(trainer, order))
@@ -295,7 +297,7 @@ def _check_past(run: Run, path: Path, epochs: int, patience: int) -> None:
 
 
 def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
-    """Step the scheduler through the epochs so far; that keeps any of them without a word about its state."""
+    """Step the scheduler through the epochs so far, by the log alone, so that any scheduler can go on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
         for epoch in run.epochs:

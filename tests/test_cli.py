@@ -68,29 +68,27 @@ def test_train_options_reach_the_model(tmp_path: Path) -> None:
     assert "0: 1x  1: 1x" in result.stdout
 
 
-def test_going_on_after_signals(tmp_path: Path) -> None:
-    """To the numbers of a run without interruption, after its process was killed, and after Ctrl-C."""
+def test_going_on_after_an_interruption(tmp_path: Path) -> None:
+    """To the numbers of a run without interruption."""
     command = ["train", "--epochs", 8, "--hops", 1, "--hidden", 8, "--layers", 1, "--batch-size", 128]
     command += ["--dropout", 0.1, "--schedule", "plateau", "--class-weight", "balanced"]
-    log, epochs = tmp_path / "runs" / "digits" / "log.csv", 0
-    for sent, resumed in ((signal.SIGKILL, []), (signal.SIGINT, ["--resume"])):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "spin_fast.cli", *map(str, [*command, *resumed])],
-            cwd=tmp_path,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else tests in the background fail
-        )
-        epochs += 2
-        while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) <= epochs):
-            time.sleep(0.002)
-        process.send_signal(sent)
-        stdout, stderr = process.communicate(timeout=100)
-        assert process.returncode == (-9 if sent is signal.SIGKILL else 130), stderr
-        assert ("the same command with --resume goes on from there" in stdout) == (sent is signal.SIGINT)
-        assert (log.parent / "model.safetensors").exists() == (sent is signal.SIGINT)
+    log = tmp_path / "runs" / "digits" / "log.csv"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spin_fast.cli", *map(str, command)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
+    )
+    while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 3):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 130, stderr
+    assert "the same command with --resume goes on from there" in stdout
+    assert training.load_checkpoint(log.parent / "model.safetensors")[0].config["hidden_features"] == 8
     models, logs = [], []
     for out in ("runs/digits", "whole"):  # there is nothing to go on from in "whole"
         stdout = invoke(*command, "--resume", "--out", tmp_path / out)
