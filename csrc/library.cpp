@@ -31,7 +31,7 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, bool checked) "
       "-> Tensor");
   m.def(
-      "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, int num_rows, "
+      "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, SymInt num_rows, "
       "bool shared, bool checked) -> Tensor");
   m.def(
       "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool checked) "
@@ -48,8 +48,9 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
       "bool checked, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
-      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, "
+      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor ptr, Tensor? index, "
+      "Tensor? count, Tensor? ids, int num_branches, int[] widths, int[] classifier_widths, bool attention, float "
+      "negative_slope, bool tf32, "
       "bool checked) "
       "-> (Tensor loss, Tensor gradient)");
   m.def(
@@ -136,6 +137,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");
+  m.def("go_without_threads", [] { spin_fast::without_threads = true; });
   m.def("poison_scratch", [](bool on) { spin_fast::poison_scratch = on; });
   m.def("build_info", [] {
     py::dict info;

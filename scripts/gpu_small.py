@@ -142,7 +142,8 @@ def branches(device: str) -> int:
                     loss = training.loss_of(model(of_type[[1, 0, 0, 3]]), of_type[[1, 0, 0, 3]].y)
                     loss.backward()
                     finite(loss, *(parameter.grad for parameter in model.parameters()))
-                    data = (of_type.labels, of_type.ptr, of_type.index, of_type.count)
+                    class_weight = torch.tensor([0.5, 2.0], dtype=dtype, device=device) if attention else None
+                    data = (of_type.labels, class_weight, of_type.ptr, of_type.index, of_type.count)
                     ids = torch.tensor([2, 0, 3], device=device)
                     shape = (NUM_HOPS + 1, [24] * 3, [32, 32, 2], attention, 0.01)
                     for tf32 in (False, True) if dtype == torch.float32 else (False,):

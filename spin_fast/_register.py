@@ -6,6 +6,7 @@ its own backward; the second derivative of ``attention_readout`` differentiates 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -77,7 +78,7 @@ def _sum_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> Non
 
 def _sum_readout_grad(ctx: Any, grad: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
-    num_rows = ctx.shape[:-1].numel()
+    num_rows = math.prod(ctx.shape[:-1])  # numel() would fix the sizes while compiling
     dz = _call(
         "sum_readout_backward", grad.contiguous(), ptr, index, count, ctx.num_branches, num_rows, ctx.shared, True
     )
@@ -102,7 +103,7 @@ def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
 
 
 def _attention_readout_fake(z, w, ptr, index, count, shared, checked):  # type: ignore[no-untyped-def]
-    num_entries = z.shape[:-1].numel() if index is None else index.shape[0]
+    num_entries = math.prod(z.shape[:-1]) if index is None else index.shape[0]
     num_graphs = _num_graphs(ptr, w.shape[0] if w.dim() == 2 else 1, shared)
     dtype = reference.compute_dtype(z.dtype)
     return z.new_empty(num_graphs, w.numel(), dtype=dtype), z.new_empty(num_entries, dtype=dtype)
@@ -245,8 +246,8 @@ class AttentionReadout(torch.autograd.Function):
 
 
 def call_readout(function: type[torch.autograd.Function], name: str, *inputs: Any) -> Any:
-    """Call a readout op by the shortest way: below autograd, by ``function``, or as torch's transforms need it."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    """Call a readout op by the shortest way: below autograd, by ``function``, or as compilation needs it."""
+    if torch.compiler.is_compiling():
         return getattr(torch.ops.spin_fast, name).default(*inputs)
     if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad):
         return function.apply(*inputs)

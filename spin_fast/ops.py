@@ -3,6 +3,10 @@
 What index arrays on a GPU contain is not checked, ``checked`` or not: no operation waits for a GPU, but for
 ``distinct_rows``, whose results are as large as what it finds.
 
+Under the transforms of ``torch.func`` (``vmap``, ``grad``, ``jvp``, ...) and in forward-mode differentiation the twins
+run, which are made of what these can transform. Autocast changes no operation but in this: ``attention_readout`` takes
+``w`` in the dtype of ``z``, and ``branch_readout`` takes half types as float32, in which it computes.
+
 Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
 """
@@ -19,15 +23,39 @@ from torch import Tensor
 from . import _check, _native, _register, reference
 
 
+def _is_transformed() -> bool:
+    """Whether a call must be made of operations that ``torch.func`` and forward-mode differentiation know.
+
+    A kernel would be refused by some of them, and others would take it for a constant.
+    """
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
 def _has_kernel(device: torch.device) -> bool:
+    if _is_transformed():
+        return False
     if device.type == "cpu":
         return _native.library is not None
     return device.type == "cuda" and _native.wants_cuda()
 
 
 def _contents_are_readable(value: Tensor) -> bool:
-    """Reading a GPU's memory would synchronise; while compiling there is nothing to read (the kernels then check)."""
-    return not torch.compiler.is_compiling() and value.device.type == "cpu"
+    """Reading a GPU's memory would synchronise; while compiling there is nothing to read (the kernels then check).
+
+    Nor is there in a transform, where the twins run, which bad contents may fail but not crash.
+    """
+    return value.device.type == "cpu" and not torch.compiler.is_compiling() and not _is_transformed()
+
+
+def _is_autocast(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch.is_autocast_enabled(value.device.type)
+
+
+def _widened(value: Any) -> Any:
+    """Half types as float32; all else as it is, to be checked."""
+    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
 def _array(values: Tensor | None) -> np.ndarray | None:
@@ -365,7 +393,7 @@ def attention_readout(
     as ``c`` equal nodes. An empty graph gives 0. Forms of ``z``, and the other arguments, as in :func:`sum_readout`.
 
     Args:
-        w: ``[h]`` for one branch, ``[R + 1, h]`` for several; dtype of ``z``.
+        w: ``[h]`` for one branch, ``[R + 1, h]`` for several; dtype of ``z``, to which autocast brings it.
         return_weights: return ``alpha`` as well, per entry: ``[nnz]``, or ``[R + 1, N]`` in the dense form with
             branches; float32 for the half types. The weight of one node is ``alpha / count``.
 
@@ -376,6 +404,8 @@ def attention_readout(
         TypeError, ValueError: name the argument and what is wrong with it.
     """
     refusal = None
+    if _is_autocast(z) and isinstance(w, Tensor) and {z.dtype, w.dtype} <= _AUTOCAST:
+        w = w.to(z.dtype)
     if _op_checks(z):
         try:
             return _attention(z, w, ptr, index, count, return_weights, checked)
@@ -439,7 +469,8 @@ def branch_readout(
     differentiable, in ``rows``, ``weights``, ``biases`` and ``w``.
 
     Args:
-        rows: ragged ``[U, d]``, or dense ``[R + 1, N, d]``; float32 or float64.
+        rows: ragged ``[U, d]``, or dense ``[R + 1, N, d]``; float32 or float64. Under autocast half types are widened
+            to float32, in which it then runs; the parameters too.
         weights: of each layer ``[R + 1, d_in, d_out]``; 1 to 8 layers.
         biases: of each layer ``[R + 1, d_out]``.
         w: ``[R + 1, h]``, with ``h`` the width of the last layer, or None.
@@ -457,6 +488,9 @@ def branch_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+    if _is_autocast(rows):
+        rows, w = _widened(rows), _widened(w)
+        weights, biases = [_widened(weight) for weight in weights], [_widened(bias) for bias in biases]
     dense = isinstance(rows, Tensor) and rows.dim() == 3
     _check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), _check.FLOATS)
     num_branches = _check_layers(rows, weights, biases, w)
@@ -471,6 +505,9 @@ def branch_readout(
             raise ValueError(f"ids must be in [0, {num_graphs}), got {int(ids.min())} to {int(ids.max())}")
         ids = ids.contiguous()
     if not _has_kernel(rows.device):
+        for name, value in (("ptr", ptr), ("ids", ids)):
+            if value is not None and torch._C._functorch.is_batchedtensor(value):
+                raise ValueError(f"{name} must not be batched by vmap: branch_readout reads it to choose rows")
         return reference.branch_readout(
             rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
         )
@@ -490,6 +527,7 @@ def may_use_tf32() -> bool:
 
 
 MOST_LAYERS = 8
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # float64 is not autocast's
 
 
 def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None) -> int:
@@ -524,7 +562,7 @@ def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int 
     if dense:
         if index is not None:
             raise ValueError(f"index must come with the ragged form of {name}, got {name} with three axes")
-        if z.shape[0] == 0 or num_branches not in (None, z.shape[0]):
+        if z.shape[0] == 0 or (num_branches is not None and num_branches != z.shape[0]):
             raise ValueError(f"{name} must have {num_branches or 'at least 1'} branches, got {z.shape[0]}")
         return z.shape[0]
     num_branches = num_branches or 1
@@ -563,4 +601,10 @@ _REFUSALS = (RuntimeError, TypeError, AttributeError)
 
 def _op_checks(z: Tensor) -> bool:
     """Whether to call the op at once: it checks its arguments itself, faster, but says less about what is wrong."""
-    return _native.library is not None and not torch.compiler.is_compiling() and isinstance(z, Tensor) and z.is_cpu
+    return (
+        _native.library is not None
+        and not torch.compiler.is_compiling()
+        and not _is_transformed()
+        and isinstance(z, Tensor)
+        and z.is_cpu
+    )

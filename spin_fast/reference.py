@@ -7,12 +7,30 @@ validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 a
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from itertools import pairwise
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+Twin = TypeVar("Twin", bound=Callable[..., Any])
+
+
+def _in_its_own_dtype(twin: Twin) -> Twin:
+    """Autocast does not change what is multiplied in it, as it does not in a kernel."""
+
+    @wraps(twin)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        device = args[0].device.type
+        if not torch.is_autocast_enabled(device):
+            return twin(*args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return twin(*args, **kwargs)
+
+    return cast(Twin, call)
 
 
 def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
@@ -136,6 +154,7 @@ def attention_readout(
     return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
 
 
+@_in_its_own_dtype
 def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> tuple[Tensor, Tensor]:
     """Readout ``[G, (R+1)*h]`` and weights per entry ``[nnz]``."""
     num_branches, storage = w.shape[0] if w.dim() == 2 else 1, z.dtype
@@ -183,6 +202,7 @@ def select_segments(ptr: Tensor, ids: Tensor | None, num_branches: int) -> tuple
     return entries, bounds
 
 
+@_in_its_own_dtype
 def branch_readout(
     rows: Tensor,
     weights: Sequence[Tensor],
@@ -213,10 +233,12 @@ def branch_readout(
     return _attention(torch.cat(z), w, bounds, None, count)[0]
 
 
+@_in_its_own_dtype
 def training_step(
     rows: Tensor,
     parameters: Tensor,
     y: Tensor,
+    class_weight: Tensor | None,
     ptr: Tensor,
     index: Tensor | None,
     count: Tensor | None,
@@ -227,7 +249,10 @@ def training_step(
     attention: bool,
     negative_slope: float,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of ``torch.ops.spin_fast.training_step``: mean cross-entropy and its gradient in the flat parameters."""
+    """Twin of ``torch.ops.spin_fast.training_step``: mean cross-entropy and its gradient in the flat parameters.
+
+    The mean is weighted by ``class_weight [C]`` of each graph's class, if it is given; 0 where all weigh 0.
+    """
     with torch.enable_grad():
         flat = parameters.detach().requires_grad_()
         w, weights, biases, rest = split_parameters(flat, num_branches, rows.shape[1], widths, attention)
@@ -241,7 +266,10 @@ def training_step(
             scores = F.linear(scores, weight.view(width_out, width_in), bias)
             if depth + 1 < len(classifier_widths):
                 scores = F.leaky_relu(scores, negative_slope)
-        loss = F.cross_entropy(scores, y if ids is None else y[ids])
+        labels = y if ids is None else y[ids]
+        loss = F.cross_entropy(scores, labels, class_weight, reduction="sum")
+        total = loss.new_tensor(len(labels)) if class_weight is None else class_weight[labels].sum()
+        loss = loss / total.clamp(min=torch.finfo(loss.dtype).tiny)
         (gradient,) = torch.autograd.grad(loss, flat)
     return loss.detach(), gradient
 

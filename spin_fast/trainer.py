@@ -200,10 +200,9 @@ class Trainer:
 
     A step of the standard model (no dropout, no BatchNorm, classes as labels) is one operation that returns the loss
     and the gradient of every parameter, ``torch.ops.spin_fast.training_step``, and one of the optimiser; on a GPU both
-    are captured in a CUDA graph. Other models and weighted classes take autograd's way; both agree to rounding. Batches
-    are ids of graphs in the features: nothing is collated. Model and features are on one device; the order of the
-    graphs is drawn on the host, so it does not depend on the device, and the host waits for a GPU once an epoch, to
-    read the loss.
+    are captured in a CUDA graph. Other models take autograd's way; both agree to rounding. Batches are ids of graphs in
+    the features: nothing is collated. Model and features are on one device; the order of the graphs is drawn on the
+    host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
     Args:
         model: trained in place.
@@ -271,13 +270,12 @@ class Trainer:
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64
-            and self.class_weight is None
             and not (config["batch_norm"] or config["dropout"] > 0 or config["size_aware"])
         )
 
     def _fused(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         config = self.model.config
-        data = (features.labels, features.ptr, features.index, features.count)
+        data = (features.labels, self.class_weight, features.ptr, features.index, features.count)
         sizes = (
             features.num_branches,
             [config["hidden_features"]] * config["num_layers"],

@@ -191,8 +191,7 @@ def fit(
         weight_decay: L2 penalty of Adam.
         class_weight: None; ``"balanced"``, by the training graphs as in scikit-learn; or weights ``[C]`` as those of
             torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as ``pos_weight`` of its
-            ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric. Steps are
-            then slower: they take autograd's way.
+            ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
         metric: from class scores and labels to a number that should rise.
@@ -274,6 +273,7 @@ def fit(
             if file is not None:
                 file.keep(run, now=True)
     model.load_state_dict(run.best)
+    model.unflatten_parameters()
     return Fit(list(run.epochs), run.best_epoch, interrupted)
 
 

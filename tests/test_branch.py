@@ -11,7 +11,7 @@ import cuda_kernels
 import numpy as np
 import pytest
 import torch
-from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs
+from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs, strided
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -148,6 +148,25 @@ def test_first_and_second_derivatives(native, attention: bool) -> None:
     assert torch.autograd.gradgradcheck(call, inputs)
 
 
+@pytest.mark.parametrize("form", ["dense", "indexed"])
+def test_no_argument_need_be_contiguous(backend: str, form: str) -> None:
+    features = made_features([3, 0, 4, 1])
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 3, [3, 4, 2], torch.float64)
+    rows, ptr = features.rows, features.ptr
+    others = {"index": features.index, "count": features.count, "ids": torch.tensor([2, 0, 2, 1])}
+    if form == "dense":
+        rows, ptr, others = features.dense_rows(), features.node_ptr, {"ids": others["ids"]}
+    results = []
+    for way in (lambda value: value, strided):
+        leaves = [way(value).detach().requires_grad_() for value in (rows, *weights, *biases, w)]
+        x, w1, w2, b1, b2, attention = leaves
+        fixed = {name: way(value) for name, value in others.items()}
+        out = spin_fast.branch_readout(x, [w1, w2], [b1, b2], attention, way(ptr), **fixed)
+        results.append([out.detach(), *torch.autograd.grad(out.square().sum(), leaves)])
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+
+
 def test_third_derivative_is_refused(native) -> None:
     tensors, fixed = small_arguments(attention=False)
     rows, w1, w2, b1, b2 = (value.clone().requires_grad_() for value in tensors)
@@ -170,7 +189,20 @@ def test_opcheck(native) -> None:
         backward = torch.ops.spin_fast.branch_readout_backward.default
         torch.library.opcheck(backward, (grad, *inputs, with_rows), test_utils=once)
     flat = torch.cat([parameters.detach(), torch.randn(7 * 2, dtype=torch.float64)])
-    step = (features.rows.detach(), flat, features.labels, *data, 3, [4, 2], [2], True, 0.01, False, True)
+    step = (
+        features.rows.detach(),
+        flat,
+        features.labels,
+        torch.rand(2, dtype=torch.float64),
+        *data,
+        3,
+        [4, 2],
+        [2],
+        True,
+        0.01,
+        False,
+        True,
+    )
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
 
 
@@ -380,17 +412,31 @@ def test_training_step_is_autograds(backend: str, poison: None, options: dict, n
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 
 
-def test_training_step_is_its_reference(backend: str) -> None:
+@pytest.mark.parametrize("class_weight", [None, [0.25, 3.0], [0.0, 1.0], [0.0, 0.0]])
+def test_training_step_is_its_reference(backend: str, class_weight: list[float] | None) -> None:
     if backend == "reference":
         pytest.skip("there is no op then")
     features = made_features([30, 1, 0, 7], 5)
     model = SPIN(5, 8, 2, 2).double()
     sizes = (3, [8] * 3, [32, 32, 2], True, 0.01)
-    data = (features.labels, features.ptr, features.index, features.count, torch.tensor([3, 1, 0, 0]))
+    data = (features.ptr, features.index, features.count, torch.tensor([3, 1, 0, 0]))
     flat = model.flatten_parameters()
-    result = torch.ops.spin_fast.training_step(features.rows, flat, *data, *sizes, False, True)
-    for one, other in zip(result, reference.training_step(features.rows, flat, *data, *sizes), strict=True):
+    weight = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
+    arguments = (features.rows, flat, features.labels, weight, *data, *sizes)
+    result = torch.ops.spin_fast.training_step(*arguments, False, True)
+    for one, other in zip(result, reference.training_step(*arguments), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_class_weight_is_checked(native) -> None:
+    features, model = made_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
+    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01, False, True)
+    data = (features.ptr, features.index, features.count, None)
+    for weight, wrong in ((torch.ones(3, dtype=torch.float64), "has the wrong shape"), (torch.ones(2), "right dtype")):
+        with pytest.raises(RuntimeError, match=f"class_weight .*{wrong}"):
+            torch.ops.spin_fast.training_step(
+                features.rows, model.flatten_parameters(), features.labels, weight, *data, *sizes
+            )
 
 
 def test_folded_batch_norm_is_evaluation(backend: str) -> None:

@@ -53,7 +53,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
     entries = {"index": features.index, "count": features.count, "checked": True}
     rows = features.rows
     parameters = [parameter.detach() for layer in model.layers for parameter in (layer.weight, layer.bias)]
-    flat = model.flatten_parameters()
+    flat, class_weight = model.flatten_parameters(), torch.tensor([0.5, 2.0, 1.0]).to(device)
 
     def with_gradients(result: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         return result.detach(), *torch.autograd.grad(result.sin().sum(), inputs)
@@ -80,7 +80,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
         return with_gradients(readout, w, *weights, *biases)
 
     def training_step() -> tuple[Tensor, ...]:
-        data = (features.labels, features.ptr, features.index, features.count, ids)
+        data = (features.labels, class_weight, features.ptr, features.index, features.count, ids)
         return torch.ops.spin_fast.training_step(rows, flat, *data, 3, [16] * 3, [32, 32, 3], True, 0.01, False, True)
 
     return {
@@ -114,7 +114,7 @@ def no_waiting() -> Iterator[None]:
 def meta_kernels(native, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ops take meta tensors for those of a device with kernels."""
     monkeypatch.setattr(ops, "_has_kernel", lambda device: True)
-    monkeypatch.setattr(training, "native_available", lambda device: True)
+    monkeypatch.setattr("spin_fast.trainer.native_available", lambda device: True)
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -14,12 +14,13 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from torch import Tensor
 
-from spin_fast import GraphBatch, datasets
-from spin_fast.datasets import DatasetError, nel, ogb, tu
+from spin_fast import GraphBatch, PowerFeatures, datasets
+from spin_fast.datasets import DatasetError, _download, nel, ogb, tu
 
 DATA = Path(os.environ.get("SPIN_FAST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
@@ -391,7 +392,7 @@ def test_unknown_name(tmp_path: Path) -> None:
         assert word in message
     assert "did you mean digits?" in error_of(lambda: datasets.load("digit", tmp_path))
     absent = error_of(lambda: datasets.load("TINY", tmp_path / "absent"))
-    assert f"{tmp_path / 'absent'}, which is no folder: nothing" in absent
+    assert f"{tmp_path / 'absent'} (which is no folder): nothing" in absent
     assert "SPIN_FAST_DATA" in absent
 
 
@@ -538,10 +539,61 @@ def test_evaluator_without_ogb(monkeypatch: pytest.MonkeyPatch) -> None:
         ogb.evaluator("ogbg-molhiv")
 
 
+# Tasks of the official classification sets, and the metric of their leaderboards.
+OFFICIAL = {
+    "ogbg-molhiv": (1, "rocauc"),
+    "ogbg-molpcba": (128, "ap"),
+    "ogbg-molbace": (1, "rocauc"),
+    "ogbg-molbbbp": (1, "rocauc"),
+    "ogbg-molclintox": (2, "rocauc"),
+    "ogbg-molmuv": (17, "ap"),
+    "ogbg-molsider": (27, "rocauc"),
+    "ogbg-moltox21": (12, "rocauc"),
+    "ogbg-moltoxcast": (617, "rocauc"),
+    "ogbg-molchembl": (1310, "rocauc"),
+}
+
+
+@pytest.mark.parametrize(("name", "num_tasks", "metric"), [(name, *facts) for name, facts in OFFICIAL.items()])
+def test_every_classification_set_of_ogb(tmp_path: Path, name: str, num_tasks: int, metric: str) -> None:
+    """Labels of several tasks are missing as an empty field or as the word nan, or none is missing."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 2, (3, num_tasks)).astype(float)
+    if num_tasks > 2:
+        labels[rng.random(labels.shape) < 0.3] = np.nan
+    text = {missing: "\n".join(",".join(missing if np.isnan(v) else f"{v:.1f}" for v in row) for row in labels) + "\n"
+            for missing in ("", "nan")}  # fmt: skip
+    for missing in text:
+        write_ogb(tmp_path / name.replace("-", "_"), {"raw/graph-label": text[missing]})
+        y = datasets.load(name, tmp_path).y
+        if num_tasks == 1:
+            assert (y.dtype, y.tolist()) == (torch.int64, labels[:, 0].tolist())
+        else:
+            torch.testing.assert_close(y, torch.from_numpy(labels).float(), equal_nan=True)
+    assert [part.tolist() for part in datasets.split(name, y, tmp_path)] == [[2], [0], [1]]
+    assert datasets.num_node_attributes(name, tmp_path) == 0
+    assert datasets.metric(name) == metric
+
+
+def test_official_sets_are_those_of_ogb() -> None:
+    """Against the table that OGB's own package reads."""
+    package = pytest.importorskip("ogb")
+    master = pandas.read_csv(Path(package.__file__).parent / "graphproppred" / "master.csv", index_col=0, dtype=str)
+    for name, facts in master.items():
+        binary = facts["task type"] == "binary classification" and facts["data type"] == "mol"
+        assert (name in ogb.SETS) == binary
+        assert (name in ogb.OTHERS) != binary
+        if binary:
+            assert ogb.SETS[name] == (facts["download_name"], facts["eval metric"])
+            assert OFFICIAL[name] == (int(facts["num tasks"]), facts["eval metric"])
+            assert facts["url"].removeprefix("http:") == f"{_download.OGB_URL}/{ogb.SETS[name][0]}.zip"[len("https:") :]
+
+
 def test_metric() -> None:
-    assert datasets.metric("ogbg-molhiv") == "rocauc"
-    assert datasets.metric("ogbg-molpcba") == "ap"
+    assert datasets.metric("ogbg_molhiv") == "rocauc"
+    assert datasets.metric("ogbg-molmine") == "rocauc"
     assert datasets.metric("DD") == datasets.metric("digits") == "accuracy"
+    assert "ogbg-molesol is a regression set" in error_of(lambda: datasets.metric("ogbg_molesol"))
 
 
 # ---- generators ----
@@ -639,6 +691,54 @@ def test_power_law_exponent() -> None:
     assert 1 + 1 / (tail / 39.5).log().mean() == pytest.approx(3.0, abs=0.15)  # Hill's estimate
 
 
+def spectra(graphs: GraphBatch) -> list[tuple[float, ...]]:
+    """Eigenvalues of the adjacency of graphs of one size, which no renumbering changes."""
+    adjacency = torch.zeros(len(graphs), graphs.num_nodes // len(graphs), graphs.num_nodes // len(graphs)).double()
+    graph = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
+    source, target = graphs.edge_index.long()
+    adjacency[graph[target], target - graphs.ptr[graph[target]], source - graphs.ptr[graph[source]]] = 1
+    assert torch.equal(adjacency, adjacency.mT)
+    return [tuple(values) for values in torch.linalg.eigvalsh(adjacency).round(decimals=6).tolist()]
+
+
+def test_csl() -> None:
+    graphs = datasets.csl()
+    assert_simple(graphs)
+    assert graphs.y.bincount().tolist() == [15] * 10
+    assert graphs.num_nodes_per_graph.tolist() == [41] * 150
+    assert graphs.x.tolist() == [[4]] * (150 * 41)
+    found = spectra(graphs)
+    assert len(set(found)) == 10  # no two classes are isomorphic
+    assert len(set(zip(found, graphs.y.tolist(), strict=True))) == 10  # and each is one graph
+    one, other = graphs[0], graphs[1]
+    assert sorted(arcs(one)) != sorted(arcs(other))  # numbered anew
+    assert same(graphs, datasets.csl())
+    assert not torch.equal(graphs.indices, datasets.csl(seed=1).indices)
+    assert datasets.csl(7, [2, 3], 4, dtype=torch.float64).x.shape == (56, 1)
+
+
+def test_csl_without_its_file(tmp_path: Path) -> None:
+    assert same(datasets.load("CSL", tmp_path), datasets.csl())
+    assert same(datasets.load("CSL", tmp_path, features="degree"), datasets.csl())
+    assert "no labels or attributes" in error_of(lambda: datasets.load("CSL", tmp_path, features="label"))
+    write(tmp_path, "CSL")
+    assert len(datasets.load("CSL", tmp_path)) == 2
+
+
+def test_csl_is_the_published_set() -> None:
+    if not (DATA / "CSL.zip").exists():
+        pytest.skip(f"no CSL.zip in {DATA}")
+    published, drawn = public("CSL"), datasets.csl()
+    assert torch.equal(published.y, drawn.y)
+    assert torch.equal(published.x, drawn.x)
+    assert spectra(published) == spectra(drawn)
+
+
+def test_no_spin_tells_csl_apart() -> None:
+    features = PowerFeatures.from_graphs(datasets.csl(), num_hops=4)
+    assert len(set(features.identical_graphs().tolist())) == 1
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
@@ -652,6 +752,10 @@ def test_power_law_exponent() -> None:
         (lambda: datasets.power_law(1, 10, 3, 2.0), "exponent must be above 2"),
         (lambda: datasets.power_law(1, 10, 10, 3.0), "mean_degree must be in"),
         (lambda: datasets.power_law(1, 100, 99, 2.1), "mean_degree 99 is too large"),
+        (lambda: datasets.csl(4), "num_nodes must be at least 5"),
+        (lambda: datasets.csl(10, [2, 5]), "skips must be below 5.0 for 10 nodes, got 5"),
+        (lambda: datasets.csl(10, [1]), "skips must be at least 2"),
+        (lambda: datasets.csl(10, []), "skips must hold at least one"),
     ],
 )
 def test_generators_refuse(call: Callable[[], GraphBatch], words: str) -> None:
@@ -706,10 +810,28 @@ def test_dtype_must_be_float32_or_float64(tmp_path: Path) -> None:
 
 
 def test_import_is_light() -> None:
-    heavy = ("pandas", "scipy", "sklearn", "ogb", "torch_geometric", "networkx", "matplotlib")
+    heavy = ("pandas", "scipy", "sklearn", "ogb", "torch_geometric", "networkx", "matplotlib", "pooch", "requests")
     code = f"import sys, spin_fast.datasets; print([name for name in {heavy} if name in sys.modules])"
     listed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert listed.stdout.strip() == "[]"
+
+
+def test_attributes_come_first_and_are_counted(tmp_path: Path) -> None:
+    write(tmp_path / "TINY")
+    (tmp_path / "LIST.nel").write_text(NEL)
+    count = datasets.num_node_attributes
+    assert count("TINY", tmp_path) == 0
+    assert count("TINY", tmp_path, features="attribute+label") == count("TINY", tmp_path, features="attribute") == 2
+    assert count("TINY", tmp_path, features="degree") == count("LIST", tmp_path) == count("CSL", tmp_path) == 0
+    assert "unknown data set" in error_of(lambda: count("NONE", tmp_path))
+    for name, graphs in (
+        ("digits", datasets.load()),
+        ("erdos-renyi", datasets.erdos_renyi(2)),
+        ("random-regular", datasets.random_regular(2)),
+        ("power-law", datasets.power_law(2, 100)),
+    ):
+        counts = torch.equal(graphs.x, graphs.degree.unsqueeze(1).to(graphs.x.dtype))
+        assert count(name) == (0 if counts else graphs.num_features)
 
 
 def test_names_are_loadable_files(tmp_path: Path) -> None:
@@ -719,6 +841,7 @@ def test_names_are_loadable_files(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     shutil.copy(pack(tmp_path / "TINY", tmp_path / "TINY.zip"), tmp_path / "OTHER.zip")  # holds TINY_A.txt only
     found = datasets.names(tmp_path)
-    assert found == ["digits", "erdos-renyi", "random-regular", "power-law", "LIST", "TINY", "ogbg-molmine"]
+    built_in = ["digits", "erdos-renyi", "random-regular", "power-law", "CSL"]
+    assert found == [*built_in, "LIST", "TINY", "ogbg-molmine"]
     assert all(len(datasets.load(name, tmp_path)) > 0 for name in found)
-    assert datasets.names(tmp_path / "absent") == found[:4]
+    assert datasets.names(tmp_path / "absent") == built_in

@@ -117,17 +117,43 @@ def test_calibration_standardises_every_layer(options: dict) -> None:
     torch.testing.assert_close(scores, before(standard))
 
 
-@pytest.mark.parametrize("batch_norm", [True, False])
-def test_compiles_whole(native, batch_norm: bool) -> None:
-    features = made_features()
-    model = SPIN(3, 4, 2, 2, batch_norm=batch_norm).double()
-    compiled = torch.compile(model.forward_tensors, backend="aot_eager", fullgraph=True)
-    for ids in ([0, 3], [3, 4, 2, 0]):
-        inputs = features[ids].branch_rows()
-        state = copy.deepcopy(model.state_dict())
-        result = compiled(*inputs)
-        model.load_state_dict(state)
-        torch.testing.assert_close(result, model.forward_tensors(*inputs))
+def tensors_of(features: PowerFeatures, form: str) -> tuple:
+    return (features.dense_rows(), features.node_ptr) if form == "dense" else features.branch_rows()
+
+
+@pytest.mark.parametrize(
+    ("form", "training", "options"),
+    [
+        ("dense", True, {}),
+        ("dense", False, {"attention": False}),
+        ("dense", True, {"dropout": 0.2, "batch_norm": True}),
+        ("ragged", True, {"size_aware": True}),
+        ("ragged", True, {"attention": False, "batch_norm": True}),
+    ],
+)
+def test_compiles_whole_and_once(native, form: str, training: bool, options: dict) -> None:
+    """For any number of nodes and graphs; but torch makes single graphs a case of their own, and sizes that are equal
+    in the first batch."""
+    model = SPIN(3, 4, 2, 2, **options).double().train(training)
+    twin = copy.deepcopy(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward_tensors, backend="aot_eager", fullgraph=True, dynamic=True)
+    for number, sizes in enumerate([[9, 0, 1, 12, 7], [5, 9], [2] * 12, [30, 4, 1], [3]]):
+        graphs = random_graphs(sizes, seed=number)
+        features = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 2)
+        with torch.compiler.set_stance("fail_on_recompile" if 0 < number < 4 else "default"):
+            torch.manual_seed(number)
+            result = compiled(*tensors_of(features, form))
+        torch.manual_seed(number)
+        expected = twin.forward_tensors(*tensors_of(features, form))
+        gradients = [
+            torch.autograd.grad(scores.square().sum(), list(one.parameters()))
+            for scores, one in ((result, model), (expected, twin))
+        ]
+        for one, other in zip((result, *gradients[0]), (expected, *gradients[1]), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
+    for one, other in zip(model.buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_state_dict_pickle_and_config() -> None:

@@ -7,7 +7,7 @@ import cuda_kernels
 import numpy as np
 import pytest
 import torch
-from helpers import TOLERANCE, dense_powers, graph_batches, random_graphs
+from helpers import TOLERANCE, dense_powers, graph_batches, random_graphs, strided
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -212,11 +212,19 @@ def test_equal_neighbourhoods_give_equal_bits(backend: str) -> None:
             assert bool((result == result[0]).all())
 
 
-def test_non_contiguous_input(backend: str) -> None:
-    graphs = random_graphs([4, 6], num_features=6)
-    wide = torch.stack([graphs.x, -graphs.x], dim=2)[:, :, 0]
-    assert not wide.is_contiguous()
-    assert torch.equal(powers(graphs, x=wide), powers(graphs))
+@pytest.mark.parametrize("canonical", [True, False])
+def test_no_argument_need_be_contiguous(backend: str, canonical: bool) -> None:
+    graphs = random_graphs([4, 6], num_features=6, weighted=True)
+    arrays = (graphs.indptr, graphs.indices, graphs.x.requires_grad_(), 3, "sym")
+    results = []
+    for way in (lambda value: value, strided):
+        x = way(graphs.x)
+        options = {"ptr": way(graphs.ptr), "edge_weight": way(graphs.edge_weight), "canonical": canonical}
+        result = spin_fast.power_features(*map(way, arrays[:2]), x, *arrays[3:], **options)
+        grad = way(torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view_as(result))
+        results.append((result.detach(), *torch.autograd.grad(result, x, grad)))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_nan_and_inf_stay_in_their_graph(backend: str) -> None:
@@ -266,6 +274,22 @@ def test_float32_is_as_accurate_as_torch(backend: str, operator: str) -> None:
         theirs.append(dense @ theirs[-1])
     error = (powers(graphs, 3, operator).double() - exact).abs().max()
     assert error <= 2 * (torch.stack(theirs).double() - exact).abs().max()
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types_are_as_accurate_as_torch(backend: str, dtype: torch.dtype, operator: str) -> None:
+    """At most twice the error of products in the half type with the dense operator, which torch rounds at every hop."""
+    graphs = random_graphs([40] * 10, density=0.2, num_features=8, dtype=torch.float32)
+    graphs = replace(graphs, x=(graphs.x / 8).to(dtype).float())
+    exact = dense_powers(graphs, 3, operator)
+    dense = dense_powers(replace(graphs, x=torch.eye(graphs.num_nodes)), 1, operator)[1].to(dtype)
+    theirs = [graphs.x.to(dtype)]
+    for _ in range(3):
+        theirs.append(dense @ theirs[-1])
+    ours = powers(graphs, 3, operator, x=graphs.x.to(dtype))
+    for one, other, hop in zip(ours.double(), torch.stack(theirs).double(), exact, strict=True):
+        assert (one - hop).abs().max() <= 2 * (other - hop).abs().max()
 
 
 def test_opcheck(native) -> None:

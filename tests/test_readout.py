@@ -7,7 +7,7 @@ import cuda_kernels
 import numpy as np
 import pytest
 import torch
-from helpers import TOLERANCE, looped_readout, ragged_readouts
+from helpers import TOLERANCE, looped_readout, ragged_readouts, strided
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -377,8 +377,9 @@ def test_half_types_are_storage(backend: str, dtype: torch.dtype, width: int, fo
         )
 
 
+@pytest.mark.parametrize("attends", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_types_are_as_accurate_as_torch(backend: str, dtype: torch.dtype) -> None:
+def test_half_types_are_as_accurate_as_torch(backend: str, dtype: torch.dtype, attends: bool) -> None:
     """At most twice the error of torch's own operations on the same rows, gradients too."""
     case = dense_case([300, 17, 50], 2, 32, torch.float32)
     case |= {name: case[name].to(dtype) for name in ("z", "w")}
@@ -387,16 +388,19 @@ def test_half_types_are_as_accurate_as_torch(backend: str, dtype: torch.dtype) -
     def by_torch(z: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         readouts = []
         for graph in z.split(case["ptr"].diff().tolist(), 1):
-            alpha = torch.softmax((graph @ w[:, :, None]).relu(), 1)
+            alpha = torch.softmax((graph @ w[:, :, None]).relu(), 1) if attends else 1
             readouts.append((alpha * graph).sum(1).flatten())
         return torch.stack(readouts)
 
     def results(readout, kind: torch.dtype) -> tuple[torch.Tensor, ...]:
         z, w = (case[name].to(kind).requires_grad_() for name in ("z", "w"))
         s = readout(z, w)
-        return s.detach(), *torch.autograd.grad(s, (z, w), cotangent.to(kind))
+        return s.detach(), *torch.autograd.grad(s, (z, w) if attends else (z,), cotangent.to(kind))
 
-    ours = results(lambda z, w: spin_fast.attention_readout(z, w, case["ptr"]), dtype)
+    def by_us(z: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return spin_fast.attention_readout(z, w, case["ptr"]) if attends else spin_fast.sum_readout(z, case["ptr"])
+
+    ours = results(by_us, dtype)
     for one, other, exact in zip(ours, results(by_torch, dtype), results(by_torch, torch.float64), strict=True):
         assert (one.double() - exact).abs().max() <= 2 * (other.double() - exact).abs().max()
 
@@ -440,6 +444,31 @@ def test_non_contiguous_and_expanded_gradient(backend: str) -> None:
     z = case["z"].clone().requires_grad_()
     sums(case | {"z": z}).sum().backward()  # the gradient that arrives is an expanded 1
     assert torch.equal(z.grad, torch.ones_like(z))
+
+
+@pytest.mark.parametrize("form", ["dense", "indexed"])
+def test_no_argument_need_be_contiguous(backend: str, form: str) -> None:
+    case = ragged(dense_case([3, 0, 40], 2, 5, torch.float32), form, 30)
+    gradients = []
+    for way in (case, {name: strided(value) for name, value in case.items()}):
+        way = way | {name: way[name].detach().requires_grad_() for name in ("z", "w")}
+        outputs = [sums(way), *attention(way)]
+        gradients.append(torch.autograd.grad(sum(s.square().sum() for s in outputs), (way["z"], way["w"])))
+        gradients[-1] += tuple(s.detach() for s in outputs)
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
+@pytest.mark.parametrize(("sizes", "width"), [([2, 0, 3], 0), ([0, 0], 4), ([], 4), ([0], 0), ([], 0)])
+def test_gradients_of_nothing(backend: str, sizes: list[int], width: int, form: str) -> None:
+    case = ragged(dense_case(sizes, 2, width, torch.float32), form, max(sum(sizes), 1))
+    z, w = (case[name].requires_grad_() for name in ("z", "w"))
+    outputs = [sums(case), *attention(case)]
+    assert outputs[0].shape == outputs[1].shape == (len(sizes), 2 * width)
+    gradients = torch.autograd.grad([s.sum() for s in outputs], (z, w), allow_unused=width == 0)
+    for gradient, value in zip(gradients, (z, w), strict=True):
+        assert gradient is None or (gradient.shape == value.shape and bool((gradient.isfinite()).all()))
 
 
 Z, W, PTR = torch.randn(6, 3), torch.randn(2, 3), torch.tensor([0, 1, 2, 4, 6])

@@ -1,7 +1,9 @@
 // branch_readout, its gradients and the training step: from tensors to a Pass.
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -79,16 +81,16 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
   return {gradient, dx};
 }
 
-// Softmax cross-entropy of one graph, over the number of graphs; the scores become their gradient.
+// Softmax cross-entropy of one graph with its weight in the mean; the scores become their gradient.
 template <class T>
-double cross_entropy(T* scores, int64_t classes, int64_t label, int64_t graphs) {
+double cross_entropy(T* scores, int64_t classes, int64_t label, double weight) {
   double top = scores[0], total = 0;
   for (int64_t c = 1; c < classes; ++c) top = std::max<double>(top, scores[c]);
   for (int64_t c = 0; c < classes; ++c) total += std::exp(scores[c] - top);
   const double loss = std::log(total) + top - scores[label];
   for (int64_t c = 0; c < classes; ++c)
-    scores[c] = static_cast<T>((std::exp(scores[c] - top) / total - (c == label)) / static_cast<double>(graphs));
-  return loss / static_cast<double>(graphs);
+    scores[c] = static_cast<T>((std::exp(scores[c] - top) / total - (c == label)) * weight);
+  return loss * weight;
 }
 
 // The classifier on the readouts of a chunk, with its loss and gradients.
@@ -124,8 +126,8 @@ class Classifier {
   }
 
   // The loss of the reserved readouts; adds to the gradients, and leaves that of the readouts.
-  template <class Label>
-  double step(int64_t graphs, int64_t of, Label label) {
+  template <class Label, class Weight>
+  double step(int64_t graphs, Label label, Weight weight) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     const Layer<T>& last = packed_.layers.back();
     const int64_t stride = packed_.layers[0].below;
@@ -134,7 +136,7 @@ class Classifier {
     for (int64_t i = 0; i < graphs; ++i) {
       T* scores = spare_[0] + i * last.stride;
       std::memcpy(scores, activations_.back() + i * last.stride, last.stride * sizeof(T));
-      loss += cross_entropy(scores, last.out, label(i), of);
+      loss += cross_entropy(scores, last.out, label(i), weight(label(i)));
     }
     T* gradient[most_layers];
     for (size_t l = 0; l < packed_.layers.size(); ++l) gradient[l] = gradient_.data() + packed_.places[l].gradient;
@@ -157,10 +159,10 @@ class Classifier {
 };
 
 std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
-                                         const Tensor& ptr, OptionalTensor index, OptionalTensor count,
-                                         OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                                         std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
-                                         bool /*tf32*/, bool checked) {
+                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
+                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
+                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
+                                         bool attention, double negative_slope, bool /*tf32*/, bool checked) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, false, checked, more);
@@ -168,6 +170,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   expect("y", y, {of.seg.graphs}, ScalarType::Long);
   const int64_t* labels = y.const_data_ptr<int64_t>();
   const int64_t classes = classifier_widths.back();
+  if (class_weight) expect("class_weight", *class_weight, {classes}, value);
   const auto label_of = [&](int64_t i) { return labels[of.ids ? of.ids[i] : i]; };
   for (int64_t i = 0; i < of.graphs; ++i)
     STD_TORCH_CHECK(label_of(i) >= 0 && label_of(i) < classes, "y must be in [0, ", classes, ")");
@@ -176,6 +179,11 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     using T = typename decltype(tag)::type;
     Workspace& memory = workspace();
     Classifier<T> classifier(memory.arena, of.model, classifier_widths, parameters.const_data_ptr<T>());
+    const T* weights = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
+    double total = weights ? 0 : static_cast<double>(of.graphs);
+    for (int64_t i = 0; weights && i < of.graphs; ++i) total += weights[label_of(i)];
+    total = std::max(total, std::numeric_limits<double>::min());  // graphs that all weigh 0 have loss 0
+    const auto weight_of = [&](int64_t label) { return (weights ? weights[label] : 1.0) / total; };
     T* no_rows = nullptr;
     with_pass(memory, of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, no_rows, [&](auto& pass) {
       double sum = 0;
@@ -183,7 +191,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
         const int64_t graphs = pass.end() - pass.begin();
         const auto [readout, grad] = classifier.reserve(graphs);
         pass.forward(readout, classifier.stride());
-        sum += classifier.step(graphs, of.graphs, [&](int64_t i) { return label_of(pass.begin() + i); });
+        sum += classifier.step(graphs, [&](int64_t i) { return label_of(pass.begin() + i); }, weight_of);
         pass.backward(grad);
       }
       *loss.mutable_data_ptr<T>() = static_cast<T>(sum);

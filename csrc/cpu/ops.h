@@ -98,6 +98,16 @@ int64_t cut(Cost cost, int64_t n, int64_t piece, int64_t pieces) {
   return low;
 }
 
+// In a forked child, which has none of its parent's threads: OpenMP would wait for them for ever.
+inline bool without_threads = false;
+
+// Runs f(first, last) over ranges that together are [0, n), in parallel.
+template <class F>
+void parallel_ranges(int64_t n, F f) {
+  if (without_threads) return f(int64_t{0}, n);
+  torch::stable::parallel_for(0, n, 1, f);
+}
+
 // Runs f(begin, end) over items [0, n), pieces in parallel; tiny work stays on the calling thread. Threads get ranges
 // of pieces; these are dealt out in an order that mixes them, because neighbours are often alike and costs only
 // estimates.
@@ -107,7 +117,7 @@ void parallel_items(int64_t n, int64_t total_cost, Cost cost, F f) {
   if (pieces == 1) return f(int64_t{0}, n);
   int64_t step = pieces * 5 / 8 + 1;
   while (std::gcd(step, pieces) != 1) ++step;
-  torch::stable::parallel_for(0, pieces, 1, [&](int64_t first, int64_t last) {
+  parallel_ranges(pieces, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
       const int64_t piece = i * step % pieces;
       f(cut(cost, n, piece, pieces), cut(cost, n, piece + 1, pieces));

@@ -28,7 +28,7 @@ void parallel_tasks(int64_t n, bool tiny, F f) {
     return;
   }
   std::atomic<int64_t> next{0};
-  torch::stable::parallel_for(0, n, 1, [&](int64_t, int64_t) {
+  parallel_ranges(n, [&](int64_t, int64_t) {
     for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) f(i);
   });
 }

@@ -142,7 +142,7 @@ void for_each_piece(const Plan& plan, int64_t width, F f) {
   };
   const auto number = static_cast<int64_t>(plan.pieces.size());
   if (plan.tiny) return run(0, number);
-  torch::stable::parallel_for(0, number, 1, run);
+  parallel_ranges(number, run);
 }
 
 // Adds up the partial results of the pieces of a long segment and writes its readout. Returns its largest logit and

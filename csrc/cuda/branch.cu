@@ -8,6 +8,7 @@
 // Every entry is evaluated by itself: which rows several graphs share is not known without reading it back, and a graph
 // refers to a row of its own once already.
 
+#include <cfloat>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -298,11 +299,24 @@ __global__ void backward_kernel(Call<T> call) {
   for (int i = threadIdx.x; call.fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
 }
 
+// The weight of all chosen graphs; one warp.
+template <class T>
+__global__ void weigh_kernel(const T* class_weight, int classes, const int64_t* y, const int64_t* ids, int64_t graphs,
+                             double* total) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < graphs; i += warp_size) {
+    const int64_t label = y[ids ? ids[i] : i];
+    if (label >= 0 && label < classes) sum += class_weight[label];
+  }
+  sum = sum_over_lanes(sum);
+  if (threadIdx.x == 0) *total = sum > DBL_MIN ? sum : DBL_MIN;  // graphs that all weigh 0 have loss 0
+}
+
 // The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
 template <class T>
 __global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, const T* parameters, const T* readout,
-                                  const int64_t* y, const int64_t* ids, int64_t graphs, T* grad, T* partial,
-                                  double* loss) {
+                                  const int64_t* y, const T* class_weight, const double* total_weight,
+                                  const int64_t* ids, int64_t graphs, T* grad, T* partial, double* loss) {
   T* kept = partial + blockIdx.x * static_cast<int64_t>(stack.gradient_size);
   const Memory<T> memory = memory_of_block(stack, fit, parameters, 0, tiles, weights, kept);
   const int width = stack.in(), classes = stack.out();
@@ -326,11 +340,15 @@ __global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, co
     double top = scores[row], total = 0;
     for (int c = 1; c < classes; ++c) top = scores[c * stack.ld + row] > top ? scores[c * stack.ld + row] : top;
     for (int c = 0; c < classes; ++c) total += exp(scores[c * stack.ld + row] - top);
+    const bool known = label >= 0 && label < classes;  // no contents are checked on a GPU: show it
+    const double weight = !known         ? static_cast<double>(NAN)
+                          : class_weight ? class_weight[label] / *total_weight
+                                         : 1.0 / static_cast<double>(graphs);
     for (int c = 0; c < classes; ++c)
       dscores[c * stack.ld + row] =
-          static_cast<T>((exp(scores[c * stack.ld + row] - top) / total - (c == label)) / graphs);
-    const bool known = label >= 0 && label < classes;  // no contents are checked on a GPU: show it
-    losses[row] = known ? static_cast<T>(log(total) + top - scores[label * stack.ld + row]) : static_cast<T>(NAN);
+          static_cast<T>((exp(scores[c * stack.ld + row] - top) / total - (c == label)) * weight);
+    losses[row] =
+        static_cast<T>(known ? (log(total) + top - scores[label * stack.ld + row]) * weight : static_cast<double>(NAN));
   }
   __syncthreads();
   if (threadIdx.x == 0) {
@@ -376,14 +394,14 @@ __host__ __device__ inline Kept kept_at(const Stack& stack, int64_t branches, in
 template <class T>
 __global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, int64_t blocks, Stack classifier,
                               int64_t classified, const T* classifier_partial, int64_t classifier_blocks,
-                              int64_t parameters, T* gradient, const double* losses, int64_t graphs, T* loss) {
+                              int64_t parameters, T* gradient, const double* losses, T* loss) {
   const int64_t p = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / summands;
   const int lane = threadIdx.x % summands;
   if (loss != nullptr && blockIdx.x == 0 && threadIdx.x < warp_size) {
     double sum = 0;
     for (int64_t i = threadIdx.x; i < classifier_blocks; i += warp_size) sum += losses[i];
     sum = sum_over_lanes(sum);
-    if (threadIdx.x == 0) *loss = static_cast<T>(sum / (graphs > 0 ? graphs : 1));
+    if (threadIdx.x == 0) *loss = static_cast<T>(sum);
   }
   double sum = 0;
   if (p < parameters) {
@@ -659,7 +677,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     T* no_loss = nullptr;
     device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
                   num_branches, pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(),
-                  int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, of.graphs, no_loss);
+                  int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, no_loss);
     if (with_rows && index) {
       const Transposed entries =
           transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0));
@@ -670,15 +688,16 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
 }
 
 std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
-                                         const Tensor& ptr, OptionalTensor index, OptionalTensor count,
-                                         OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                                         std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
-                                         bool tf32, bool) {
+                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
+                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
+                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
+                                         bool attention, double negative_slope, bool tf32, bool) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                        negative_slope, false, true, more);
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, ScalarType::Long);
+  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, value);
   const Device device(rows);
   Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
   dispatch_compute(value, [&](auto tag) {
@@ -698,14 +717,21 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
     if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
+    Tensor total = device.bytes_for<double>(1);
+    double* total_weight = static_cast<double*>(total.mutable_data_ptr());
+    const T* of_class = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
+    if (of_class)
+      device.launch(&weigh_kernel<T>, dim3(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(), of.ids,
+                    of.graphs, total_weight);
     device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
-                  Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of.ids,
-                  of.graphs, Pass<T>::memory(grad), Pass<T>::memory(partial), loss_of_block);
+                  Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of_class,
+                  static_cast<const double*>(total_weight), of.ids, of.graphs, Pass<T>::memory(grad),
+                  Pass<T>::memory(partial), loss_of_block);
 
     pass.backward(Pass<T>::memory(grad), nullptr);
     device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
                   num_branches, pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial),
-                  blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block, of.graphs,
+                  blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block,
                   loss.mutable_data_ptr<T>());
   });
   return {loss, gradient};

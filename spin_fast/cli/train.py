@@ -90,7 +90,7 @@ def train(
     ] = Schedule["cosine"],
     weight_decay: Annotated[float, _training(min=0, help="L2 penalty of Adam.")] = 0.0,
     class_weight: Annotated[
-        ClassWeight, _training(help="balanced: a rare class counts as much as a frequent one; steps are slower.")
+        ClassWeight, _training(help="balanced: a rare class counts as much as a frequent one.")
     ] = ClassWeight.none,
     patience: Annotated[int, _training(min=1, help="Stop after so many epochs without a better validation.")] = 60,
     seed: Annotated[int, _training(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,

@@ -1,8 +1,14 @@
-"""Data sets by name: raw files, or a generator, to a ``GraphBatch``.
+"""Data sets by name, and graphs of your own: raw files, or a generator, to a ``GraphBatch``.
 
-Built in, without files: ``digits`` (the default), ``erdos-renyi``, ``random-regular``, ``power-law``.
-From files under a folder, by default the environment variable ``SPIN_FAST_DATA`` or else ``data``: TU sets
-(``NAME.zip``, ``NAME/``, ``NAME/raw/``), ``NAME.nel``, and OGB's molecules (``ogbg_molhiv/``). Nothing is downloaded.
+Built in, without files: ``digits`` (the default), ``erdos-renyi``, ``random-regular``, ``power-law``, and ``CSL``
+where there is no file of that name.
+From files: TU sets (``NAME.zip``, ``NAME/``, ``NAME/raw/``), ``NAME.nel``, OGB's molecules (``ogbg_molhiv/``), and any
+folder that :func:`load_folder` reads. They are looked for in one folder, ``root`` or else the environment variable
+``SPIN_FAST_DATA``, and where neither says which, in ``data`` and then in the cache: ``SPIN_FAST_CACHE``, or the
+system's place for caches.
+
+``load(name, download=True)`` and ``download(name)`` get TU sets and OGB's molecules from their official sites into that
+folder, or else into the cache. Nothing is downloaded unasked.
 """
 
 from __future__ import annotations
@@ -12,30 +18,41 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from .. import _check
 from ..graphs import GraphBatch
-from . import digits, nel, ogb, tu
-from ._common import DatasetError
+from . import _download, digits, folder, nel, ogb, tu
+from . import splits as _splits
+from ._common import DatasetError, Folder
+from .folder import iter_folder, load_folder
 from .ogb import evaluator
-from .synthetic import erdos_renyi, power_law, random_regular
+from .splits import Split, stratified_folds
+from .synthetic import csl, erdos_renyi, power_law, random_regular
+from .tables import Features
 
 __all__ = [
     "DatasetError",
+    "Folder",
     "Split",
+    "csl",
+    "download",
     "erdos_renyi",
     "evaluator",
+    "iter_folder",
     "load",
+    "load_folder",
     "metric",
     "names",
+    "num_node_attributes",
     "power_law",
+    "published_splits",
     "random_regular",
     "split",
+    "stratified_folds",
 ]
 
 BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
@@ -44,118 +61,252 @@ BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
     "random-regular": partial(random_regular, degree=(3, 4)),
     "power-law": partial(power_law, num_graphs=1000, num_nodes=100, mean_degree=6.0, exponent=(2.3, 4.0)),
 }
-
-
-class Split(NamedTuple):
-    """Numbers of the graphs to train on, to select by, and to report on: three int64 vectors without overlap."""
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor
+_STAND_IN: dict[str, Callable[..., GraphBatch]] = {"CSL": csl}  # for the files of that name
+_BUILT_IN_ATTRIBUTES = {"digits": 3, "erdos-renyi": 50}
 
 
 def load(
-    name: str = "digits",
+    name: str | Path = "digits",
     root: str | Path | None = None,
     *,
-    features: str | None = None,
+    features: Features = None,
     dtype: torch.dtype = torch.float32,
+    download: bool = False,
 ) -> GraphBatch:
     """Load a data set.
 
     Args:
-        name: a built-in set, or what the files under ``root`` are called; a ``.nel`` file goes before a zip.
-        root: the folder of the files; None for ``$SPIN_FAST_DATA``, else ``data``.
+        name: a built-in set, or what the files under ``root`` are called; a ``.nel`` file goes before a zip. Or the
+            path of a folder of your own graphs: a name with a separator in it, or else, where there is no such set, of
+            a folder that exists.
+        root: the folder of the files; None for ``$SPIN_FAST_DATA``, or else ``data`` and the cache.
         features: of TU and ``.nel`` sets: ``"label"``, ``"attribute"``, ``"attribute+label"``, ``"degree"``, or None
-            for the paper's choice.
+            for the paper's choice. Of your own graphs as in :func:`load_folder`.
         dtype: float32 or float64, of the features.
+        download: get the set from its official site if it is not there yet, as :func:`download` does. Files that were
+            downloaded are compared at every loading with what they were then.
 
     Returns:
         The graphs with features ``x`` ``[N, d]`` and labels ``y``: int64 ``[G]`` in ``0..C-1``, or for OGB sets with
-        several tasks or missing labels ``[G, T]`` of ``dtype`` with NaN for missing.
+        several tasks or missing labels ``[G, T]`` of ``dtype`` with NaN for missing. Your own graphs may have none.
 
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
-    root = _root(root)
-    fixed = f"features={features!r} is impossible for {name}, whose features are fixed; leave features out"
+    _check.flag("download", download)
+    if (path := _own(name, root)) is not None:
+        return load_folder(path, features=features, dtype=dtype).graphs
+    name = str(name)
     if name in BUILT_IN:
-        if features is not None:
-            raise DatasetError(fixed)
+        _refuse_features(name, features)
         return BUILT_IN[name](dtype=dtype)
-    if (path := ogb.locate(name, root)) is not None:
-        if features is not None:
-            raise DatasetError(fixed)
+    found = _locate(name, root)
+    if found is None and name in _STAND_IN:
+        if features not in (None, "degree"):
+            raise DatasetError(f"features={features!r} is impossible for {name}, which has no labels or attributes")
+        return _STAND_IN[name](dtype=dtype)
+    if found is None and download:
+        _download_to(name, root)
+        found = _locate(name, root)
+    if found is None:
+        raise _unknown(name, root)
+    source, path = found
+    _download.check(path)
+    if source is ogb:
+        _refuse_features(name, features)
         return ogb.load(path, dtype=dtype)
-    if (path := nel.locate(name, root)) is not None:
-        return nel.load(path, name, features=features, dtype=dtype)
-    if (path := tu.locate(name, root)) is not None:
-        return tu.load(path, name, features=features, dtype=dtype)
-    raise _unknown(name, root)
+    return source.load(path, name, features=features, dtype=dtype)
 
 
-def split(name: str, y: Tensor, root: str | Path | None = None, *, seed: int = 0) -> Split:
+def download(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    url: str | None = None,
+    verify: bool = True,
+    progress: bool = True,
+) -> Path:
+    """Get a TU set or one of OGB's molecule sets from its official site, unless it is there already.
+
+    A TU set remains the zip that it is; a set of OGB is unpacked to ``ogbg_molhiv/``, as OGB's own loader has it. What
+    breaks off, or is not what it should be, leaves nothing behind. Checksums are compared with those known to this
+    package, which has them of a dozen sets. Of others the first download is trusted, and its checksums are kept beside
+    it, in ``*.sha256``, for later ones and for every loading.
+
+    Args:
+        name: as on https://chrsmrrs.github.io/datasets/docs/datasets/, such as ``"NCI1"``, or such as
+            ``"ogbg-molhiv"``.
+        root: where to put it; None for ``$SPIN_FAST_DATA``, or else the cache.
+        url: the address of a mirror, without the file's name; None for ``$SPIN_FAST_TU_URL`` or ``$SPIN_FAST_OGB_URL``,
+            or else the official one.
+        verify: compare with the checksums known to this package. False takes a file that has been changed at its site.
+        progress: show a bar on a terminal.
+
+    Returns:
+        The zip or the folder.
+
+    Raises:
+        DatasetError: there is no such set, no connection, no place, or the file is damaged or not the one known; one
+            line that says which and what to do.
+    """
+    _check.flag("verify", verify)
+    _check.flag("progress", progress)
+    if name in BUILT_IN or name in _STAND_IN:
+        raise DatasetError(f"{name} is built in: there is nothing to download, load it")
+    found = _locate(name, root)
+    return _download_to(name, root, url, verify, progress) if found is None else found[1]
+
+
+def split(
+    name: str | Path,
+    y: Tensor,
+    root: str | Path | None = None,
+    *,
+    seed: int = 0,
+    splits: str | Path | None = None,
+    fold: int | None = None,
+) -> Split:
     """Divide the graphs of a set into training, validation and test.
 
-    OGB sets have an official scaffold split, whatever the seed. All others are drawn 80/10/10, stratified by class.
+    OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
+    :func:`published_splits`. All others are drawn 80/10/10, stratified by class.
 
     Args:
         name: the set.
         y: its labels, first axis ``G``; int64 ``[G]`` where the split is drawn.
         root: as for ``load``.
         seed: of the draw.
+        splits: the file of the folds, or its folder; None with a ``fold`` for ``root/splits/``.
+        fold: its number, from 0; None for the first with ``splits``, or else for a draw.
 
     Returns:
-        Ascending graph numbers that together are ``0..G-1`` (an official split keeps its own order).
+        Ascending graph numbers that together are ``0..G-1`` (an official or published split keeps its own order).
 
     Raises:
-        DatasetError: the official split is missing or of another size, or a class is too small to be divided.
+        DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
+            divided. ValueError: there is no such fold.
     """
+    if splits is not None or fold is not None:
+        folds = published_splits(name, len(y), root, splits=splits)
+        if _check.integer("fold", 0 if fold is None else fold, 0) >= len(folds):
+            raise ValueError(f"fold must be below {len(folds)}, the number of folds of {name}, got {fold}")
+        return folds[fold or 0]
+    name = str(name)
     if ogb.owns(name):
-        path = ogb.locate(name, _root(root))
-        if path is None:
-            raise _unknown(name, _root(root))
-        return Split(*ogb.scaffold_split(path, len(y)))
-    if y.dim() != 1 or y.dtype.is_floating_point:
-        raise DatasetError(f"{name} has no official split and y, {y.dtype} {list(y.shape)}, is not one class per graph")
-    classes, sizes = np.unique(y.numpy(), return_counts=True)
-    if len(y) == 0 or sizes.min() < 10:
-        small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
-        raise DatasetError(f"{name} cannot be split 80/10/10: it takes 10 graphs per class, {small}; split it by hand")
-    from sklearn.model_selection import train_test_split
-
-    _check.integer("seed", seed, 0)
-    part = partial(train_test_split, random_state=seed)
-    train, held = part(np.arange(len(y)), test_size=0.2, stratify=y.numpy())
-    validation, test = part(held, test_size=0.5, stratify=y.numpy()[held])
-    return Split(*(torch.from_numpy(np.sort(ids)) for ids in (train, validation, test)))
+        if (found := _locate(name, root)) is None:
+            raise _unknown(name, root)
+        return Split(*ogb.scaffold_split(found[1], len(y)))
+    return _splits.draw(name, y, seed)
 
 
-def metric(name: str) -> str:
+def published_splits(
+    name: str | Path, num_graphs: int, root: str | Path | None = None, *, splits: str | Path | None = None
+) -> list[Split]:
+    """The ten folds that Errica et al. (2020) publish for a set, each with one part to select by.
+
+    They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``). ``PROTEINS``
+    has those of ``PROTEINS_full``.
+
+    Args:
+        name: the set.
+        num_graphs: how many graphs it has.
+        root: as for ``load``: the file is looked for in ``root/splits/``.
+        splits: instead, the file, or the folder that holds it.
+
+    Returns:
+        One split per fold, int64 graph numbers in the order of the file. In each fold they are ``0..num_graphs-1``, and
+        each graph is tested in one fold.
+
+    Raises:
+        DatasetError: there is no such file, or it is wrong; names it, the fold and what is wrong.
+    """
+    _check.integer("num_graphs", num_graphs, 1)
+    return _splits.read(_splits.locate(Path(name).name, _roots(root), splits), num_graphs)
+
+
+def metric(name: str | Path) -> str:
     """How a set is scored: ``"rocauc"`` for ogbg-molhiv (other OGB sets: what OGB says), ``"accuracy"`` otherwise."""
-    return ogb.metric(name) if ogb.owns(name) else "accuracy"
+    return ogb.metric(str(name)) if ogb.owns(str(name)) else "accuracy"
+
+
+def num_node_attributes(name: str | Path, root: str | Path | None = None, *, features: Features = None) -> int:
+    """How many columns of ``x``, the first ones, are measured numbers: what it makes sense to standardise.
+
+    The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
+
+    Args:
+        name, root, features: as for ``load``.
+    """
+    if (path := _own(name, root)) is not None:
+        return load_folder(path, features=features).num_attributes
+    name = str(name)
+    if name in BUILT_IN:
+        return _BUILT_IN_ATTRIBUTES.get(name, 0)
+    found = _locate(name, root)
+    if found is None and name not in _STAND_IN:
+        raise _unknown(name, root)
+    return tu.num_attributes(found[1], name, features=features) if found is not None and found[0] is tu else 0
 
 
 def names(root: str | Path | None = None) -> list[str]:
-    """The names that ``load`` knows: the built-in sets, then those found under ``root``."""
-    folder = _root(root)
-    found = {*ogb.names(folder), *nel.names(folder), *tu.names(folder)}
-    return [*BUILT_IN, *sorted(found - BUILT_IN.keys())]
+    """The names that ``load`` knows: the built-in sets, then those found in the folder or folders."""
+    found: set[str] = set()
+    for place in _roots(root):
+        found.update(*(source.names(place) for source in (ogb, nel, tu, folder)))
+    known = [*BUILT_IN, *_STAND_IN]
+    return [*known, *sorted(found.difference(known))]
 
 
-def _root(root: str | Path | None) -> Path:
-    return Path(os.environ.get("SPIN_FAST_DATA", "data") if root is None else root).expanduser()
+def _roots(root: str | Path | None) -> list[Path]:
+    """Where files are looked for, in that order."""
+    chosen = root if root is not None else os.environ.get("SPIN_FAST_DATA")
+    return [Path(chosen).expanduser()] if chosen else [Path("data"), _download.cache()]
 
 
-def _unknown(name: str, root: Path) -> DatasetError:
-    found = names(root)[len(BUILT_IN) :]
-    by_lower_case = {known.lower(): known for known in [*BUILT_IN, *found]}
+def _download_to(
+    name: str, root: str | Path | None, url: str | None = None, verify: bool = True, progress: bool = True
+) -> Path:
+    return _download.download(name, _roots(root)[-1], url=url, verify=verify, progress=progress)
+
+
+def _locate(name: str, root: str | Path | None) -> tuple[ModuleType, Path] | None:
+    """The module that reads a set, and the file or folder for it."""
+    for place in _roots(root):
+        for source in (ogb, nel, tu):
+            if (path := source.locate(name, place)) is not None:
+                return source, path
+    return None
+
+
+def _own(name: str | Path, root: str | Path | None) -> Path | None:
+    """The folder of a user's own graphs that is meant, or None for a set by name."""
+    path = Path(name).expanduser()
+    if isinstance(name, Path) or "/" in name or os.sep in name:
+        return path
+    if name in BUILT_IN or ogb.owns(name):
+        return None
+    for place in _roots(root):
+        if folder.holds_graphs(place / name):
+            return place / name
+    return path if name and path.is_dir() and name not in _STAND_IN and _locate(name, root) is None else None
+
+
+def _refuse_features(name: str, features: Features) -> None:
+    if features is not None:
+        raise DatasetError(f"features={features!r} is impossible for {name}, whose features are fixed; leave them out")
+
+
+def _unknown(name: str, root: str | Path | None) -> DatasetError:
+    built_in = [*BUILT_IN, *_STAND_IN]
+    found = names(root)[len(built_in) :]
+    by_lower_case = {known.lower(): known for known in [*built_in, *found]}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    absent = "" if root.is_dir() else ", which is no folder"
+    places = " and ".join(f"{place}{'' if place.is_dir() else ' (which is no folder)'}" for place in _roots(root))
     looked = f"ogbg_{name[5:]}/" if ogb.owns(name) else f"{name}.nel, {name}.zip, {name}/ and {name}/raw/"
     return DatasetError(
         f"unknown data set {name!r}{hint} "
-        f"Built in: {', '.join(BUILT_IN)}. Found in {root}{absent}: {', '.join(found) or 'nothing'} "
-        f"(looked for {looked}). Put the files there, or name their folder by root or SPIN_FAST_DATA."
+        f"Built in: {', '.join(built_in)}. Found in {places}: {', '.join(found) or 'nothing'} "
+        f"(looked for {looked}). Download it by download=True, put its files there, or name their folder by root or "
+        "SPIN_FAST_DATA."
     )

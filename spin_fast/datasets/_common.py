@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import lzma
+import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from io import BufferedIOBase
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +28,25 @@ class DatasetError(ValueError):
     """A data set cannot be used; the message is one line that names the file and says what to do."""
 
 
+class Folder(NamedTuple):
+    """Graphs with what their files call them.
+
+    Attributes:
+        graphs: the graphs; ``y`` int64 ``[G]`` in ``0..C-1``, or None where the files have no labels.
+        names: the name of each graph.
+        classes: the name of each class, ``classes[y[g]]`` that of graph ``g``; None without labels.
+        features: what the columns of ``x`` are made of, to be passed as ``features`` where other files are to be read
+            alike.
+        num_attributes: so many columns of ``x``, the first ones, are measured numbers; the others are codes or counts.
+    """
+
+    graphs: GraphBatch
+    names: list[str]
+    classes: list[str] | None
+    features: str | list[str]
+    num_attributes: int
+
+
 @contextmanager
 def reading(where: str) -> Iterator[None]:
     """Turn what a missing, damaged or unparsable file raises into a ``DatasetError`` that names ``where``."""
@@ -36,14 +57,15 @@ def reading(where: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise DatasetError(f"{where} does not exist; the set is incomplete, get it again") from error
     except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError) as error:
-        raise DatasetError(f"{where} cannot be read ({_one_line(error)}); get the file again") from error
+        raise DatasetError(f"{where} cannot be read ({one_line(error)}); get the file again") from error
     except RuntimeError as error:  # zipfile: a method that it does not know, a password
-        raise DatasetError(f"{where} cannot be unpacked ({_one_line(error)}); unpack it by hand") from error
+        raise DatasetError(f"{where} cannot be unpacked ({one_line(error)}); unpack it by hand") from error
     except (ValueError, OverflowError) as error:
-        raise DatasetError(f"{where} cannot be parsed ({_one_line(error)}); correct it or get it again") from error
+        raise DatasetError(f"{where} cannot be parsed ({one_line(error)}); correct it or get it again") from error
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Its message without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -105,7 +127,7 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
     return " does not hold numbers between commas" if width else " is empty"
 
 
-def choose_features(features: str | None, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
+def choose_features(features: object, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
     """Decide what the node features are made of.
 
     Args:
@@ -126,7 +148,7 @@ def choose_features(features: str | None, name: str, where: str, *, labels: bool
     if features is None:
         features = PAPER_FEATURES.get(name) or next((part for part in has if has[part]), "degree")
     possible = [choice for choice in FEATURES if all(has.get(part, True) for part in choice.split("+"))]
-    if features not in possible:
+    if not isinstance(features, str) or features not in possible:
         why = "is impossible for" if features in FEATURES else "is unknown for"
         raise DatasetError(f"features={features!r} {why} {where}; choose one of: {', '.join(possible)}")
     return [part for part in features.split("+") if part in has]
@@ -154,7 +176,7 @@ def assemble(
     columns: np.ndarray,
     ptr: Tensor,
     x: Tensor | None,
-    y: Tensor,
+    y: Tensor | None,
     *,
     weight: np.ndarray | None = None,
     dtype: torch.dtype = torch.float32,
@@ -167,7 +189,7 @@ def assemble(
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
         x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the arcs per row after repeats are
             gone, a self-loop counting 1.
-        y: labels, first axis ``G``.
+        y: labels, first axis ``G``, or None.
         weight: ``[E]`` float, or None; a repeated arc gets the mean of its weights.
         dtype: of the degree and the weights.
     """
@@ -188,3 +210,34 @@ def assemble(
     if x is None:
         x = indptr.diff().to(dtype).unsqueeze(1)
     return GraphBatch(ptr, indptr, indices, x, y, edge_weight)
+
+
+def class_number(name: str, classes: Sequence[str], where: str) -> int:
+    """The position of a class in the list of all."""
+    if name not in classes:
+        raise DatasetError(f"{where} has the class {name!r}, which is none of {', '.join(map(repr, classes))}")
+    return list(classes).index(name)
+
+
+def labelled(
+    graphs: GraphBatch, labels: list[str] | None, classes: Sequence[str] | None, where: str
+) -> tuple[GraphBatch, list[str] | None]:
+    """The graphs with ``y``, and the names of the classes."""
+    if labels is None:
+        return graphs, None
+    found = _sorted_classes({*labels}, where) if classes is None else list(classes)
+    number = {name: class_number(name, found, where) for name in {*labels}}
+    return replace(graphs, y=torch.tensor([number[label] for label in labels])), found
+
+
+def _sorted_classes(labels: set[str], where: str) -> list[str]:
+    """Classes in sorted order, that of numbers if they are numbers."""
+    try:
+        values = {label: float(label) for label in labels}
+    except ValueError:
+        return sorted(labels)
+    if not all(map(math.isfinite, values.values())):  # words that float() takes for numbers
+        return sorted(labels)
+    if any(value != round(value) for value in values.values()):
+        raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
+    return sorted(labels, key=lambda label: (values[label], label))

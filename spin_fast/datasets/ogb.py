@@ -14,10 +14,30 @@ from .._arrays import offsets
 from ..graphs import GraphBatch
 from ._common import DatasetError, assemble, read_numbers, reading
 
-_METRICS = {
-    "ogbg-molmuv": "ap",
-    "ogbg-molpcba": "ap",
+# The classification sets: what they are called in the address, and what OGB scores them by.
+SETS = {
+    "ogbg-molhiv": ("hiv", "rocauc"),
+    "ogbg-molpcba": ("pcba", "ap"),
+    "ogbg-molbace": ("bace", "rocauc"),
+    "ogbg-molbbbp": ("bbbp", "rocauc"),
+    "ogbg-molclintox": ("clintox", "rocauc"),
+    "ogbg-molmuv": ("muv", "ap"),
+    "ogbg-molsider": ("sider", "rocauc"),
+    "ogbg-moltox21": ("tox21", "rocauc"),
+    "ogbg-moltoxcast": ("toxcast", "rocauc"),
+    "ogbg-molchembl": ("chembl", "rocauc"),
 }
+OTHERS = {
+    "ogbg-molesol": "a regression set",
+    "ogbg-molfreesolv": "a regression set",
+    "ogbg-mollipo": "a regression set",
+    "ogbg-ppa": "a set of another layout",
+    "ogbg-code2": "a set of another layout",
+}
+FILES = (
+    *(f"raw/{part}.csv.gz" for part in ("num-node-list", "num-edge-list", "graph-label", "node-feat", "edge")),
+    *(f"split/scaffold/{part}.csv.gz" for part in ("train", "valid", "test")),
+)
 
 
 def owns(name: str) -> bool:
@@ -117,8 +137,27 @@ def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, T
 
 
 def metric(name: str) -> str:
-    """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``."""
-    return _METRICS.get(name.replace("_", "-"), "rocauc")
+    """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``; ``"rocauc"`` for a set of one's own.
+
+    Raises:
+        DatasetError: it is one of OGB's that are not for classification, or of another layout.
+    """
+    name = _official(name)
+    return SETS[name][1] if name in SETS else "rocauc"
+
+
+def download_name(name: str) -> str:
+    """What the zip of the set ``name`` is called."""
+    if (name := _official(name)) not in SETS:
+        raise DatasetError(f"OGB has no classification set {name!r}; it has {', '.join(SETS)}")
+    return SETS[name][0]
+
+
+def _official(name: str) -> str:
+    name = name.replace("_", "-")
+    if name in OTHERS:
+        raise DatasetError(f"{name} is {OTHERS[name]}, which is not read; choose one of {', '.join(SETS)}")
+    return name
 
 
 def evaluator(name: str) -> Any:

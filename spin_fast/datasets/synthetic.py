@@ -1,7 +1,8 @@
-"""Seeded random graphs, all in numpy: Erdos-Renyi, random regular and power-law (Chung-Lu).
+"""Seeded random graphs, all in numpy: Erdos-Renyi, random regular, power-law (Chung-Lu), circular skip links.
 
-The parameter that shapes the graphs takes one value or one per class: graph ``g`` has class ``g % C`` and is drawn with
-the value of its class, so that the label is what a model has to read off the graph. One value gives a single class.
+Of the first three, the parameter that shapes the graphs takes one value or one per class: graph ``g`` has class
+``g % C`` and is drawn with the value of its class, so that the label is what a model has to read off the graph. One
+value gives a single class.
 """
 
 from __future__ import annotations
@@ -162,6 +163,60 @@ def power_law(
         keys = np.delete(keys, rng.choice(len(keys), len(keys) - wanted, replace=False, shuffle=False))
         edges.append(np.stack(np.divmod(keys, num_graphs * num_nodes)))
     return _batch(rng, edges, num_graphs, num_nodes, np.size(exponent), num_features, dtype)
+
+
+def csl(
+    num_nodes: int = 41,
+    skips: Sequence[int] = (2, 3, 4, 5, 6, 9, 11, 12, 13, 16),
+    graphs_per_class: int = 15,
+    seed: int = 0,
+    *,
+    dtype: torch.dtype = torch.float32,
+) -> GraphBatch:
+    """Circular skip links (Murphy et al., 2019): a ring, and from each node a link that skips to the ``s``-th next.
+
+    The graphs of a class are one graph, its nodes numbered anew at random. All graphs are 4-regular and of one size, so
+    that colour refinement (1-WL) sees no difference between any two, and no method bounded by it can do better than
+    guess: neither message passing nor SPIN, whose rows are then the same for every node of every graph. It takes node
+    features that tell nodes apart.
+
+    Args:
+        num_nodes: nodes of each graph, at least 5.
+        skips: the ``s`` of each class, from 2 to below ``num_nodes / 2``. The published ones give ten graphs no two of
+            which are isomorphic; others may not.
+        graphs_per_class: how often each is numbered anew.
+        seed: the same seed gives the same bits.
+        dtype: float32 or float64, of the features.
+
+    Returns:
+        The graphs, class after class, both arcs of each edge; ``x`` ``[N, 1]`` the degree, 4 everywhere; ``y`` int64.
+
+    Raises:
+        ValueError: a number is out of range.
+    """
+    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    _check.integer("num_nodes", num_nodes, 5)
+    _check.integer("graphs_per_class", graphs_per_class, 1)
+    if not len(skips):
+        raise ValueError("skips must hold at least one number, got none")
+    for skip in skips:
+        if not _check.integer("skips", skip, 2) < num_nodes / 2:
+            raise ValueError(f"skips must be below {num_nodes / 2} for {num_nodes} nodes, got {skip}")
+    num_graphs = len(skips) * graphs_per_class
+    number = rng.permuted(np.tile(np.arange(num_nodes), (num_graphs, 1)), axis=1)
+    number += np.arange(num_graphs)[:, None] * num_nodes
+    node = np.arange(num_nodes)
+    step = np.stack([np.ones(num_graphs, np.int64), np.repeat(skips, graphs_per_class)])
+    start = np.broadcast_to(number, (2, num_graphs, num_nodes)).ravel()
+    end = np.take_along_axis(number[None], (node + step[:, :, None]) % num_nodes, axis=2).ravel()
+    return assemble(
+        np.concatenate([start, end]),
+        np.concatenate([end, start]),
+        torch.arange(num_graphs + 1) * num_nodes,
+        None,
+        torch.arange(len(skips)).repeat_interleave(graphs_per_class),
+        dtype=dtype,
+    )
 
 
 def _classes(

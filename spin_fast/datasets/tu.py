@@ -15,7 +15,9 @@ from torch import Tensor
 
 from .._arrays import offsets
 from ..graphs import GraphBatch
-from ._common import DatasetError, assemble, choose_features, class_labels, one_hot, read_numbers, reading
+from ._common import DatasetError, Folder, assemble, choose_features, class_labels, one_hot, read_numbers, reading
+
+PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
 
 
 def locate(name: str, root: Path) -> Path | None:
@@ -37,12 +39,12 @@ def names(root: Path) -> list[str]:
         name = path.name.removesuffix("_A.txt").removesuffix(".zip")
         place = locate(name, root)
         with suppress(DatasetError):
-            if place is not None and _Files(place, name).has("A"):
+            if place is not None and Files(place, name).has("A"):
                 found.add(name)
     return sorted(found)
 
 
-class _Files:
+class Files:
     """The text files of one set, in a folder or anywhere in a zip, by the part of their name after ``NAME_``."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -63,16 +65,20 @@ class _Files:
     def require(self, *parts: str) -> None:
         for part in parts:
             if not self.has(part):
-                held = ", ".join(sorted(self.members)[:5]) or "nothing"
                 raise DatasetError(
-                    f"{self.path} holds no {self.name}_{part}.txt (it holds {held}); get the set in TU text layout"
+                    f"{self.path} holds no {self.name}_{part}.txt (it holds {self.some()}); "
+                    "get the set in TU text layout"
                 )
 
+    def some(self) -> str:
+        """A few of the files, for messages."""
+        return ", ".join(sorted(self.members)[:5]) or "nothing"
+
     @contextmanager
-    def _open(self, part: str) -> Iterator[IO[bytes]]:
+    def open(self, part: str) -> Iterator[IO[bytes]]:
         member = self.members[f"{self.name}_{part}.txt"]
         if self.path.is_dir():
-            with open(member, "rb") as file:
+            with Path(member).open("rb") as file:
                 yield file
         else:
             with zipfile.ZipFile(self.path) as archive, archive.open(member) as stream:
@@ -81,7 +87,7 @@ class _Files:
     def read(self, part: str, dtype: DTypeLike, columns: int | None = None, lines: int | None = None) -> np.ndarray:
         """Read a file as ``[lines, columns]`` of ``dtype``; None accepts any number of them."""
         where = self.where(part)
-        with reading(where), self._open(part) as stream:
+        with reading(where), self.open(part) as stream:
             table = read_numbers(stream, where, dtype, columns=columns)
         if lines is not None and len(table) != lines:
             raise DatasetError(
@@ -114,30 +120,54 @@ def load(
         DatasetError: names the file and what is wrong with it, or says which features are possible.
     """
     path = Path(path)
-    files = _Files(path, name or path.name.removesuffix(".zip"))
+    files = Files(path, name or path.name.removesuffix(".zip"))
     files.require("A", "graph_indicator", "graph_labels")
-    parts = choose_features(
-        features, files.name, str(path), labels=files.has("node_labels"), attributes=files.has("node_attributes")
-    )
+    return read(files, features=features, dtype=dtype).graphs
+
+
+def num_attributes(path: Path, name: str, *, features: object = None) -> int:
+    """How many of the first columns of ``x`` are node attributes."""
+    files = Files(path, name)
+    if "attribute" not in _parts(files, features):
+        return 0
+    where = files.where("node_attributes")
+    with reading(where), files.open("node_attributes") as stream:
+        return stream.readline().count(b",") + 1
+
+
+def _parts(files: Files, features: object) -> list[str]:
+    has = {part: files.has(f"node_{part}s") for part in ("label", "attribute")}
+    return choose_features(features, files.name, str(files.path), labels=has["label"], attributes=has["attribute"])
+
+
+def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.float32) -> Folder:
+    """Read what :func:`load` reads, with the names of classes and graphs; ``NAME_graph_labels.txt`` may be missing."""
+    files.require("A", "graph_indicator")
+    parts = _parts(files, features)
     graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
-    y = _graph_labels(files, graph)
+    _check_indicator(files, graph)
+    values = _graph_labels(files, graph) if files.has("graph_labels") else None
+    num_graphs = int(graph[-1]) if values is None else len(values)
     blocks: list[Tensor] = []
+    width = 0
     for part in parts:
         if part == "label":
             labels = files.read("node_labels", np.int32, lines=len(graph))
             blocks.append(one_hot(labels, files.where("node_labels"), dtype))
         else:
             attributes = files.read("node_attributes", np.float64, lines=len(graph))
+            width = attributes.shape[1]
             blocks.append(torch.tensor(attributes, dtype=dtype))
     x = torch.cat(blocks, dim=1) if blocks else None
     rows, columns = _arcs(files, graph)
-    ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=len(y))))
-    return assemble(rows, columns, ptr, x, y, dtype=dtype)
+    ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
+    graphs = assemble(rows, columns, ptr, x, None if values is None else class_labels(values), dtype=dtype)
+    classes = None if values is None else [str(int(value)) for value in np.unique(values)]
+    return Folder(graphs, [str(g + 1) for g in range(num_graphs)], classes, "+".join(parts) or "degree", width)
 
 
-def _graph_labels(files: _Files, graph: np.ndarray) -> Tensor:
-    """The classes ``[G]``, after checking that the indicator ascends from a positive number to ``G``."""
-    where = files.where("graph_labels")
+def _check_indicator(files: Files, graph: np.ndarray) -> None:
+    """The graphs of the nodes must ascend from a positive number."""
     falling = np.flatnonzero(np.diff(graph, prepend=1) < 0)
     if len(falling):
         line = falling[0] + 1
@@ -145,6 +175,11 @@ def _graph_labels(files: _Files, graph: np.ndarray) -> Tensor:
             f"{files.where('graph_indicator')}, line {line} goes down to graph {graph[line - 1]}; "
             "sort the nodes by graph, from 1"
         )
+
+
+def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:
+    """The classes ``[G]`` as the file has them."""
+    where = files.where("graph_labels")
     labels = files.read("graph_labels", np.float64)
     if labels.shape[1] != 1 or (labels != np.round(labels)).any():
         kind = f"{labels.shape[1]} columns" if labels.shape[1] != 1 else "real numbers"
@@ -154,10 +189,10 @@ def _graph_labels(files: _Files, graph: np.ndarray) -> Tensor:
             f"{where} has {len(labels)} lines, but {files.name}_graph_indicator.txt ends with graph {graph[-1]}; "
             "one of them is cut short, get the set again"
         )
-    return class_labels(labels[:, 0])
+    return labels[:, 0]
 
 
-def _arcs(files: _Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _arcs(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows and columns of the arcs ``[E]``, numbered from 0, each inside one graph."""
     arcs, where = files.read("A", np.int32, columns=2), files.where("A")
     if arcs.min() < 1 or arcs.max() > len(graph):

@@ -57,6 +57,7 @@ class BranchNorm(nn.BatchNorm1d):
     def forward(self, z: Tensor, sizes: Sequence[int] | None = None, times: Tensor | None = None) -> Tensor:
         """Normalise dense ``z [R + 1, N, h]``, or ragged ``z [U, h]`` with the rows per branch and nodes per row."""
         shape = (self.num_branches, -1)
+        stored, z = z.dtype, z.to(self.weight.dtype)  # autocast's half types are too coarse for statistics
         if sizes is None:
             nodes = torch.tensor(z.shape[1])
 
@@ -85,7 +86,7 @@ class BranchNorm(nn.BatchNorm1d):
         else:
             mean, var = self.get_buffer("running_mean").view(shape), self.get_buffer("running_var").view(shape)
         scale = self.weight.view(shape) * torch.rsqrt(var + self.eps)
-        return z * spread(scale) + spread(self.bias.view(shape) - mean * scale)
+        return (z * spread(scale) + spread(self.bias.view(shape) - mean * scale)).to(stored)
 
     def folded(self, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
         """The layer before it, ``[R + 1, d_in, h]`` and ``[R + 1, h]``, with the evaluation's normalisation in it."""

@@ -143,8 +143,9 @@ class SPIN(nn.Module):
         nodes_per_graph: Tensor | None = None,
     ) -> Tensor:
         """Class scores by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it."""
-        weights: list[Tensor] = [layer.get_parameter("weight") for layer in self.layers]
-        biases: list[Tensor] = [layer.get_parameter("bias") for layer in self.layers]
+        layers = [layer for layer in self.layers if isinstance(layer, BranchLinear)]
+        weights: list[Tensor] = [layer.weight for layer in layers]
+        biases: list[Tensor] = [layer.bias for layer in layers]
         for depth, norm in enumerate(self.norms):
             assert isinstance(norm, BranchNorm)
             weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
@@ -225,10 +226,25 @@ class SPIN(nn.Module):
                 parameter.data = part.view_as(parameter)
         return self._flat
 
+    def unflatten_parameters(self) -> None:
+        """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
+
+        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
+        of the model goes on as if nothing had happened.
+        """
+        if self._flat is not None:
+            self._flat = None
+            for parameter in self.parameters():
+                parameter.data = parameter.data.clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.unflatten_parameters()
+        return self.__dict__.copy()
+
     def forward_tensors(
         self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
     ) -> Tensor:
-        """Class scores from plain tensors, whose contents are trusted: what is compiled and exported.
+        """Class scores from plain tensors, whose contents are trusted: what is compiled, or exported by ``nn.export``.
 
         Args:
             rows: dense ``[R + 1, N, d]`` with ``ptr [G + 1]``, or ``R + 1`` tensors ``[U_r, d]`` with the segments of

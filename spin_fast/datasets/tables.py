@@ -1,0 +1,232 @@
+"""Tables of edges and nodes, CSV or Parquet: ``load_folder`` describes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..graphs import Arcs, GraphBatch
+from ._common import DatasetError, Folder, labelled, reading
+
+Features = str | Sequence[str] | None
+
+WEIGHT = "weight"
+_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+
+
+def find(path: Path, name: str) -> list[Path]:
+    return [file for suffix in _SUFFIXES if (file := path / f"{name}{suffix}").is_file()]
+
+
+class Table:
+    """A table with the names in its first columns as text, and errors that say where."""
+
+    def __init__(self, path: Path, texts: Sequence[str], *, needed: int) -> None:
+        """``texts`` are the columns of names; the first ``needed`` of them must be there and filled in."""
+        import pandas
+
+        self.path = path
+        with reading(str(path)):
+            if path.suffix == ".parquet":
+                try:
+                    self.frame = pandas.read_parquet(path)
+                except ImportError as error:
+                    raise ImportError(f"{path} needs a package that is missing: pip install pyarrow") from error
+            else:
+                self.frame = pandas.read_csv(
+                    path,
+                    dtype=dict.fromkeys(texts, "str"),
+                    keep_default_na=False,
+                    na_values=[""],
+                    skip_blank_lines=False,  # so that rows tell lines
+                    skipinitialspace=True,
+                    low_memory=False,
+                    encoding="utf-8-sig",
+                )
+            for column in {*texts} & {*self.frame.columns}:
+                values = self.frame[column]
+                self.frame[column] = values.astype("str").where(values.notna()).astype("category")
+        if lacking := [column for column in texts[:needed] if column not in self.frame]:
+            has = ", ".join(map(repr, self.frame.columns))
+            raise DatasetError(f"{path} must have the column {lacking[0]!r}, got {has}; the first line must name them")
+        if not isinstance(self.frame.index, pandas.RangeIndex):
+            raise DatasetError(f"{path} has more fields in its lines than names of columns in its first line")
+        for column in texts[:needed]:
+            self.codes(column)
+
+    def where(self, row: int, column: str) -> str:
+        line = f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
+        return f"{self.path}, {line}, column {column!r}"
+
+    def codes(self, column: str) -> np.ndarray:
+        """``[rows]`` the number of each name in ``categories``."""
+        codes = self.frame[column].cat.codes.to_numpy()
+        if (codes < 0).any():
+            raise DatasetError(f"{self.where(int((codes < 0).argmax()), column)} is empty; fill it in")
+        return codes
+
+    def categories(self, column: str) -> Any:
+        return self.frame[column].cat.categories
+
+    def numbered(self, column: str, names: Any, of: str) -> np.ndarray:
+        """``[rows]`` the position in ``names``, a pandas Index, of each name in a column."""
+        numbers = names.get_indexer(self.categories(column))[self.codes(column)]
+        if (numbers < 0).any():
+            row = int((numbers < 0).argmax())
+            raise DatasetError(f"{self.where(row, column)} names {self.frame[column][row]!r}, which {of} does not list")
+        return numbers.astype(np.int64)
+
+    def numbers(self, column: str) -> np.ndarray:
+        """``[rows]`` float64."""
+        import pandas
+
+        if column not in self.frame:
+            has = ", ".join(map(repr, self.frame.columns))
+            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}")
+        values = self.frame[column]
+        numbers = pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        if (wrong := np.isnan(numbers)).any():
+            row = int(wrong.argmax())
+            got = "is empty; fill it in" if pandas.isna(values[row]) else f"must be a number, got {values[row]!r}"
+            raise DatasetError(f"{self.where(row, column)} {got}")
+        return numbers.copy()  # pandas may give a view that must not be written to
+
+
+def open_table(path: Path, name: str, texts: Sequence[str], *, needed: int) -> Table | None:
+    found = find(path, name)
+    if len(found) > 1:
+        raise DatasetError(f"{path} holds {' and '.join(file.name for file in found)}; keep one of them")
+    return Table(found[0], texts, needed=needed) if found else None
+
+
+def labels_of(table: Table) -> list[str] | None:
+    """The column of labels as text; None where there is none, or nothing in it."""
+    if "label" not in table.frame or table.frame["label"].isna().all():
+        return None
+    table.codes("label")  # all or none
+    return [str(label) for label in table.frame["label"]]
+
+
+def load(
+    path: Path,
+    features: Features,
+    classes: Sequence[str] | None,
+    edge_weight: str | None,
+    dtype: torch.dtype,
+    arcs: Arcs,
+) -> Folder:
+    import pandas
+
+    edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
+    nodes = open_table(path, "nodes", ("graph", "node"), needed=2)
+    listed = open_table(path, "graphs", ("graph", "label"), needed=1)
+    assert edges is not None
+    first = listed or nodes or edges
+    graph_names = pandas.Index(first.categories("graph")[pandas.unique(first.codes("graph"))])
+    if len(graph_names) == 0:
+        raise DatasetError(f"{first.path} lists no graphs")
+    if listed is not None and len(graph_names) < len(listed.frame):
+        row = int(listed.frame["graph"].duplicated().to_numpy().argmax())
+        raise DatasetError(f"{listed.where(row, 'graph')} repeats {listed.frame['graph'][row]!r}")
+    of = str(first.path)
+    graph_of_edge = edges.numbered("graph", graph_names, of)
+    # A node is known by its graph and its name, numbered over all graphs: one key of both.
+    all_names = edges.categories("source").union(edges.categories("target"))
+    if nodes is not None:
+        all_names = all_names.union(nodes.categories("node"))
+    ends = [graph_of_edge * len(all_names) + edges.numbered(end, all_names, of) for end in ("source", "target")]
+    if nodes is None:
+        keys = pandas.unique(np.stack(ends, axis=1).ravel())
+        graph_of_node = keys // max(len(all_names), 1)
+    else:
+        graph_of_node = nodes.numbered("graph", graph_names, of)
+        keys = graph_of_node * len(all_names) + nodes.numbered("node", all_names, of)
+    by_key = np.argsort(keys, kind="stable")
+    repeated = keys[by_key][1:] == keys[by_key][:-1]
+    if nodes is not None and repeated.any():
+        row = int(by_key[1:][repeated].min())
+        graph, node = nodes.frame["graph"][row], nodes.frame["node"][row]
+        raise DatasetError(f"{nodes.where(row, 'node')} repeats node {node!r} of graph {graph!r}")
+    by_graph = np.argsort(graph_of_node, kind="stable")
+    position = np.empty(len(keys), np.int64)
+    position[by_graph] = np.arange(len(keys))
+    arc_ends = []
+    for column, end in zip(("source", "target"), ends, strict=True):
+        at = np.searchsorted(keys[by_key], end).clip(max=max(len(keys) - 1, 0))
+        known = keys[by_key[at]] == end if len(keys) else np.zeros(len(end), bool)
+        if not known.all():
+            assert nodes is not None
+            row = int((~known).argmax())
+            graph, node = edges.frame["graph"][row], edges.frame[column][row]
+            raise DatasetError(
+                f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {graph!r}"
+            )
+        arc_ends.append(position[by_key[at]] if len(keys) else end)
+    others = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
+    chosen = columns_of(features, others)
+    if chosen != "degree" and nodes is None:
+        raise DatasetError(f"{path} has no table of nodes, so that features must be 'degree' or None, got {features!r}")
+    x = None
+    if nodes is not None and chosen != "degree":
+        values = np.stack([nodes.numbers(column) for column in chosen], axis=1)
+        x = torch.from_numpy(values).to(dtype)
+        for column, rounded in zip(chosen, (x.numpy() != values).T, strict=True):
+            if nodes.frame[column].dtype.kind in "iu" and rounded.any():  # categories, maybe: two would become one
+                row = int(rounded.argmax())
+                raise DatasetError(
+                    f"{nodes.where(row, column)} holds {nodes.frame[column][row]}, which float32 would round; "
+                    "use float64, or name the columns to use by features"
+                )
+        x = x[torch.from_numpy(by_graph)]
+    weight = None
+    if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
+        weight = torch.from_numpy(edges.numbers(edge_weight)).to(dtype)
+    graphs = build(
+        torch.from_numpy(np.stack(arc_ends)),
+        x,
+        torch.from_numpy(graph_of_node[by_graph]),
+        len(graph_names),
+        weight,
+        dtype,
+        arcs,
+    )
+    labels = None if listed is None else labels_of(listed)
+    read = labelled(graphs, labels, classes, of)
+    width = 0 if x is None else x.shape[1]
+    return Folder(read[0], [str(name) for name in graph_names], read[1], chosen, width)
+
+
+def columns_of(features: Features, found: list[str]) -> str | list[str]:
+    """The columns to use, or ``"degree"``."""
+    if features is None:
+        return found or "degree"
+    return features if features == "degree" else [features] if isinstance(features, str) else list(features)
+
+
+def build(
+    edge_index: Tensor,
+    x: Tensor | None,
+    batch: Tensor,
+    num_graphs: int,
+    edge_weight: Tensor | None,
+    dtype: torch.dtype,
+    arcs: Arcs,
+    y: Tensor | None = None,
+) -> GraphBatch:
+    """Build a batch; without features its own degree becomes the feature."""
+    graphs = GraphBatch.from_edge_index(
+        edge_index,
+        torch.empty(len(batch), 0, dtype=dtype) if x is None else x,
+        batch,
+        num_graphs=num_graphs,
+        y=y,
+        edge_weight=edge_weight,
+        **arcs,
+    )
+    return graphs if x is not None else replace(graphs, x=graphs.degree.to(dtype).unsqueeze(1))

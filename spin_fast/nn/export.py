@@ -1,0 +1,71 @@
+"""Models as programs of torch, for ``torch.export`` and AOTInductor."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from .. import _check, ops
+from .._arrays import offsets
+from .spin import SPIN
+
+# Programs take sizes, not offsets: a length that is one more than the number of graphs, or of nodes, would make a
+# single one a special case, for which torch.export makes no room.
+
+
+class _FromRows(nn.Module):
+    def __init__(self, model: SPIN) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, rows: Tensor, sizes: Tensor) -> Tensor:
+        return self.model.forward_tensors(rows, offsets(sizes))
+
+
+class _FromGraphs(nn.Module):
+    def __init__(self, model: SPIN, operator: str) -> None:
+        super().__init__()
+        self.model, self.operator = model, operator
+
+    def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor) -> Tensor:
+        source, target = edge_index.unbind()
+        degrees = sizes.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target))
+        indices, ptr = source[target.argsort(stable=True)], offsets(sizes)
+        num_hops = self.model.config["num_hops"]
+        rows = ops.power_features(offsets(degrees), indices, x, num_hops, self.operator, ptr=ptr)
+        return self.model.forward_tensors(rows, ptr)
+
+
+def export(model: SPIN, operator: str | None = None) -> ExportedProgram:
+    """Export a model, as it evaluates, for any number of graphs and nodes: many, one, or none.
+
+    Without ``operator`` the program takes ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, and
+    ``sizes [G]`` int64, the number of nodes of each graph. With it the program computes the powers itself, and takes
+    ``edge_index [2, E]`` int64 in PyG's convention, in any order, ``x [N, d]`` and ``sizes``. It returns class scores
+    ``[G, out_features]``. Device and dtype are those that the model has now.
+
+    The result is torch's: ``torch.export.save`` and ``load`` keep it, ``torch._inductor.aoti_compile_and_package``
+    compiles it. A process that loads it must import ``spin_fast`` first, which registers the operations.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+    if not isinstance(model, SPIN):
+        raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
+    like = next(model.parameters())
+    rows = like.new_zeros(model.config["num_hops"] + 1, 7, model.config["in_features"])
+    sizes = torch.tensor([3, 1, 3], device=like.device)
+    any_length, any_width = {0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}
+    program: nn.Module = _FromRows(model)
+    arguments: tuple[Tensor, ...] = (rows, sizes)
+    dynamic: tuple[object, ...] = (any_width, any_length)
+    if operator is not None:
+        program = _FromGraphs(model, _check.operator(operator))
+        arguments = (sizes.new_zeros(2, 5), rows[0], sizes)
+        dynamic = (any_width, any_length, any_length)
+    training = model.training
+    try:
+        return torch.export.export(program.eval(), arguments, dynamic_shapes=dynamic)
+    finally:
+        model.train(training)

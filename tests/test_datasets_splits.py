@@ -1,0 +1,169 @@
+"""Published folds, drawn folds, and what is wrong with a file of folds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spin_fast import datasets
+from spin_fast.datasets import DatasetError, Split, stratified_folds
+
+# Three folds of six graphs.
+FOLDS: list[Any] = [
+    {"test": [0, 3], "model_selection": [{"train": [5, 1, 4], "validation": [2]}]},
+    {"test": [1, 4], "model_selection": [{"train": [0, 2, 3], "validation": [5]}]},
+    {"test": [5, 2], "model_selection": [{"train": [0, 1, 3], "validation": [4]}]},
+]
+
+
+def write(path: Path, folds: object = FOLDS) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(folds))
+    return path
+
+
+def error_of(call: Callable[[], object]) -> str:
+    with pytest.raises(DatasetError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert 20 < len(message) < 500
+    return message
+
+
+def assert_splits(folds: list[Split], num_graphs: int) -> None:
+    every = torch.arange(num_graphs)
+    for fold in folds:
+        assert torch.equal(torch.cat(fold).sort().values, every)
+        assert all(part.dtype == torch.int64 and len(part) for part in fold)
+    assert torch.equal(torch.cat([fold.test for fold in folds]).sort().values, every)
+
+
+def test_published_splits_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "splits" / "TINY_splits.json")
+    for options in ({"root": tmp_path}, {"splits": path}, {"splits": str(path.parent)}):
+        folds = datasets.published_splits("TINY", 6, **options)
+        assert_splits(folds, 6)
+        assert [part.tolist() for part in folds[0]] == [[5, 1, 4], [2], [0, 3]]
+    assert datasets.published_splits("other", 6, splits=path)[2].test.tolist() == [5, 2]
+    path.rename(path.with_name("PROTEINS_full_splits.json"))
+    assert len(datasets.published_splits("PROTEINS", 6, tmp_path)) == 3
+
+
+def test_split_takes_a_fold(tmp_path: Path) -> None:
+    path, y = write(tmp_path / "splits" / "TINY_splits.json"), torch.zeros(6, 2)
+    assert datasets.split("TINY", y, tmp_path, fold=1).test.tolist() == [1, 4]
+    assert datasets.split("TINY", y, tmp_path / "absent", splits=path).test.tolist() == [0, 3]
+    assert datasets.split("ogbg-molhiv", y, splits=path, fold=2).test.tolist() == [5, 2]
+    with pytest.raises(ValueError, match="fold must be below 3, the number of folds of TINY, got 3"):
+        datasets.split("TINY", y, tmp_path, fold=3)
+    with pytest.raises(ValueError, match="fold must be at least 0"):
+        datasets.split("TINY", y, tmp_path, fold=-1)
+    message = error_of(lambda: datasets.split("OTHER", y, tmp_path, fold=0))
+    assert str(tmp_path / "splits" / "OTHER_splits.json") in message
+
+
+def changed(fold: int, key: str, value: object) -> list[Any]:
+    folds = json.loads(json.dumps(FOLDS))
+    (folds[fold] if key in folds[fold] else folds[fold]["model_selection"][0])[key] = value
+    return folds
+
+
+@pytest.mark.parametrize(
+    ("folds", "words"),
+    [
+        ({}, ["a list of folds", "got {}"]),
+        ([], ["a list of folds"]),
+        ([1], ["fold 0", "'model_selection'", "got 1"]),
+        (changed(1, "model_selection", []), ["fold 1", "one pair"]),
+        ([{"model_selection": FOLDS[0]["model_selection"]}], ["fold 0", "'test'"]),
+        (changed(1, "test", [1, 9]), ["fold 1, test names graph 9", "0..5", "another set"]),
+        (changed(1, "test", [1, -1]), ["fold 1, test names graph -1"]),
+        (changed(1, "test", [1, 0]), ["fold 1 names graph 0 in train and in test"]),
+        (changed(1, "train", [0, 2, 2]), ["fold 1 names graph 2 in train and in train"]),
+        (changed(1, "train", [0, 2]), ["fold 1 leaves out 1 of 6 graphs, the first of them 3"]),
+        (changed(1, "train", [0, 2.5, 3]), ["fold 1, train must be a list of graph numbers, got 2.5"]),
+        (changed(1, "validation", True), ["fold 1, validation must be a list of graph numbers, got true"]),
+        (changed(1, "validation", []), ["fold 1 has an empty part 'validation'"]),
+        ([FOLDS[0], FOLDS[0], FOLDS[2]], ["each of the 6 graphs in one fold", "6 entries, 4 of them"]),
+        (FOLDS[:2], ["each of the 6 graphs in one fold", "4 entries"]),
+    ],
+)
+def test_wrong_folds_are_named(tmp_path: Path, folds: object, words: list[str]) -> None:
+    path = write(tmp_path / "any.json", folds)
+    message = error_of(lambda: datasets.published_splits("TINY", 6, splits=path))
+    assert all(word in message for word in [*words, str(path)])
+
+
+def test_files_that_are_no_folds(tmp_path: Path) -> None:
+    assert "absent.json does not exist" in error_of(
+        lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "absent.json")
+    )
+    (tmp_path / "cut.json").write_text('[{"test": [1, 2')
+    assert "cut.json cannot be parsed" in error_of(
+        lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "cut.json")
+    )
+    (tmp_path / "noise.json").write_bytes(b"\xff\xfe\x00")
+    assert "noise.json cannot be parsed" in error_of(
+        lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "noise.json")
+    )
+
+
+@pytest.mark.parametrize(("name", "num_graphs"), [("ENZYMES", 600), ("PROTEINS", 1113), ("IMDB-BINARY", 1000)])
+def test_public_folds_are_stratified(data_root: Path, name: str, num_graphs: int) -> None:
+    if not (data_root / "splits").is_dir():
+        pytest.skip(f"no splits/ in {data_root}")
+    folds = datasets.published_splits(name, num_graphs, data_root)
+    assert len(folds) == 10
+    assert_splits(folds, num_graphs)
+    y = datasets.load(name, data_root).y
+    for fold in folds:
+        shares = y[fold.test].bincount() / len(fold.test)
+        torch.testing.assert_close(shares, y.bincount() / num_graphs, atol=0.02, rtol=0)
+    assert "another set" in error_of(lambda: datasets.published_splits(name, num_graphs + 1, data_root))
+
+
+@settings(max_examples=25)
+@given(
+    sizes=st.lists(st.integers(10, 40), min_size=1, max_size=4),
+    num_folds=st.integers(2, 10),
+    seed=st.integers(0, 1000),
+)
+def test_folds_are_stratified_disjoint_and_seeded(sizes: list[int], num_folds: int, seed: int) -> None:
+    y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    y = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))]
+    folds = stratified_folds(y, num_folds, seed=seed, validation=0.2)
+    assert len(folds) == num_folds
+    assert_splits(folds, len(y))
+    for fold in folds:
+        tested = y[fold.test].bincount(minlength=len(sizes))
+        assert all(size // num_folds <= n <= -(-size // num_folds) for size, n in zip(sizes, tested, strict=True))
+        assert (y[fold.validation].bincount(minlength=len(sizes)) > 0).all()
+    again = stratified_folds(y, num_folds, seed=seed, validation=0.2)
+    assert all(
+        torch.equal(a, b) for one, other in zip(folds, again, strict=True) for a, b in zip(one, other, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: stratified_folds(torch.tensor([0] * 9 + [1] * 4), 5), "class 1 has 4"),
+        (lambda: stratified_folds(torch.zeros(50, 2), 5), "is not one class per graph"),
+        (lambda: stratified_folds(torch.arange(30) % 10, 3, validation=0.1), "cannot be held out"),
+        (lambda: stratified_folds(torch.zeros(0, dtype=torch.int64), 3), "there are none"),
+        (lambda: stratified_folds(torch.zeros(50, dtype=torch.int64), 1), "num_folds must be at least 2"),
+        (lambda: stratified_folds(torch.zeros(50, dtype=torch.int64), 5, validation=1.0), "validation must be a share"),
+        (lambda: stratified_folds(torch.zeros(50, dtype=torch.int64), 5, seed=-1), "seed must be at least 0"),
+    ],
+)
+def test_folds_refuse(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -1,0 +1,122 @@
+"""Exported models: torch.export and AOTInductor."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import random_graphs
+from torch._inductor import cpp_builder
+
+import spin_fast
+from spin_fast import SPIN, GraphBatch
+from spin_fast.nn import export
+
+SIZES = ([4, 0, 1, 6, 3], [5, 9], [2] * 30, [3], [1], [0], [])
+OPERATORS = (None, "sym+adj")
+
+
+def arguments_of(graphs: GraphBatch, operator: str | None) -> tuple[torch.Tensor, ...]:
+    if operator is None:
+        return powers(graphs), graphs.ptr.diff()
+    return graphs.edge_index.flip(1), graphs.x, graphs.ptr.diff()
+
+
+def powers(graphs: GraphBatch) -> torch.Tensor:
+    return spin_fast.power_features(graphs.indptr, graphs.indices, graphs.x, 2, "sym+adj", ptr=graphs.ptr)
+
+
+def assert_same(program, model: SPIN, operator: str | None) -> None:
+    for seed, sizes in enumerate(SIZES):
+        graphs = random_graphs(sizes, dtype=torch.float32, seed=seed)
+        expected = model.eval().forward_tensors(powers(graphs), graphs.ptr)
+        torch.testing.assert_close(program(*arguments_of(graphs, operator)), expected)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("options", [{"size_aware": True}, {"attention": False, "batch_norm": True, "dropout": 0.1}])
+def test_programs_take_any_number_of_graphs(native, operator: str | None, options: dict) -> None:
+    """As exported, decomposed, saved and loaded."""
+    model = SPIN(3, 8, 2, 2, **options)
+    program = export(model, operator)
+    assert model.training
+    assert_same(program.module(), model, operator)
+    program = program.run_decompositions()
+    assert_same(program.module(), model, operator)
+    file = io.BytesIO()
+    torch.export.save(program, file)
+    file.seek(0)
+    assert_same(torch.export.load(file).module(), model, operator)
+
+
+def test_the_ragged_form_is_exported_too(native) -> None:
+    """By a module of one's own; then at least two graphs."""
+
+    class Ragged(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = SPIN(3, 8, 2, 2).eval()
+
+        def forward(self, rows, ptr, index, count):
+            return self.model.forward_tensors(rows, ptr, index, count)
+
+    batches = []
+    for seed, sizes in enumerate(([9, 0, 1, 12, 7], [2] * 12, [30, 4])):
+        graphs = random_graphs(sizes, dtype=torch.float32, seed=seed)
+        features = spin_fast.PowerFeatures.from_graphs(GraphBatch(**vars(graphs) | {"x": graphs.x.sign()}), 2)
+        batches.append(features.branch_rows())
+    module, any_length = Ragged(), {0: torch.export.Dim.DYNAMIC}
+    dynamic = ((any_length,) * 3, any_length, any_length, any_length)
+    program = torch.export.export(module, batches[0], dynamic_shapes=dynamic).module()
+    for batch in batches:
+        torch.testing.assert_close(program(*batch), module(*batch))
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(TypeError, match="model must be a SPIN, got Linear"):
+        export(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="operator must be one of adj, sym"):
+        export(SPIN(3, 4, 2, 2), "gcn")
+
+
+RUN = """
+import sys, torch
+{first}
+program = torch._inductor.aoti_load_package(sys.argv[1])
+scores = program(torch.tensor([[0, 1], [1, 0]]), torch.ones(2, 3), torch.tensor([2]))
+print(scores.shape)
+"""
+
+
+@pytest.mark.slow
+def test_compiled_ahead_of_time(native, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in another process, which must import spin_fast."""
+    try:
+        cpp_builder.get_cpp_compiler()
+    except Exception as error:
+        pytest.skip(f"no C++ compiler: {error}")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    model = SPIN(3, 8, 2, 2)
+    path = torch._inductor.aoti_compile_and_package(
+        export(model, "sym+adj"),
+        package_path=str(tmp_path / "model.pt2"),
+        inductor_configs={"aot_inductor.compile_wrapper_opt_level": "O0"},
+    )
+    assert_same(torch._inductor.aoti_load_package(path), model, "sym+adj")
+    for first, said in (("import spin_fast", "torch.Size([1, 2])"), ("", "spin_fast")):
+        result = subprocess.run(
+            [sys.executable, "-c", RUN.format(first=first), path],
+            cwd=Path(__file__).parent,
+            env=os.environ.copy(),
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert (result.returncode == 0) == bool(first), result.stderr
+        assert said in (result.stdout if first else result.stderr)
