@@ -263,7 +263,8 @@ def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> 
 def test_captured_steps_go_on(digits: PowerFeatures, tmp_path: Path, captures: list[int]) -> None:
     """The learning rate is then a tensor on the device."""
     parts, state = (digits, range(100), range(100, 160)), tmp_path / "state"
-    expected = training.fit(new_model(), *parts, epochs=6)
+    options = {"epochs": 6, "class_weight": "balanced"}
+    expected = training.fit(new_model(), *parts, **options)
     scores = iter([0.1, 0.2, 0.3])
     metric = lambda logits, y: training.accuracy(logits, y) if next(scores, None) else interrupt()  # noqa: E731
     metric.__qualname__ = "accuracy"
@@ -271,10 +272,10 @@ def test_captured_steps_go_on(digits: PowerFeatures, tmp_path: Path, captures: l
     def interrupt() -> float:
         raise KeyboardInterrupt
 
-    assert len(training.fit(new_model(), *parts, epochs=6, state=state, metric=metric).epochs) == 3
-    fit = training.fit(new_model(), *parts, epochs=6, state=state, resume=True)
+    assert len(training.fit(new_model(), *parts, state=state, metric=metric, **options).epochs) == 3
+    fit = training.fit(new_model(), *parts, state=state, resume=True, **options)
     assert numbers(fit) == numbers(expected)
-    assert captures
+    assert captures == [32, 4] * 3
 
 
 def test_weighted_losses_are_those_of_torch() -> None:
@@ -316,6 +317,18 @@ def test_the_loss_of_an_epoch_counts_graphs_by_their_weights(digits: PowerFeatur
         expected = training.loss_of(training.predict(model, digits, ids), digits[ids].y, class_weight).item()
         for batch_size in (1, 7, 100):
             assert trainer.epoch(digits, ids, batch_size) == pytest.approx(expected, rel=1e-5)
+
+
+def test_weighted_steps_are_those_of_autograd(native, digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, results = torch.linspace(0, 3, 10, dtype=torch.float64), []
+    features = replace(digits, rows=digits.rows.double())
+    for fused in (True, False):
+        monkeypatch.setattr(training.Trainer, "_is_standard", lambda *_, fused=fused: fused)
+        model = new_model().double()
+        trainer = training.Trainer(model, class_weight=weights)
+        losses = [trainer.epoch(features, range(100), 32, torch.Generator().manual_seed(0)) for _ in range(3)]
+        results.append(torch.cat([model.flatten_parameters(), torch.tensor(losses)]))
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
 def test_weights_turn_a_rare_class_up(digits: PowerFeatures) -> None:
