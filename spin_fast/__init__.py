@@ -7,11 +7,12 @@ from ._native import available as native_available
 from ._native import build_info
 from .features import PowerFeatures
 from .graphs import GraphBatch
-from .nn import SPIN
+from .nn import PAGNN, SPIN
 from .ops import attention_readout, branch_readout, power_features, sum_readout
 
 __version__ = version("spin_fast")
 __all__ = [
+    "PAGNN",
     "SPIN",
     "GraphBatch",
     "PowerFeatures",

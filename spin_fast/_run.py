@@ -118,7 +118,8 @@ def settings_of(
     model: torch.nn.Module, features: PowerFeatures, train: Tensor, validation: Tensor, **options: Any
 ) -> dict[str, Any]:
     """What must be the same for a run to go on, by the names of the arguments, as JSON values."""
-    config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", {})
+    modules = {"modules": " ".join(repr(model).split())}  # of models that are made of any
+    config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", modules)
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     data = {
         "graphs": len(features),

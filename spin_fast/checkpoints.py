@@ -19,7 +19,16 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
     The file is written under a temporary name and renamed, so a reader never sees half of it.
+
+    Raises:
+        TypeError: the model is no ``SPIN``. A ``PAGNN`` is made of any modules, which a file cannot name; keep its
+            weights by ``torch.save(model.state_dict(), path)``.
     """
+    if not isinstance(model, SPIN):
+        raise TypeError(
+            f"model must be a SPIN, whose arguments a checkpoint holds, got {type(model).__name__}; "
+            "keep the weights of others by torch.save(model.state_dict(), path)"
+        )
     tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
     header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
     _files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)

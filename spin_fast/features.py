@@ -470,6 +470,40 @@ class PowerFeatures:
         """Materialise a selection with one row per node in each branch: what per-node dropout and BatchNorm need."""
         return self._dense(self.dense_rows(), self.selected_ptr, self.y, self.operator)
 
+    def nodes(self, y: Tensor | None = None) -> PowerFeatures:
+        """Every node of the selected graphs as a graph of its own: what models of nodes and links work on.
+
+        What is a graph elsewhere then is a node: ``nodes[ids]`` selects nodes, a batch is a list of them, and the
+        readout, over one node, is that node's ``z``. So ``PAGNN(..., readout=None)``, and likewise ``SPIN`` with the
+        sum readout, computes the node-level form of the paper, ``h_v = Theta(z_v^(0), ..., z_v^(R))``. Rows are shared
+        with these features where all graphs are selected; no arc is looked at again.
+
+        Args:
+            y: labels of the nodes, first axis ``n``; None for none.
+
+        Raises:
+            ValueError: the rows of the nodes are not known (``node_rows=False``), or ``y`` does not fit.
+        """
+        if self.ids is not None:
+            return self.take().nodes(y)
+        if self.row_of_node is None and self.index is not None:
+            raise ValueError(_NO_NODE_ROWS)
+        num_nodes, device = int(self.node_ptr[-1]), self.rows.device
+        if y is not None and (not isinstance(y, Tensor) or y.shape[:1] != (num_nodes,)):
+            got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise ValueError(f"y must be a tensor whose first axis has {num_nodes} entries (nodes), got {got}")
+        return PowerFeatures(
+            rows=self.rows,
+            row_ptr=self.row_ptr,
+            ptr=torch.arange(self.num_branches * num_nodes + 1, device=device),
+            index=None if self.row_of_node is None else self.row_of_node.flatten(),
+            count=None,
+            row_of_node=self.row_of_node,
+            node_ptr=torch.arange(num_nodes + 1, device=device),
+            labels=y,
+            operator=self.operator,
+        )
+
     def dense_rows(self) -> Tensor:
         """The selected graphs' rows per node, ``[R + 1, n, d]``."""
         return self.rows[self._node_rows()]
@@ -502,7 +536,7 @@ class PowerFeatures:
     def _node_rows(self) -> Tensor:
         """Rows of the selected nodes in each branch, ``[R + 1, n]``."""
         if self.row_of_node is None and self.index is not None:
-            raise ValueError("features must know the rows of their nodes: make them with node_rows=True")
+            raise ValueError(_NO_NODE_ROWS)
         num_nodes = len(self.rows) // self.num_branches if self.row_of_node is None else self.row_of_node.shape[1]
         if self.ids is None:
             nodes = torch.arange(num_nodes, device=self.node_ptr.device)
@@ -529,6 +563,7 @@ class PowerFeatures:
         return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
 
 
+_NO_NODE_ROWS = "features must know the rows of their nodes: make them with node_rows=True"
 _REQUIRED = {"rows", "row_ptr", "ptr", "node_ptr"}
 _ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
 _OPTIONAL = {*_ENTRIES, "labels"}

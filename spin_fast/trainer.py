@@ -13,7 +13,7 @@ from . import ops
 from ._arrays import GraphIds, graph_ids
 from ._native import available as native_available
 from .features import PowerFeatures
-from .nn import SPIN
+from .nn import SPIN, GraphClassifier
 
 ClassWeight = str | Tensor | Sequence[float] | None
 
@@ -216,7 +216,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: SPIN,
+        model: GraphClassifier,
         *,
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
@@ -226,6 +226,7 @@ class Trainer:
         self.class_weight = class_weight
         self._flat = nn.Parameter(model.flatten_parameters())
         self._captured: _Captured | None = None
+        self._num_outputs: int | None = None
         self.optimizer = _Adam(self._flat, learning_rate=learning_rate, weight_decay=weight_decay)
 
     def epoch(
@@ -256,25 +257,33 @@ class Trainer:
         """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss."""
         model = self.model
         model.check(features)
-        check_labels(features, model.config["out_features"])
+        if self._num_outputs is None:
+            self._num_outputs = model.num_outputs(features)
+        check_labels(features, self._num_outputs)
         model.train()
-        self.optimizer.follow(model.flatten_parameters())  # wherever the model has been moved
+        flat = model.flatten_parameters()
+        if len(flat) != len(self._flat):
+            raise ValueError("model must have the parameters to train that it had when the Trainer was made")
+        self.optimizer.follow(flat)  # wherever the model has been moved
         if self.class_weight is not None:
             self.class_weight = self.class_weight.to(features.rows)
-        return self._fused(features) if self._is_standard(features) else self._by_autograd(features)
+        if isinstance(model, SPIN) and self._is_standard(model, features):
+            return self._fused(model, features)
+        return self._by_autograd(features)
 
-    def _is_standard(self, features: PowerFeatures) -> bool:
-        config, labels = self.model.config, features.labels
+    def _is_standard(self, model: SPIN, features: PowerFeatures) -> bool:
+        config, labels = model.config, features.labels
         return (
             native_available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64
             and not (config["batch_norm"] or config["dropout"] > 0 or config["size_aware"])
+            and all(parameter.requires_grad for parameter in model.parameters())
         )
 
-    def _fused(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
-        config = self.model.config
+    def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
+        config = model.config
         data = (features.labels, self.class_weight, features.ptr, features.index, features.count)
         sizes = (
             features.num_branches,
@@ -291,14 +300,14 @@ class Trainer:
 
         if not _is_captured(flat.device):
             return step
-        memory = (self.model.flatten_parameters(), features.rows, *data, *self.optimizer.memory, options)
+        memory = (model.flatten_parameters(), features.rows, *data, *self.optimizer.memory, options)
         if self._captured is None or not self._captured.holds(memory):
             self._captured = _Captured(step, memory)
         return self._captured
 
     def _by_autograd(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         grad = torch.zeros_like(self._flat)
-        parameters = list(self.model.parameters())
+        parameters = self.model.trained_parameters()
         parts = grad.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)

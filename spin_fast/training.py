@@ -22,7 +22,7 @@ from ._run import Epoch, Run, RunFile, copied, restore, sample_of, settings_of, 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
-from .nn import SPIN
+from .nn import GraphClassifier
 from .schedules import SCHEDULES, Schedule, advance, scheduler_of
 from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of
 
@@ -77,12 +77,14 @@ class Fit:
 
 
 @torch.inference_mode()
-def predict(model: SPIN, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024) -> Tensor:
+def predict(
+    model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
+) -> Tensor:
     """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order."""
     model.eval()
     selected = features if ids is None else features[ids]
     if len(selected) == 0:
-        return features.rows.new_empty(0, model.config["out_features"])
+        return features.rows.new_empty(0, model.num_outputs(features))
     return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
 
 
@@ -93,7 +95,9 @@ GPU_CHUNK_BYTES = 256 << 20
 
 
 @torch.inference_mode()
-def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False) -> Tensor:
+def predict_proba(
+    model: GraphClassifier, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
     Chunk after chunk of the graphs goes through the powers, the model and the softmax, so that memory does not grow
@@ -108,17 +112,11 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
     Raises:
         TypeError, ValueError: graphs that do not fit the model, or an unknown operator.
     """
-    chunks = predict_chunks(model, graphs, operator, progress=progress)
-    probabilities = graphs.x.new_empty(len(graphs), model.config["out_features"])
-    done = 0
-    for scores in chunks:
-        probabilities[done : done + len(scores)] = scores.softmax(1)
-        done += len(scores)
-    return probabilities
+    return torch.cat([scores.softmax(1) for scores in predict_chunks(model, graphs, operator, progress=progress)])
 
 
 def predict_chunks(
-    model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
@@ -126,9 +124,9 @@ def predict_chunks(
     """
     if not isinstance(graphs, GraphBatch):
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
-    if graphs.num_features != (wanted := model.config["in_features"]):
-        raise ValueError(f"graphs must have {wanted} features as the model, got {graphs.num_features}")
-    if graphs.x.device != (device := model.classifier[0].weight.device):
+    if model.in_features not in (None, graphs.num_features):
+        raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
+    if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
     _check.operator(operator)
     model.eval()
@@ -136,16 +134,18 @@ def predict_chunks(
 
 
 @torch.inference_mode()
-def _scores_of_chunks(model: SPIN, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
+def _scores_of_chunks(model: GraphClassifier, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
+    if len(graphs) == 0:
+        yield model.forward_tensors(graphs.x.new_empty(model.num_hops + 1, 0, graphs.num_features), graphs.ptr)
     chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:
-        for powers, ptr in power_chunks(graphs, model.config["num_hops"], operator, chunk_bytes):
+        for powers, ptr in power_chunks(graphs, model.num_hops, operator, chunk_bytes):
             yield model.forward_tensors(powers, ptr)
             advance("", len(ptr) - 1)
 
 
 def fit(
-    model: SPIN,
+    model: GraphClassifier,
     features: PowerFeatures,
     train: GraphIds,
     validation: GraphIds,
@@ -208,7 +208,8 @@ def fit(
         OSError: ``state`` cannot be written.
     """
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
-    check_labels(features, model.config["out_features"], read=True)
+    num_outputs = model.num_outputs(features)
+    check_labels(features, num_outputs, read=True)
     _check_fit(train, validation, epochs, batch_size, patience)
     _check.flag("resume", resume)
     if resume and state is None:
@@ -216,7 +217,7 @@ def fit(
     train_labels, target = features[train].y, features[validation].y
     assert train_labels is not None
     assert target is not None
-    weights = class_weights(class_weight, train_labels, model.config["out_features"])
+    weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)

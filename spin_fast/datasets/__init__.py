@@ -25,9 +25,10 @@ from torch import Tensor
 
 from .. import _check
 from ..graphs import GraphBatch
-from . import _download, digits, folder, nel, ogb, tu
+from . import _download, citation, digits, folder, nel, ogb, tu
 from . import splits as _splits
 from ._common import DatasetError, Folder
+from .citation import NodeDataset
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
 from .splits import Split, stratified_folds
@@ -37,7 +38,9 @@ from .tables import Features
 __all__ = [
     "DatasetError",
     "Folder",
+    "NodeDataset",
     "Split",
+    "cora",
     "csl",
     "download",
     "erdos_renyi",
@@ -222,6 +225,33 @@ def published_splits(
     """
     _check.integer("num_graphs", num_graphs, 1)
     return _splits.read(_splits.locate(Path(name).name, _roots(root), splits), num_graphs)
+
+
+def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torch.dtype = torch.float32) -> NodeDataset:
+    """Load Cora: 2,708 papers that cite each other, 7 classes, 1,433 words of which a paper has some.
+
+    ``Cora.zip`` or ``Cora/`` under ``root`` must hold ``edges.csv`` (each edge once), ``labels.csv``, ``features.txt``
+    (a line of word numbers per paper) and ``split_train.csv``, ``split_valid.csv``, ``split_test.csv``, the public
+    split of Planetoid: 20 papers per class, 500, and 1,000; nodes and words are numbered from 0. From PyG's
+    ``Planetoid`` the same comes by ``GraphBatch.from_pyg(data, y=None)`` and ``data.y``.
+
+    Args:
+        root: the folder of the files; None for ``$SPIN_FAST_DATA``, or else ``data`` and the cache.
+        normalize: divide the rows of ``x`` by their sums, as PyG's ``NormalizeFeatures`` does.
+        dtype: float32 or float64, of ``x``.
+
+    Returns:
+        One graph with ``x [2708, 1433]`` of 0 and 1 and both arcs of each edge, the classes of its nodes, the split.
+
+    Raises:
+        DatasetError: no such files, or wrong ones; one line that says which.
+    """
+    roots = _roots(root)
+    path = next(filter(None, map(citation.locate, roots)), None)
+    if path is None:
+        places = " or ".join(map(str, roots))
+        raise DatasetError(f"Cora needs Cora.zip or Cora/ in {places}; put it there, or name its folder by root")
+    return citation.load(path, normalize=normalize, dtype=dtype)
 
 
 def metric(name: str | Path) -> str:

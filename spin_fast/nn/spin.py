@@ -14,10 +14,11 @@ from torch.nn import functional as F
 from .. import _check, ops
 from .._arrays import offsets
 from ..features import PowerFeatures
+from .base import GraphClassifier
 from .layers import BranchLinear, BranchNorm, Rows, nodes_per_row
 
 
-class SPIN(nn.Module):
+class SPIN(GraphClassifier):
     """Graph classifier with parallel neighbourhood aggregation (Doshi & Chepuri, arXiv 2111.11482).
 
     Per branch: an MLP of ``Linear -> (BatchNorm) -> LeakyReLU -> (Dropout)`` layers, then the attention-weighted or
@@ -84,6 +85,7 @@ class SPIN(nn.Module):
             "negative_slope": negative_slope,
             "classifier_features": list(classifier_features),
         }
+        self.num_hops, self.in_features, self.out_features = num_hops, in_features, out_features
         branches = num_hops + 1
         widths = [in_features] + [hidden_features] * num_layers
         self.layers = nn.ModuleList(BranchLinear(branches, a, b) for a, b in pairwise(widths))
@@ -95,7 +97,6 @@ class SPIN(nn.Module):
         if self.attention is not None:
             bound = 1 / math.sqrt(hidden_features)
             nn.init.uniform_(self.attention, -bound, bound)
-        self._flat: Tensor | None = None
 
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, out_features]`` of the selected graphs."""
@@ -107,31 +108,6 @@ class SPIN(nn.Module):
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         data = (features.rows, features.ptr, features.index, features.count, features.ids)
         return self._forward_fused(*data, nodes_per_graph=sizes)
-
-    def check(self, features: PowerFeatures) -> None:
-        """Check that ``features`` are of the kind that the model was made for.
-
-        Raises:
-            TypeError, ValueError: what is wrong.
-        """
-        if not isinstance(features, PowerFeatures):
-            raise TypeError(f"features must be PowerFeatures, got {type(features).__name__}")
-        config = self.config
-        if features.num_hops != config["num_hops"] or features.num_features != config["in_features"]:
-            raise ValueError(
-                f"features must have {config['num_hops']} hops and {config['in_features']} features as the model has, "
-                f"got {features.num_hops} and {features.num_features}"
-            )
-        weight, rows = self.classifier[0].weight, features.rows
-        if rows.dtype != weight.dtype:
-            raise TypeError(
-                f"features must be {weight.dtype} as the model is, got {rows.dtype}; "
-                "convert the model, or load the graphs in its dtype"
-            )
-        if rows.device != weight.device:
-            raise ValueError(
-                f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
-            )
 
     def _forward_fused(
         self,
@@ -211,36 +187,6 @@ class SPIN(nn.Module):
         first.weight.div_(std)
         first.bias.sub_(first.weight @ mean)
 
-    def flatten_parameters(self) -> Tensor:
-        """Make all parameters views of one flat tensor, in the order of ``parameters()``, and return that.
-
-        One tensor takes an optimiser one step, and is what ``training.Trainer`` works on. Calling it again gives the
-        same tensor, unless something (``.to()``, ``load_state_dict(assign=True)``) has given the parameters other
-        memory in the meantime.
-        """
-        parameters = list(self.parameters())
-        if self._flat is None or not _are_views(parameters, self._flat):
-            self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
-            parts = self._flat.split([parameter.numel() for parameter in parameters])
-            for parameter, part in zip(parameters, parts, strict=True):
-                parameter.data = part.view_as(parameter)
-        return self._flat
-
-    def unflatten_parameters(self) -> None:
-        """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
-
-        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
-        of the model goes on as if nothing had happened.
-        """
-        if self._flat is not None:
-            self._flat = None
-            for parameter in self.parameters():
-                parameter.data = parameter.data.clone()
-
-    def __getstate__(self) -> dict[str, Any]:
-        self.unflatten_parameters()
-        return self.__dict__.copy()
-
     def forward_tensors(
         self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
     ) -> Tensor:
@@ -285,13 +231,3 @@ class SPIN(nn.Module):
             z = F.dropout(z, self.config["dropout"], self.training)
             rows = z if sizes is None else z.split(sizes)
         return z
-
-
-def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:
-    """Whether the parameters stand in ``flat``, one after the other."""
-    at = flat.data_ptr()
-    for parameter in parameters:
-        if parameter.data_ptr() != at or parameter.dtype != flat.dtype or parameter.device != flat.device:
-            return False
-        at += parameter.nbytes
-    return True

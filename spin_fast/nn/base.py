@@ -1,0 +1,128 @@
+"""What training and prediction ask of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..features import PowerFeatures
+from .layers import Rows
+
+
+class GraphClassifier(nn.Module):
+    """A model from :class:`spin_fast.PowerFeatures` to class scores: what ``training`` trains and applies.
+
+    Attributes:
+        num_hops: ``R``; the features must have been made with the same.
+        in_features: ``d``, or None where the model's modules decide.
+        out_features: number of class scores, or None where the model's modules decide.
+    """
+
+    num_hops: int
+    in_features: int | None = None
+    out_features: int | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._flat: Tensor | None = None
+
+    def forward(self, features: PowerFeatures) -> Tensor:
+        """Class scores ``[G, C]`` of the selected graphs."""
+        raise NotImplementedError
+
+    def forward_tensors(
+        self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
+    ) -> Tensor:
+        """Class scores from plain tensors, as :meth:`spin_fast.SPIN.forward_tensors` takes them."""
+        raise NotImplementedError
+
+    def check(self, features: PowerFeatures) -> None:
+        """Check that ``features`` are of the kind that the model was made for.
+
+        Raises:
+            TypeError, ValueError: what is wrong.
+        """
+        if not isinstance(features, PowerFeatures):
+            raise TypeError(f"features must be PowerFeatures, got {type(features).__name__}")
+        if self.in_features is None and features.num_hops != self.num_hops:
+            raise ValueError(f"features must have {self.num_hops} hops as the model has, got {features.num_hops}")
+        if features.num_hops != self.num_hops or self.in_features not in (None, features.num_features):
+            raise ValueError(
+                f"features must have {self.num_hops} hops and {self.in_features} features as the model has, "
+                f"got {features.num_hops} and {features.num_features}"
+            )
+        weight, rows = next(self.parameters(), None), features.rows
+        if weight is None:
+            return
+        if rows.dtype != weight.dtype:
+            raise TypeError(
+                f"features must be {weight.dtype} as the model is, got {rows.dtype}; "
+                "convert the model, or load the graphs in its dtype"
+            )
+        if rows.device != weight.device:
+            raise ValueError(
+                f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
+            )
+
+    @torch.no_grad()
+    def num_outputs(self, features: PowerFeatures) -> int:
+        """How many class scores a graph gets: ``out_features``, or else found by scoring one of the graphs."""
+        if self.out_features is not None:
+            return self.out_features
+        was_training = self.training
+        try:
+            return self.eval()(features[:1]).shape[1]
+        finally:
+            self.train(was_training)
+
+    def flatten_parameters(self) -> Tensor:
+        """Make all parameters views of one flat tensor, in the order of ``parameters()``, and return that.
+
+        One tensor takes an optimiser one step, and is what ``training.Trainer`` works on. Parameters that require no
+        gradient are left out. Calling it again gives the same tensor, unless something (``.to()``,
+        ``load_state_dict(assign=True)``) has given the parameters other memory in the meantime.
+
+        Raises:
+            ValueError: no parameters, or of several dtypes or on several devices.
+        """
+        parameters = self.trained_parameters()
+        if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
+            raise ValueError("model must have parameters to train, all of one dtype and on one device")
+        if self._flat is None or not _are_views(parameters, self._flat):
+            self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
+            parts = self._flat.split([parameter.numel() for parameter in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.data = part.view_as(parameter)
+        return self._flat
+
+    def unflatten_parameters(self) -> None:
+        """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
+
+        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
+        of the model goes on as if nothing had happened.
+        """
+        if self._flat is not None:
+            self._flat = None
+            for parameter in self.parameters():
+                parameter.data = parameter.data.clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.unflatten_parameters()
+        return self.__dict__.copy()
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """The parameters that require a gradient."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+
+def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:
+    """Whether the parameters stand in ``flat``, one after the other."""
+    at = flat.data_ptr()
+    for parameter in parameters:
+        if parameter.data_ptr() != at or parameter.dtype != flat.dtype or parameter.device != flat.device:
+            return False
+        at += parameter.nbytes
+    return at == flat.data_ptr() + flat.nbytes
