@@ -120,3 +120,16 @@ def test_compiled_ahead_of_time(native, tmp_path: Path, monkeypatch: pytest.Monk
         )
         assert (result.returncode == 0) == bool(first), result.stderr
         assert said in (result.stdout if first else result.stderr)
+
+
+@pytest.mark.parametrize("operator", [None, "sym,adj"])
+def test_operators_side_by_side(native, operator: str | None) -> None:
+    model = SPIN(3, 8, 2, 2, num_operators=2)
+    program = export(model, operator).module()
+    for sizes in SIZES[:2]:
+        graphs = random_graphs(sizes, dtype=torch.float32)
+        features = spin_fast.PowerFeatures.from_graphs(graphs, 2, "sym,adj")
+        arguments = arguments_of(graphs, operator) if operator else (features.dense_rows(), graphs.ptr.diff())
+        torch.testing.assert_close(program(*arguments), model.eval()(features))
+    with pytest.raises(ValueError, match=r"operator must name 2 operator\(s\) as the model has, got 'sym'"):
+        export(model, "sym")

@@ -18,7 +18,7 @@ LAYERS = [
     {"_run"},
     {"checkpoints", "schedules", "trainer"},
     {"datasets", "nn", "shards"},
-    {"features", "transforms"},
+    {"features", "preprocessing", "transforms"},
     {"_powers"},
     {"graphs"},
     {"_convert"},

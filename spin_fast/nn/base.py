@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .. import _check
 from ..features import PowerFeatures
 from .layers import Rows
 
@@ -66,6 +67,14 @@ class GraphClassifier(nn.Module):
             raise ValueError(
                 f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
             )
+
+    def check_operator(self, operator: str | Sequence[str]) -> str:
+        """Check for graph operators that the model can be applied with; returns them with commas between them.
+
+        Raises:
+            TypeError, ValueError: what is wrong.
+        """
+        return _check.operators(operator)
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:

@@ -29,6 +29,8 @@ class SPIN(GraphClassifier):
         hidden_features: ``h``, the width of every branch layer.
         out_features: number of classes (or of tasks, for binary tasks side by side).
         num_hops: ``R``; the features must have been made with the same.
+        num_operators: ``k``, how many graph operators stand side by side in the features: there are ``1 + k R``
+            branches, ``R + 1`` with one operator.
         attention: SPIN-att; False for SPIN-non-att. The attention is a softmax, so it sees proportions only: where all
             nodes of a graph look alike it is their mean, which cannot tell graphs of unlike size apart; the sum can.
         size_aware: multiply the attention readout by the number of nodes of the graph, so that it sees sizes too.
@@ -49,6 +51,7 @@ class SPIN(GraphClassifier):
         out_features: int,
         num_hops: int,
         *,
+        num_operators: int = 1,
         attention: bool = True,
         size_aware: bool = False,
         num_layers: int = 3,
@@ -62,6 +65,7 @@ class SPIN(GraphClassifier):
         _check.integer("hidden_features", hidden_features, 1)
         _check.integer("out_features", out_features, 1)
         _check.integer("num_hops", num_hops, 0)
+        _check.integer("num_operators", num_operators, 1)
         if _check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
         for width in classifier_features:
@@ -77,6 +81,7 @@ class SPIN(GraphClassifier):
             "hidden_features": hidden_features,
             "out_features": out_features,
             "num_hops": num_hops,
+            "num_operators": num_operators,
             "attention": attention,
             "size_aware": size_aware,
             "num_layers": num_layers,
@@ -86,7 +91,7 @@ class SPIN(GraphClassifier):
             "classifier_features": list(classifier_features),
         }
         self.num_hops, self.in_features, self.out_features = num_hops, in_features, out_features
-        branches = num_hops + 1
+        branches = self.num_branches
         widths = [in_features] + [hidden_features] * num_layers
         self.layers = nn.ModuleList(BranchLinear(branches, a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(BranchNorm(branches, hidden_features) for _ in self.layers if batch_norm)
@@ -98,6 +103,10 @@ class SPIN(GraphClassifier):
             bound = 1 / math.sqrt(hidden_features)
             nn.init.uniform_(self.attention, -bound, bound)
 
+    @property
+    def num_branches(self) -> int:
+        return 1 + self.config["num_operators"] * self.config["num_hops"]
+
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, out_features]`` of the selected graphs."""
         self.check(features)
@@ -108,6 +117,20 @@ class SPIN(GraphClassifier):
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         data = (features.rows, features.ptr, features.index, features.count, features.ids)
         return self._forward_fused(*data, nodes_per_graph=sizes)
+
+    def check(self, features: PowerFeatures) -> None:
+        super().check(features)
+        if features.num_operators != self.config["num_operators"]:
+            raise ValueError(
+                f"features must be of {self.config['num_operators']} operator(s) as the model is, "
+                f"got {features.operator!r}"
+            )
+
+    def check_operator(self, operator: str | Sequence[str]) -> str:
+        name, wanted = super().check_operator(operator), self.config["num_operators"]
+        if name.count(",") + 1 != wanted:
+            raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
+        return name
 
     def _forward_fused(
         self,
@@ -210,13 +233,12 @@ class SPIN(GraphClassifier):
             if self.config["size_aware"]:
                 readout = readout * self._nodes_per_graph(ptr, count, sizes is None).to(readout.dtype)[:, None]
         else:
-            branches = self.config["num_hops"] + 1
-            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=branches, checked=True)
+            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=self.num_branches, checked=True)
         return self.classifier(readout)
 
     def _nodes_per_graph(self, ptr: Tensor, count: Tensor | None, dense: bool) -> Tensor:
         """``[G]``; in the ragged form the entries of branch 0 tell."""
-        bounds = ptr if dense else ptr[: (ptr.shape[0] - 1) // (self.config["num_hops"] + 1) + 1]
+        bounds = ptr if dense else ptr[: (ptr.shape[0] - 1) // self.num_branches + 1]
         return bounds.diff() if count is None else offsets(count)[bounds].diff()
 
     def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:
