@@ -20,11 +20,13 @@ class GraphClassifier(nn.Module):
         num_hops: ``R``; the features must have been made with the same.
         in_features: ``d``, or None where the model's modules decide.
         out_features: number of class scores, or None where the model's modules decide.
+        num_operators: graph operators side by side, or None where the model's modules decide.
     """
 
     num_hops: int
     in_features: int | None = None
     out_features: int | None = None
+    num_operators: int | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,6 +57,10 @@ class GraphClassifier(nn.Module):
                 f"features must have {self.num_hops} hops and {self.in_features} features as the model has, "
                 f"got {features.num_hops} and {features.num_features}"
             )
+        if self.num_operators not in (None, features.num_operators):
+            raise ValueError(
+                f"features must be of {self.num_operators} operator(s) as the model is, got {features.operator!r}"
+            )
         weight, rows = next(self.parameters(), None), features.rows
         if weight is None:
             return
@@ -74,7 +80,10 @@ class GraphClassifier(nn.Module):
         Raises:
             TypeError, ValueError: what is wrong.
         """
-        return _check.operators(operator)
+        name = _check.operators(operator)
+        if self.num_operators not in (None, name.count(",") + 1):
+            raise ValueError(f"operator must name {self.num_operators} operator(s) as the model has, got {operator!r}")
+        return name
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:

@@ -91,6 +91,7 @@ class SPIN(GraphClassifier):
             "classifier_features": list(classifier_features),
         }
         self.num_hops, self.in_features, self.out_features = num_hops, in_features, out_features
+        self.num_operators = num_operators
         branches = self.num_branches
         widths = [in_features] + [hidden_features] * num_layers
         self.layers = nn.ModuleList(BranchLinear(branches, a, b) for a, b in pairwise(widths))
@@ -117,20 +118,6 @@ class SPIN(GraphClassifier):
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         data = (features.rows, features.ptr, features.index, features.count, features.ids)
         return self._forward_fused(*data, nodes_per_graph=sizes)
-
-    def check(self, features: PowerFeatures) -> None:
-        super().check(features)
-        if features.num_operators != self.config["num_operators"]:
-            raise ValueError(
-                f"features must be of {self.config['num_operators']} operator(s) as the model is, "
-                f"got {features.operator!r}"
-            )
-
-    def check_operator(self, operator: str | Sequence[str]) -> str:
-        name, wanted = super().check_operator(operator), self.config["num_operators"]
-        if name.count(",") + 1 != wanted:
-            raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
-        return name
 
     def _forward_fused(
         self,
