@@ -9,11 +9,13 @@ from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import SPIN
 from .ops import attention_readout, branch_readout, power_features, sum_readout
+from .preprocessing import NodeFeatures
 
 __version__ = version("spin_fast")
 __all__ = [
     "SPIN",
     "GraphBatch",
+    "NodeFeatures",
     "PowerFeatures",
     "attention_readout",
     "branch_readout",

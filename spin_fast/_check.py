@@ -6,6 +6,7 @@ contents (offsets, index ranges) are read by ``ops.check_csr`` and ``ops.check_s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,16 @@ def operator(value: Any) -> str:
     if value not in OPERATORS:
         raise ValueError(f"operator must be one of {', '.join(OPERATORS)}, got {value!r}")
     return value
+
+
+def operators(value: str | Sequence[str]) -> str:
+    """Check for one graph operator or several, in a sequence or with commas between them; returns the latter."""
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, Sequence):
+        raise TypeError(f"operator must be a str or a sequence of them, got {type(value).__name__}")
+    if not names or len({*map(operator, names)}) < len(names):
+        raise ValueError(f"operator must name at least one, and each once, got {value!r}")
+    return ",".join(names)
 
 
 def offsets_shape(name: str, value: Any, device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,17 +22,37 @@ def runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
         begin = end
 
 
+def num_branches_of(num_hops: int, operator: str) -> int:
+    """Branch 0, and the hops of each operator."""
+    return 1 + len(operator.split(",")) * num_hops
+
+
 def powers_of(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool) -> Tensor:
-    """The powers of the graphs, ``[R + 1, N, d]``."""
-    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
-    weight = graphs.edge_weight
-    return ops.power_features(*arrays, ptr=graphs.ptr, edge_weight=weight, canonical=canonical, checked=True)
+    """The powers of the graphs, ``[B, N, d]``: branch 0, then the hops of each operator in ``operator``."""
+    out = None
+    if "," in operator:
+        out = graphs.x.new_empty(num_branches_of(num_hops, operator), *graphs.x.shape)
+    return _write(graphs, num_hops, operator, out, ptr=graphs.ptr, canonical=canonical)
+
+
+def _write(graphs: GraphBatch, num_hops: int, operator: str, out: Tensor | None, **options: Any) -> Tensor:
+    """:func:`powers_of` into ``out``, which may be left out for a single operator."""
+    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops)
+    options |= {"edge_weight": graphs.edge_weight, "checked": True}
+    if out is None:
+        return ops.power_features(*arrays, operator, **options)
+    # Each writes X before its hops. From the last to the first, so that the last hop of the one before replaces that X.
+    for number, name in reversed([*enumerate(operator.split(","))]):
+        begin = number * num_hops
+        ops.power_features(*arrays, name, out=out[begin : begin + num_hops + 1], **options)
+    return out
 
 
 def check_weights(graphs: GraphBatch, operator: str) -> None:
     """Name a wrong edge weight by its node, before any work."""
     if graphs.edge_weight is not None:
-        reference.operator_scales(graphs.indptr, operator, graphs.edge_weight)
+        for name in operator.split(","):
+            reference.operator_scales(graphs.indptr, name, graphs.edge_weight)
 
 
 def power_chunks(
@@ -43,7 +64,7 @@ def power_chunks(
     *,
     canonical: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Consecutive chunks of the graphs: their powers ``[R + 1, n, d]``, which the next chunk overwrites, and offsets.
+    """Consecutive chunks of the graphs: their powers ``[B, n, d]``, which the next chunk overwrites, and offsets.
 
     Args:
         num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
@@ -51,15 +72,13 @@ def power_chunks(
         canonical: as in :func:`spin_fast.power_features`.
     """
     check_weights(graphs, operator)
-    bytes_per_node = (num_hops + 1) * graphs.num_features * graphs.x.element_size() + bytes_beside
-    arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops, operator)
-    weight = graphs.edge_weight
+    num_branches = num_branches_of(num_hops, operator)
+    bytes_per_node = num_branches * graphs.num_features * graphs.x.element_size() + bytes_beside
     memory = graphs.x.new_empty(0)
     for begin, end in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
         ptr = graphs.ptr[begin : end + 1]
-        shape = (num_hops + 1, int(ptr[-1] - ptr[0]), graphs.num_features)
+        shape = (num_branches, int(ptr[-1] - ptr[0]), graphs.num_features)
         if memory.numel() < math.prod(shape):
             memory = graphs.x.new_empty(math.prod(shape))
         out = memory[: math.prod(shape)].view(shape)
-        ops.power_features(*arrays, ptr=ptr, edge_weight=weight, out=out, canonical=canonical, checked=True)
-        yield out, ptr - ptr[0]
+        yield _write(graphs, num_hops, operator, out, ptr=ptr, canonical=canonical), ptr - ptr[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from . import _check, _files, ops, reference
 from ._arrays import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
-from ._powers import check_weights, power_chunks, powers_of, runs
+from ._powers import check_weights, num_branches_of, power_chunks, powers_of, runs
 from ._progress import progress_bar
 from .graphs import GraphBatch
 
@@ -29,6 +29,9 @@ SAMPLE_NODES = 4096  # before so many, a few nodes that repeat no row do not tel
 class PowerFeatures:
     """The rows ``[X, ĀX, ..., Ā^R X]`` of a set of graphs, computed once, before training.
 
+    Several operators ``Ā`` may stand side by side: they share branch 0, ``X``, and each adds its hops 1 to ``R`` after
+    those of the one before, so that there are ``1 + k R`` branches where ``R + 1`` is written below.
+
     Nodes with bit-equal rows in a branch share one stored row; a graph lists its distinct rows and how often each
     occurs. The attributes describe the storage; :attr:`ids` selects graphs in it. Build with :meth:`from_graphs`. All
     arrays are on one device, but for ``row_ptr``, which is always on the CPU.
@@ -42,7 +45,7 @@ class PowerFeatures:
         row_of_node: ``[R + 1, N]``, the row of each node in each branch; None for the identity, or if not kept.
         node_ptr: ``[G + 1]`` int64, node offsets of the graphs.
         labels: first axis ``G``, or None.
-        operator: the graph operator.
+        operator: the graph operator, or several with commas between them, such as ``"sym,adj"``.
         ids: ``[selected]`` int64 graph ids, or None.
     """
 
@@ -88,7 +91,12 @@ class PowerFeatures:
             raise ValueError(f"labels must be on {device}, got {self.labels.device}")
         if self.labels is not None and self.labels.shape[:1] != (graphs,):
             raise ValueError(f"labels must have a first axis of {graphs} graphs, got {list(self.labels.shape)}")
-        _check.operator(self.operator)
+        object.__setattr__(self, "operator", _check.operators(self.operator))
+        if (self.num_branches - 1) % self.num_operators:
+            raise ValueError(
+                f"row_ptr must have 1 branch and as many for each operator of {self.operator!r}, "
+                f"got {self.num_branches} branches"
+            )
         if not self.rows.is_cpu:
             return
         num_nodes = int(self.node_ptr[-1])
@@ -132,7 +140,7 @@ class PowerFeatures:
         cls,
         graphs: GraphBatch,
         num_hops: int,
-        operator: str = "sym",
+        operator: str | Sequence[str] = "sym",
         deduplicate: bool = True,
         *,
         node_rows: bool = True,
@@ -149,7 +157,8 @@ class PowerFeatures:
         Args:
             graphs: the graphs.
             num_hops: ``R``, at least 0.
-            operator: ``adj``, ``sym``, ``sym+adj`` or ``rw``.
+            operator: ``adj``, ``sym``, ``sym+adj`` (their sum) or ``rw``; or several, such as ``("sym", "adj")`` or
+                ``"sym,adj"``, each of which adds its ``R`` hops as branches.
             deduplicate: store each distinct row once, where it pays; False keeps one row per node and branch.
             node_rows: keep ``row_of_node``, which dropout, :meth:`dense_rows` and :meth:`expand` need; with one float32
                 feature it is as large as the powers themselves.
@@ -158,19 +167,20 @@ class PowerFeatures:
         if not isinstance(graphs, GraphBatch):
             raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
         _check.integer("num_hops", num_hops, 0)
-        _check.operator(operator)
+        operator = _check.operators(operator)
         if not deduplicate:
             return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
         if not graphs.x.is_cpu:
             return cls._of_one_chunk(graphs, num_hops, operator, node_rows)
-        found = ops.DistinctRows(num_hops + 1, graphs.x, len(graphs), node_rows=node_rows)
+        num_branches = num_branches_of(num_hops, operator)
+        found = ops.DistinctRows(num_branches, graphs.x, len(graphs), node_rows=node_rows)
         num_nodes = 0
         with progress_bar("graphs", len(graphs), progress) as advance:
             for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
                 found.add(powers, ptr)
                 num_nodes += powers.shape[1]
                 decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
-                if decided and num_nodes * (num_hops + 1) < WORTHWHILE * found.num_rows:
+                if decided and num_nodes * num_branches < WORTHWHILE * found.num_rows:
                     del found
                     if powers.shape[1] < graphs.num_nodes:
                         powers = powers_of(graphs, num_hops, operator, True)
@@ -343,8 +353,12 @@ class PowerFeatures:
         return self.row_ptr.numel() - 1
 
     @property
+    def num_operators(self) -> int:
+        return self.operator.count(",") + 1
+
+    @property
     def num_hops(self) -> int:
-        return self.num_branches - 1
+        return (self.num_branches - 1) // self.num_operators
 
     @property
     def num_features(self) -> int:
@@ -390,6 +404,15 @@ class PowerFeatures:
 
     def __len__(self) -> int:
         return self.num_graphs
+
+    @property
+    def shape(self) -> tuple[int]:
+        """``(G,)``: scikit-learn selects from what has a shape by ids, from other sequences one by one."""
+        return (self.num_graphs,)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """numpy would take it for a sequence of sequences without an end."""
+        raise TypeError("PowerFeatures cannot become an array")
 
     def __getitem__(self, ids: GraphIds) -> PowerFeatures:
         """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied.

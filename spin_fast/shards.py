@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from . import _check, _files
+from ._powers import num_branches_of
 from .features import INDEX_FORMAT, PowerFeatures, index_of
 from .graphs import GraphBatch
 
@@ -18,7 +19,7 @@ FILL = 0.9  # of the bytes asked for: what further graphs take is a guess
 def compute(
     graphs: GraphBatch,
     num_hops: int,
-    operator: str = "sym",
+    operator: str | Sequence[str] = "sym",
     deduplicate: bool = True,
     *,
     max_bytes: int,
@@ -35,8 +36,10 @@ def compute(
     """
     _check.integer("max_bytes", max_bytes, 1)
     room = max(max_bytes - HEADER_BYTES, 1)
+    operator = _check.operators(operator)
     of_entry = 12 if deduplicate else 0  # index, count, row_of_node
-    bytes_per_node = float((num_hops + 1) * (graphs.num_features * graphs.x.element_size() + of_entry))
+    num_branches = num_branches_of(num_hops, operator)
+    bytes_per_node = float(num_branches * (graphs.num_features * graphs.x.element_size() + of_entry))
     begin = end = 0
     while begin < len(graphs) or end == 0:
         while True:

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -93,7 +93,9 @@ GPU_CHUNK_BYTES = 256 << 20
 
 
 @torch.inference_mode()
-def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False) -> Tensor:
+def predict_proba(
+    model: SPIN, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
+) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
     Chunk after chunk of the graphs goes through the powers, the model and the softmax, so that memory does not grow
@@ -101,8 +103,9 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
 
     Args:
         model: a classifier; it is put into evaluation mode.
-        graphs: the graphs.
-        operator: the one that the model was trained with.
+        graphs: the graphs, with the node features that the model was trained with: what ``NodeFeatures`` made then,
+            it has to make of these.
+        operator: the one that the model was trained with, or those.
         progress: show a progress bar on the terminal.
 
     Raises:
@@ -118,7 +121,7 @@ def predict_proba(model: SPIN, graphs: GraphBatch, operator: str = "sym", *, pro
 
 
 def predict_chunks(
-    model: SPIN, graphs: GraphBatch, operator: str = "sym", *, progress: bool = False
+    model: SPIN, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
@@ -130,7 +133,7 @@ def predict_chunks(
         raise ValueError(f"graphs must have {wanted} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := model.classifier[0].weight.device):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-    _check.operator(operator)
+    operator = model.check_operator(operator)
     model.eval()
     return _scores_of_chunks(model, graphs, operator, progress)
 

@@ -122,10 +122,12 @@ def compare_gradients(arguments: dict, with_rows: bool) -> None:
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * scale)
 
 
-def made_features(sizes: list[int], num_features: int = 3, dtype: torch.dtype = torch.float64) -> PowerFeatures:
+def made_features(
+    sizes: list[int], num_features: int = 3, dtype: torch.dtype = torch.float64, operator: str = "sym"
+) -> PowerFeatures:
     graphs = random_graphs(sizes, num_features=num_features, dtype=dtype)
     labels = torch.arange(len(sizes)) % 2
-    return PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign(), y=labels), 2)
+    return PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign(), y=labels), 2, operator)
 
 
 def small_arguments(attention: bool = True) -> tuple[tuple, dict]:
@@ -402,8 +404,18 @@ def test_training_step_is_autograds(backend: str, poison: None, options: dict, n
     features = made_features([30, 1, 0, 400, 7] * 20, num_features)
     torch.manual_seed(0)
     model = SPIN(num_features, 24, 2, 2, **options).double()
-    ids = torch.randperm(100)[:70]
-    selected = features[ids]
+    assert_step_is_autograds(model, features[torch.randperm(100)[:70]])
+
+
+@pytest.mark.parametrize("num_features", [1, 5])
+def test_training_step_with_operators_side_by_side(backend: str, poison: None, num_features: int) -> None:
+    features = made_features([30, 1, 0, 60, 7] * 4, num_features, operator="sym,rw,adj")
+    torch.manual_seed(0)
+    model = SPIN(num_features, 8, 2, 2, num_operators=3).double()
+    assert_step_is_autograds(model, features[torch.randperm(20)[:15]])
+
+
+def assert_step_is_autograds(model: SPIN, selected: PowerFeatures) -> None:
     loss = training.loss_of(model.forward_tensors(*selected.branch_rows()), selected.y)
     expected = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
     trainer = training.Trainer(model, learning_rate=0.0)

@@ -17,7 +17,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from spin_fast import SPIN, PowerFeatures, datasets, native_available, training
+from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, native_available, training
 from spin_fast.cli import app, precompute
 
 
@@ -233,8 +233,9 @@ def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.
     made = PowerFeatures.load("digits.safetensors")
     assert (len(made), made.num_hops, made.operator, made.row_of_node) == (1797, 1, "sym", None)
     lines = []
-    for options in (["--features", "digits.safetensors"], ["--hops", 1]):
+    for options in (["--features", "digits.safetensors"], ["--hops", 1, "--no-standardize"]):
         stdout = invoke("train", "--epochs", 2, *options)
+        assert ("not standardised, which train without --features does" in stdout) == ("--features" in options)
         lines.append([line.split() for line in stdout.splitlines() if "accuracy" in line])
     assert lines[0] == lines[1] != []
 
@@ -271,12 +272,14 @@ def test_features_of_something_else(tmp_path: Path) -> None:
     assert "x.safetensors has sym" in error("--operator", "rw")
     assert "must be made by spin-fast precompute --node-rows" in error("--dropout", 0.1)
     assert "must be made by spin-fast precompute --no-deduplicate" in error("--no-deduplicate")
+    assert "--degree log: --features" in error("--degree", "log")
+    assert "--standardize: --features" in error("--standardize")
     path.write_text("no features")
     assert "x.safetensors is not a readable safetensors file" in error()
 
 
 def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(datasets, "load", lambda *_: pytest.fail("read before the place was known to be bad"))
+    monkeypatch.setattr(datasets, "load", lambda *_, **__: pytest.fail("read before the place was known to be bad"))
     (tmp_path / "file").touch()
     for place, reason in ((tmp_path, "it is a folder"), (tmp_path / "file" / "x", ""), (tmp_path / "x.json", ".json")):
         error = invoke("precompute", "digits", "--out", place, exit_code=1)
@@ -324,13 +327,41 @@ def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = datasets.load("digits")[:7]
-    monkeypatch.setattr(datasets, "load", lambda *_: replace(graphs, y=torch.zeros(7, 10)))
+    monkeypatch.setattr(datasets, "load", lambda *_, **__: replace(graphs, y=torch.zeros(7, 10)))
     invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
     table = pandas.read_csv(tmp_path / "x.csv")
     assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]
     (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs, "sym+adj")
     written = torch.tensor(table.iloc[:, 1:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, scores.sigmoid(), rtol=1e-6, atol=1e-7)
+
+
+def test_predict_makes_the_node_features_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    stdout = invoke("train", "--epochs", 1, "--hops", 1, "--degree", "one-hot", "--out", "run")
+    graphs = datasets.load("digits")
+    assert graphs.y is not None
+    node_features = NodeFeatures("one-hot").fit(graphs, datasets.split("digits", graphs.y).train)
+    graphs = node_features.transform(graphs)
+    assert f"node features: {graphs.num_features}, 3 standardised on the training graphs" in stdout
+    model, metadata = training.load_checkpoint("run/model.safetensors")
+    assert NodeFeatures.from_dict(metadata["preprocessing"]).to_dict() == node_features.to_dict()
+    invoke("predict", "run/model.safetensors", "digits", "--out", "x.csv")
+    written = torch.tensor(pandas.read_csv("x.csv").iloc[:, 2:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, training.predict_proba(model, graphs), rtol=1e-6, atol=1e-7)
+
+
+def test_own_features_of_a_dataset(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    data, run = ["PROTEINS", "--root", data_root], "runs/PROTEINS/model.safetensors"
+    options = [*data, "--node-features", "degree", "--hops", 1]
+    assert "1 feature(s) per node" in invoke("precompute", *options, "--out", "x.safetensors")
+    invoke("train", *options, "--epochs", 1, "--features", "x.safetensors")
+    invoke("predict", run, *data)
+    assert "preprocessing" not in training.load_checkpoint(run)[1]
+    assert training.load_checkpoint(run)[0].config["in_features"] == 1
+    assert "choose one of: label" in invoke("train", *data, "--node-features", "nosuch", exit_code=1)
 
 
 def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,3 +379,21 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
     training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
     assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+@pytest.mark.parametrize("options", [["--operator", "sym,adj"], ["--operator", "sym", "--operator", "adj"]])
+def test_operators_side_by_side(options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "  2: " in invoke("precompute", "digits", "--hops", 1, *options)
+    made = PowerFeatures.load("digits.safetensors")
+    assert (made.operator, made.num_hops, made.num_branches) == ("sym,adj", 1, 3)
+    assert "has sym,adj" in invoke("train", "--features", "digits.safetensors", "--operator", "adj", exit_code=1)
+    train = ["train", "--features", "digits.safetensors", "--hops", 1, "--epochs", 1, "--out", "run"]
+    assert "  2: " in invoke(*train, *options)
+    model, metadata = training.load_checkpoint("run/model.safetensors")
+    assert (model.num_branches, metadata["operator"]) == (3, "sym,adj")
+    invoke("predict", "run/model.safetensors", "digits", "--out", "x.csv")
+    written = torch.tensor(pandas.read_csv("x.csv").iloc[:, 2:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, training.predict(model, made).softmax(1), rtol=1e-5, atol=1e-6)
+    assert "operator must be one of" in invoke("train", "--operator", "sym,gcn", exit_code=2)
+    assert "each once" in invoke("train", "--operator", "sym", *options, exit_code=1)

@@ -175,19 +175,20 @@ def test_containers_move() -> None:
 
 
 @pytest.mark.parametrize("node_rows", [True, False])
-def test_features_in_one_chunk_are_those_in_many(node_rows: bool) -> None:
+@pytest.mark.parametrize("operator", ["sym", "sym,adj"])
+def test_features_in_one_chunk_are_those_in_many(node_rows: bool, operator: str) -> None:
     """The way of graphs on a GPU, on the CPU."""
     graphs = some_graphs()
     for x in (graphs.x, torch.randn(graphs.x.shape)):
         given = replace(graphs, x=x)
-        expected = PowerFeatures.from_graphs(given, 2, node_rows=node_rows)
-        made = PowerFeatures._of_one_chunk(given, 2, "sym", node_rows)
+        expected = PowerFeatures.from_graphs(given, 2, operator, node_rows=node_rows)
+        made = PowerFeatures._of_one_chunk(given, 2, operator, node_rows)
         for name, value in vars(expected).items():
             other = getattr(made, name)
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
     weighted = replace(graphs, edge_weight=torch.full((graphs.num_arcs,), -1.0))
     with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym"):
-        PowerFeatures._of_one_chunk(weighted, 2, "sym", node_rows)
+        PowerFeatures._of_one_chunk(weighted, 2, operator, node_rows)
 
 
 @needs_gpu

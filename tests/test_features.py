@@ -22,12 +22,16 @@ from spin_fast.features import identical_segments
 
 
 def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, canonical: bool = True) -> torch.Tensor:
-    return spin_fast.power_features(
-        graphs.indptr, graphs.indices, graphs.x, num_hops, operator, ptr=graphs.ptr, canonical=canonical
-    )
+    """Of several operators: branch 0 once, then the hops of each."""
+    arrays, options = (graphs.indptr, graphs.indices, graphs.x, num_hops), {"ptr": graphs.ptr, "canonical": canonical}
+    each = [spin_fast.power_features(*arrays, name, **options) for name in operator.split(",")]
+    return torch.cat([each[0], *(made[1:] for made in each[1:])])
 
 
-@given(graphs=graph_batches(), num_hops=st.integers(0, 3), operator=st.sampled_from(["adj", "sym", "sym+adj", "rw"]))
+OPERATORS = st.sampled_from(["adj", "sym", "sym+adj", "rw", "sym,adj", "rw,sym+adj,adj"])
+
+
+@given(graphs=graph_batches(), num_hops=st.integers(0, 3), operator=OPERATORS)
 def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch, num_hops: int, operator: str) -> None:
     for deduplicate in (True, False):
         expected = powers(graphs, num_hops, operator, canonical=deduplicate)
@@ -36,7 +40,8 @@ def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch
         assert torch.equal(made.expand().rows, expected.flatten(0, 1))
         assert made.row_ptr[-1] == len(made.rows)
     made = PowerFeatures.from_graphs(graphs, num_hops, operator)
-    for r in range(num_hops + 1 if made.index is not None else 0):
+    assert (made.num_hops, made.num_operators) == (num_hops, operator.count(",") + 1)
+    for r in range(made.num_branches if made.index is not None else 0):
         rows = made.rows[made.row_ptr[r] : made.row_ptr[r + 1]]
         assert len({row.numpy().tobytes() for row in rows}) == len(rows)
 
@@ -93,14 +98,21 @@ def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
             assert value == twin, name
 
 
-@given(graphs=graph_batches(weighted=True), chunk_bytes=st.sampled_from([1, 200, 2000]), node_rows=st.booleans())
-def test_chunks_change_nothing(backend: str, graphs: spin_fast.GraphBatch, chunk_bytes: int, node_rows: bool) -> None:
+@given(
+    graphs=graph_batches(weighted=True),
+    operator=OPERATORS,
+    chunk_bytes=st.sampled_from([1, 200, 2000]),
+    node_rows=st.booleans(),
+)
+def test_chunks_change_nothing(
+    backend: str, graphs: spin_fast.GraphBatch, operator: str, chunk_bytes: int, node_rows: bool
+) -> None:
     graphs = replace(graphs, x=graphs.x.sign())
-    whole = PowerFeatures.from_graphs(graphs, 2, "rw", node_rows=node_rows)
+    whole = PowerFeatures.from_graphs(graphs, 2, operator, node_rows=node_rows)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "CHUNK_BYTES", chunk_bytes)
         patch.setattr(features, "WORTHWHILE", 0.0 if whole.index is not None else features.WORTHWHILE)
-        assert_same_features(PowerFeatures.from_graphs(graphs, 2, "rw", node_rows=node_rows), whole)
+        assert_same_features(PowerFeatures.from_graphs(graphs, 2, operator, node_rows=node_rows), whole)
 
 
 def test_powers_of_a_chunk_are_all_that_is_in_memory(monkeypatch: pytest.MonkeyPatch, data_root) -> None:
@@ -190,6 +202,10 @@ def test_identical_graphs_give_identical_readouts(data_root) -> None:
         ({"node_ptr": torch.tensor([0, 7, 5])}, "node_ptr must not decrease"),
         ({"labels": torch.zeros(3)}, r"labels must have a first axis of 2 graphs, got \[3\]"),
         ({"operator": "gcn"}, "operator must be one of"),
+        (
+            {"operator": "sym,adj"},
+            "row_ptr must have 1 branch and as many for each operator of 'sym,adj', got 2 branches",
+        ),
         ({"row_of_node": torch.full((2, 5), 99)}, "index must be in"),
     ],
 )
@@ -224,6 +240,35 @@ def test_wrong_arguments_are_named() -> None:
         PowerFeatures.from_graphs(3, 2)
     with pytest.raises(ValueError, match="operator must be one of"):
         PowerFeatures.from_graphs(random_graphs([2]), 2, "nosuch")
+    with pytest.raises(ValueError, match=r"operator must be one of .*, got ' adj'"):
+        PowerFeatures.from_graphs(random_graphs([2]), 2, "sym, adj")
+    for wrong in ("sym,sym", ["adj", "rw", "adj"], ()):
+        with pytest.raises(ValueError, match="operator must name at least one, and each once, got"):
+            PowerFeatures.from_graphs(random_graphs([2]), 2, wrong)
+    with pytest.raises(TypeError, match="operator must be a str or a sequence of them, got NoneType"):
+        PowerFeatures.from_graphs(random_graphs([2]), 2, None)
+
+
+def test_operators_side_by_side() -> None:
+    graphs = random_graphs([5, 3, 8])
+    both = PowerFeatures.from_graphs(graphs, 2, ("sym", "adj"))
+    assert both.operator == "sym,adj"
+    assert (both.num_branches, both.num_hops, both.num_operators) == (5, 2, 2)
+    assert "5 branches of 'sym,adj'" in repr(both)
+    assert torch.equal(both[[2, 0]].take().dense_rows(), both[[2, 0]].dense_rows())
+    assert replace(both, operator=["sym", "adj"]).operator == "sym,adj"
+    with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym, got"):
+        PowerFeatures.from_graphs(replace(graphs, edge_weight=-torch.ones(graphs.num_arcs).double()), 1, "adj,sym")
+
+
+def test_identical_under_one_operator_but_not_the_other() -> None:
+    """Two rings of unlike degree: ``sym`` sees no difference, ``adj`` does."""
+    pair, ring = torch.tensor([[0, 1], [1, 0]]), torch.tensor([[2, 3], [3, 2], [2, 3], [3, 2]]).t()
+    graphs = spin_fast.GraphBatch.from_edge_index(
+        torch.cat([pair, ring], dim=1), torch.ones(4, 1), torch.tensor([0, 0, 1, 1])
+    )
+    first = [PowerFeatures.from_graphs(graphs, 2, of).identical_graphs().tolist() for of in ("sym", "adj", "sym,adj")]
+    assert first == [[0, 0], [0, 1], [0, 1]]
 
 
 @pytest.mark.parametrize(
@@ -265,7 +310,7 @@ def labelled_features(draw: st.DrawFn) -> PowerFeatures:
     y = draw(st.sampled_from([None, torch.arange(num_graphs), torch.full((num_graphs, 2), float("nan"))]))
     x = graphs.x if draw(st.booleans()) else graphs.x.sign()
     options = {"deduplicate": draw(st.booleans()), "node_rows": draw(st.booleans())}
-    return PowerFeatures.from_graphs(replace(graphs, x=x, y=y), draw(st.integers(0, 2)), "rw", **options)
+    return PowerFeatures.from_graphs(replace(graphs, x=x, y=y), draw(st.integers(0, 2)), draw(OPERATORS), **options)
 
 
 @given(made=labelled_features(), mmap=st.booleans(), data=st.data())
@@ -465,9 +510,9 @@ def test_files_of_others_are_named(saved: Path) -> None:
         PowerFeatures.from_graphs(random_graphs([2]), 0).save(saved.with_suffix(".json"))
 
 
-@given(graphs=graph_batches(), data=st.data(), node_rows=st.booleans())
+@given(graphs=graph_batches(), operator=OPERATORS, data=st.data(), node_rows=st.booleans())
 def test_joined_features_are_those_of_all_graphs(
-    graphs: spin_fast.GraphBatch, data: st.DataObject, node_rows: bool
+    graphs: spin_fast.GraphBatch, operator: str, data: st.DataObject, node_rows: bool
 ) -> None:
     """With the same bits where all parts are deduplicated, whatever the cuts and the chunks."""
     graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(len(graphs)))
@@ -475,10 +520,10 @@ def test_joined_features_are_those_of_all_graphs(
     pieces = [graphs[begin:end] for begin, end in pairwise([0, *cuts, len(graphs)])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "WORTHWHILE", 0.0)
-        whole = PowerFeatures.from_graphs(graphs, 1, node_rows=node_rows)
+        whole = PowerFeatures.from_graphs(graphs, 1, operator, node_rows=node_rows)
         patch.setattr(features, "CHUNK_BYTES", data.draw(st.sampled_from([1, 300, 8 << 20])))
         kept = [data.draw(st.booleans()) for _ in pieces]
-        parts = [PowerFeatures.from_graphs(piece, 1, node_rows=node_rows) for piece in pieces]
+        parts = [PowerFeatures.from_graphs(piece, 1, operator, node_rows=node_rows) for piece in pieces]
         assert_same_features(PowerFeatures.concatenate(parts), whole)
         mixed = [part if keep or not node_rows else part.expand() for part, keep in zip(parts, kept, strict=True)]
         if len(parts) > 1 and any(part.index is not None for part in mixed):
@@ -498,6 +543,7 @@ def test_only_features_that_are_alike_are_joined(saved: Path) -> None:
         PowerFeatures.concatenate([made, 3])
     for other in (
         replace(made, operator="adj"),
+        PowerFeatures.from_graphs(random_graphs([3], dtype=torch.float32), 1, "sym,adj"),
         replace(made, labels=None),
         replace(made, rows=made.rows.double()),
         PowerFeatures.from_graphs(random_graphs([3], dtype=torch.float32), 1),

@@ -26,19 +26,25 @@ def graphs() -> spin_fast.GraphBatch:
     return replace(made, x=x, y=torch.arange(240))
 
 
-@given(graphs=graph_batches(), max_bytes=st.integers(1, 6000), deduplicate=st.booleans(), node_rows=st.booleans())
+@given(
+    graphs=graph_batches(),
+    operator=st.sampled_from(["adj", "rw,adj"]),
+    max_bytes=st.integers(1, 6000),
+    deduplicate=st.booleans(),
+    node_rows=st.booleans(),
+)
 def test_parts_are_the_features_of_their_graphs(
-    graphs: spin_fast.GraphBatch, max_bytes: int, deduplicate: bool, node_rows: bool
+    graphs: spin_fast.GraphBatch, operator: str, max_bytes: int, deduplicate: bool, node_rows: bool
 ) -> None:
     graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(len(graphs)))
     options = {"deduplicate": deduplicate, "node_rows": node_rows}
-    parts = list(shards.compute(graphs, 1, "adj", max_bytes=max_bytes, **options))
+    parts = list(shards.compute(graphs, 1, operator, max_bytes=max_bytes, **options))
     sizes = [len(part) for part in parts]
     assert sum(sizes) == len(graphs)
     assert all(sizes) or len(graphs) == 0
     for part, (begin, end) in zip(parts, pairwise([0, *accumulate(sizes)]), strict=True):
         assert part.nbytes <= max(max_bytes - shards.HEADER_BYTES, 1) or len(part) <= 1
-        alone = PowerFeatures.from_graphs(graphs[begin:end], 1, "adj", **options)
+        alone = PowerFeatures.from_graphs(graphs[begin:end], 1, operator, **options)
         if (part.index is None) == (alone.index is None):
             assert_same_features(part, alone)
         assert torch.equal(part.y, graphs.y[begin:end])

@@ -372,6 +372,34 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         training.predict_proba(model, graphs, "nosuch")
 
 
+@pytest.mark.parametrize("options", [{}, {"attention": False, "batch_norm": True}, {"dropout": 0.1}])
+def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    graphs = replace(random_graphs([4, 1, 60, 3, 0, 9] * 5, dtype=torch.float32), y=torch.arange(30) % 4)
+    features = PowerFeatures.from_graphs(graphs, 2, ("sym", "adj"))
+    model = SPIN(3, 16, 4, 2, num_operators=2, **options)
+    model.calibrate(features)
+    before = training.loss_of(training.predict(model, features), graphs.y)
+    training.fit(model, features, slice(None), slice(None), epochs=3, batch_size=8)
+    assert training.loss_of(training.predict(model, features), graphs.y) < before
+    training.save_checkpoint(tmp_path / "x", model, operator=features.operator)
+    model, metadata = training.load_checkpoint(tmp_path / "x")
+    monkeypatch.setattr(training, "CHUNK_BYTES", 5000)
+    expected = training.predict(model, features).softmax(1)
+    torch.testing.assert_close(training.predict_proba(model, graphs, metadata["operator"]), expected)
+    torch.testing.assert_close(training.predict_proba(model, graphs, ["sym", "adj"]), expected)
+    with pytest.raises(ValueError, match=r"operator must name 2 operator\(s\) as the model has, got 'sym'"):
+        training.predict_proba(model, graphs)
+
+
+def test_checkpoints_from_before_several_operators(tmp_path, digits: PowerFeatures) -> None:
+    model = new_model()
+    assert model.config.pop("num_operators") == 1
+    training.save_checkpoint(tmp_path / "x", model)
+    model, _ = training.load_checkpoint(tmp_path / "x")
+    assert model.config["num_operators"] == 1
+    assert len(training.predict(model, digits)) == 300
+
+
 def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of powers do not grow with the number of graphs, and no chunk is far from full."""
     graphs = random_graphs([4, 9, 20, 1], dtype=torch.float32)

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from torch import Tensor
 
-from .. import __version__, build_info, datasets, native_available, training
+from .. import __version__, _check, build_info, datasets, native_available, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 
@@ -29,13 +29,6 @@ console = Console()
 DEFAULT_HOPS = 3
 
 
-class Operator(str, Enum):
-    adj = "adj"
-    sym = "sym"
-    sym_adj = "sym+adj"
-    rw = "rw"
-
-
 class Readout(str, Enum):
     attention = "attention"
     sum = "sum"
@@ -47,8 +40,48 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
+class Degree(str, Enum):
+    raw = "raw"
+    log = "log"
+    one_hot = "one-hot"
+
+
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
+]
+
+
+def _operators(text: str) -> str:
+    try:
+        return _check.operators(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def operator_option(default: str, panel: str | None = None) -> Any:
+    """The option ``--operator``, a list of names, maybe with commas between them, for :func:`operator_of`."""
+    return typer.Option(
+        "--operator",
+        parser=_operators,
+        metavar="|".join(_check.OPERATORS),
+        help="The graph operator; given several times, or several with commas, their hops stand side by side.",
+        show_default=default,
+        rich_help_panel=panel,
+    )
+
+
+def operator_of(chosen: list[str] | None) -> str | None:
+    """What ``--operator`` says; None where it is not given."""
+    return _check.operators(",".join(chosen)) if chosen else None
+
+
+OwnFeatures = Annotated[
+    str | None,
+    typer.Option(
+        "--node-features",
+        help="Which features of a TU or .nel dataset: label, attribute, attribute+label or degree.",
+        show_default="the paper's choice",
+    ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

@@ -12,18 +12,21 @@ import typer
 from rich.table import Table
 
 from .. import datasets, shards
+from .._powers import num_branches_of
 from .._progress import progress_bar
 from ..features import PowerFeatures, index_of
 from ._common import (
     DEFAULT_HOPS,
     Debug,
-    Operator,
+    OwnFeatures,
     Root,
     app,
     by_branch,
     console,
     describe,
     one_line_errors,
+    operator_of,
+    operator_option,
 )
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
@@ -45,8 +48,9 @@ def precompute(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
     root: Root = None,
     out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
-    operator: Annotated[Operator, typer.Option(help="The graph operator.")] = Operator.sym,
-    hops: Annotated[int, typer.Option(min=0, help="R: there are R + 1 branches.")] = DEFAULT_HOPS,
+    operators: Annotated[list[str] | None, operator_option("sym")] = None,
+    hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
+    own_features: OwnFeatures = None,
     shard_size: Annotated[
         int | None,
         typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
@@ -56,19 +60,24 @@ def precompute(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     debug: Debug = False,
 ) -> None:
-    """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load."""
+    """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
+
+    They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
+    the training graphs, which are not chosen yet.
+    """
     torch.set_num_threads(threads)
     out = Path(f"{dataset}.safetensors") if out is None else out
     shards.check_path(out)
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root)
+        graphs = datasets.load(dataset, root, features=own_features)
     console.print(describe(dataset, graphs), highlight=False)
-    settings = (graphs, hops, operator.value, deduplicate)
+    operator = operator_of(operators) or "sym"
+    settings = (graphs, hops, operator, deduplicate)
     if shard_size is None:
         parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
     else:
         parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
-    stored = torch.zeros(hops + 1, dtype=torch.int64)
+    stored = torch.zeros(num_branches_of(hops, operator), dtype=torch.int64)
 
     def counted() -> Iterator[PowerFeatures]:
         for part in parts:

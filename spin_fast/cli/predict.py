@@ -12,15 +12,17 @@ import torch
 import typer
 
 from .. import _files, datasets, training
+from ..preprocessing import NodeFeatures
 from ._common import (
     Debug,
     Device,
-    Operator,
     Root,
     app,
     console,
     device_of,
     one_line_errors,
+    operator_of,
+    operator_option,
 )
 
 
@@ -31,9 +33,7 @@ def predict(
     dataset: Annotated[str, typer.Argument(help="A built-in dataset, or one found in the folder of datasets.")],
     root: Root = None,
     out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
-    operator: Annotated[
-        Operator | None, typer.Option(help="The graph operator.", show_default="that of the model")
-    ] = None,
+    operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     debug: Debug = False,
@@ -48,13 +48,15 @@ def predict(
     table_writer = _table_writer(out)
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
-    chosen = metadata.get("operator") if operator is None else operator.value
+    chosen = operator_of(operators) or metadata.get("operator")
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root).to(place)
+        graphs = datasets.load(dataset, root, features=metadata.get("node_features")).to(place)
     if len(graphs) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
+    if (preprocessing := metadata.get("preprocessing")) is not None:
+        graphs = NodeFeatures.from_dict(preprocessing).transform(graphs)
     tasks = graphs.y is not None and graphs.y.is_floating_point()
     scores = training.predict_chunks(model.to(place), graphs, chosen, progress=True)
     with _files.replacing(out) as temporary, table_writer(temporary) as write:

@@ -21,11 +21,13 @@ from ..features import PowerFeatures
 from ..graphs import GraphBatch
 from ..logs import CsvLog, TensorBoardLog
 from ..nn import SPIN
+from ..preprocessing import NodeFeatures
 from ._common import (
     DEFAULT_HOPS,
     Debug,
+    Degree,
     Device,
-    Operator,
+    OwnFeatures,
     Readout,
     Root,
     app,
@@ -36,6 +38,8 @@ from ._common import (
     metric_of,
     num_outputs_of,
     one_line_errors,
+    operator_of,
+    operator_option,
     ratios_of,
     show_score,
     wait_for,
@@ -64,14 +68,25 @@ def train(
     features_file: Annotated[
         Path | None, _data("--features", help="What spin-fast precompute has written, instead of computing it anew.")
     ] = None,
+    own_features: OwnFeatures = None,
+    degree: Annotated[
+        Degree | None,
+        _data(help="Features made of the degree, beside the others, or in the place of the plain degree."),
+    ] = None,
+    standardize: Annotated[
+        bool | None,
+        _data(
+            "--standardize/--no-standardize",
+            help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
+            show_default="where there are other than whole numbers",
+        ),
+    ] = None,
     deduplicate: Annotated[bool, _data(help="Store and evaluate each distinct row once (exact).")] = True,
     readout: Annotated[Readout, _model(help="How a graph's nodes are summed.")] = Readout.sum,
-    operator: Annotated[
-        Operator | None, _model(help="The graph operator.", show_default="sym, or that of --features")
-    ] = None,
+    operators: Annotated[list[str] | None, operator_option("sym, or that of --features", "Model")] = None,
     hops: Annotated[
         int | None,
-        _model(min=0, help="R: there are R + 1 branches.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+        _model(min=0, help="R: one branch, and R for each operator.", show_default=f"{DEFAULT_HOPS}, or as --features"),
     ] = None,
     hidden: Annotated[int, _model(min=1, help="Width of a branch.")] = 32,
     layers: Annotated[int, _model(min=1, help="Linear layers of a branch.")] = 3,
@@ -114,10 +129,14 @@ def train(
     Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
     """
     torch.set_num_threads(threads)
+    operator = operator_of(operators)
     place = device_of(device)
     out = Path("runs") / dataset if out is None else out
     _make_folder(out)
     metric_name, metric = metric_of(dataset)
+    if features_file is not None and (degree is not None or standardize):
+        option = "--standardize" if degree is None else f"--degree {degree.value}"
+        raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
     board = TensorBoardLog(out, metric_name) if tensorboard else None
     logs = [log for log in (CsvLog(out / "log.csv"), board) if log is not None]
     state = out / "state.safetensors"
@@ -125,30 +144,42 @@ def train(
         console.print(f"nothing to go on from in {out}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     with console.status(f"reading {dataset}"):
-        graphs = datasets.load(dataset, root)
+        graphs = datasets.load(dataset, root, features=own_features)
         assert graphs.y is not None
         split = datasets.split(dataset, graphs.y, root, seed=seed)
     console.print(describe(dataset, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
+    settings: dict[str, Any] = {"seed": seed, "node_features": own_features}
     if made is None:
+        node_features = NodeFeatures(
+            None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
+        )
+        graphs = node_features.fit(graphs, split.train).transform(graphs)
+        settings["preprocessing"] = node_features.to_dict()
+        if degree is not None or node_features.columns_:
+            number, standardized = graphs.num_features, len(node_features.columns_)
+            console.print(
+                f"node features: {number}, {standardized} standardised on the training graphs", highlight=False
+            )
         hops = DEFAULT_HOPS if hops is None else hops
         with console.status(f"computing {hops} hops"):
             graphs = graphs.to(place)
             start = time.perf_counter()
-            features = PowerFeatures.from_graphs(
-                graphs, hops, (operator or Operator.sym).value, deduplicate, node_rows=dropout > 0
-            )
+            features = PowerFeatures.from_graphs(graphs, hops, operator or "sym", deduplicate, node_rows=dropout > 0)
             wait_for(place)
             precomputation = f"{1000 * (time.perf_counter() - start):.1f} ms, once, deduplication included"
     else:
         _check_features(f"--features {features_file}", made, dataset, graphs, hops, operator, deduplicate, dropout)
         features, precomputation = made.to(place), f"read from {features_file}"
+        if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
+            console.print("node features: not standardised, which train without --features does", highlight=False)
     torch.manual_seed(seed)
     model = SPIN(
         graphs.num_features,
         hidden,
         num_outputs,
         features.num_hops,
+        num_operators=features.num_operators,
         attention=readout is Readout.attention,
         num_layers=layers,
         batch_norm=batch_norm,
@@ -179,7 +210,7 @@ def train(
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    settings = {"operator": features.operator, "seed": seed}
+    settings["operator"] = features.operator
     _write_and_report(out, dataset, features, model, fit, split, metric_name, test, precomputation, **settings)
     if fit.interrupted:
         console.print(f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there")
@@ -208,7 +239,7 @@ def _check_features(
     dataset: str,
     graphs: GraphBatch,
     hops: int | None,
-    operator: Operator | None,
+    operator: str | None,
     deduplicate: bool,
     dropout: float,
 ) -> None:
@@ -224,8 +255,8 @@ def _check_features(
         raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
     if hops is not None and hops != features.num_hops:
         raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
-    if operator is not None and operator.value != features.operator:
-        raise ValueError(f"--operator {operator.value}: {source} has {features.operator}")
+    if operator is not None and operator != features.operator:
+        raise ValueError(f"--operator {operator}: {source} has {features.operator}")
     if dropout > 0 and features.index is not None and features.row_of_node is None:
         raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
     if not deduplicate and features.index is not None:

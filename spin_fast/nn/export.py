@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .. import _check, ops
+from .. import ops
 from .._arrays import offsets
 from .spin import SPIN
 
@@ -30,18 +32,20 @@ class _FromGraphs(nn.Module):
 
     def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor) -> Tensor:
         source, target = edge_index.unbind()
-        degrees = sizes.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target))
-        indices, ptr = source[target.argsort(stable=True)], offsets(sizes)
-        num_hops = self.model.config["num_hops"]
-        rows = ops.power_features(offsets(degrees), indices, x, num_hops, self.operator, ptr=ptr)
+        target, order = target.sort(stable=True)
+        indptr, ptr = torch.searchsorted(target, torch.arange(x.shape[0] + 1, device=target.device)), offsets(sizes)
+        arrays = (indptr, source[order], x, self.model.config["num_hops"])
+        first, *others = [ops.power_features(*arrays, name, ptr=ptr) for name in self.operator.split(",")]
+        rows = torch.cat([first, *(powers[1:] for powers in others)]) if others else first
         return self.model.forward_tensors(rows, ptr)
 
 
-def export(model: SPIN, operator: str | None = None) -> ExportedProgram:
+def export(model: SPIN, operator: str | Sequence[str] | None = None) -> ExportedProgram:
     """Export a model, as it evaluates, for any number of graphs and nodes: many, one, or none.
 
-    Without ``operator`` the program takes ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, and
-    ``sizes [G]`` int64, the number of nodes of each graph. With it the program computes the powers itself, and takes
+    Without ``operator`` the program takes ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, or
+    of several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes [G]``
+    int64, the number of nodes of each graph. With it the program computes the powers itself, and takes
     ``edge_index [2, E]`` int64 in PyG's convention, in any order, ``x [N, d]`` and ``sizes``. It returns class scores
     ``[G, out_features]``. Device and dtype are those that the model has now.
 
@@ -54,14 +58,14 @@ def export(model: SPIN, operator: str | None = None) -> ExportedProgram:
     if not isinstance(model, SPIN):
         raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
     like = next(model.parameters())
-    rows = like.new_zeros(model.config["num_hops"] + 1, 7, model.config["in_features"])
+    rows = like.new_zeros(model.num_branches, 7, model.config["in_features"])
     sizes = torch.tensor([3, 1, 3], device=like.device)
     any_length, any_width = {0: Dim.DYNAMIC}, {1: Dim.DYNAMIC}
     program: nn.Module = _FromRows(model)
     arguments: tuple[Tensor, ...] = (rows, sizes)
     dynamic: tuple[object, ...] = (any_width, any_length)
     if operator is not None:
-        program = _FromGraphs(model, _check.operator(operator))
+        program = _FromGraphs(model, model.check_operator(operator))
         arguments = (sizes.new_zeros(2, 5), rows[0], sizes)
         dynamic = (any_width, any_length, any_length)
     training = model.training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -28,6 +29,8 @@ class SPIN(nn.Module):
         hidden_features: ``h``, the width of every branch layer.
         out_features: number of classes (or of tasks, for binary tasks side by side).
         num_hops: ``R``; the features must have been made with the same.
+        num_operators: ``k``, how many graph operators stand side by side in the features: there are ``1 + k R``
+            branches, ``R + 1`` with one operator.
         attention: SPIN-att; False for SPIN-non-att. The attention is a softmax, so it sees proportions only: where all
             nodes of a graph look alike it is their mean, which cannot tell graphs of unlike size apart; the sum can.
         size_aware: multiply the attention readout by the number of nodes of the graph, so that it sees sizes too.
@@ -48,6 +51,7 @@ class SPIN(nn.Module):
         out_features: int,
         num_hops: int,
         *,
+        num_operators: int = 1,
         attention: bool = True,
         size_aware: bool = False,
         num_layers: int = 3,
@@ -61,6 +65,7 @@ class SPIN(nn.Module):
         _check.integer("hidden_features", hidden_features, 1)
         _check.integer("out_features", out_features, 1)
         _check.integer("num_hops", num_hops, 0)
+        _check.integer("num_operators", num_operators, 1)
         if _check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
         for width in classifier_features:
@@ -76,6 +81,7 @@ class SPIN(nn.Module):
             "hidden_features": hidden_features,
             "out_features": out_features,
             "num_hops": num_hops,
+            "num_operators": num_operators,
             "attention": attention,
             "size_aware": size_aware,
             "num_layers": num_layers,
@@ -84,7 +90,7 @@ class SPIN(nn.Module):
             "negative_slope": negative_slope,
             "classifier_features": list(classifier_features),
         }
-        branches = num_hops + 1
+        branches = self.num_branches
         widths = [in_features] + [hidden_features] * num_layers
         self.layers = nn.ModuleList(BranchLinear(branches, a, b) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(BranchNorm(branches, hidden_features) for _ in self.layers if batch_norm)
@@ -96,6 +102,10 @@ class SPIN(nn.Module):
             bound = 1 / math.sqrt(hidden_features)
             nn.init.uniform_(self.attention, -bound, bound)
         self._flat: Tensor | None = None
+
+    @property
+    def num_branches(self) -> int:
+        return 1 + self.config["num_operators"] * self.config["num_hops"]
 
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, out_features]`` of the selected graphs."""
@@ -122,6 +132,10 @@ class SPIN(nn.Module):
                 f"features must have {config['num_hops']} hops and {config['in_features']} features as the model has, "
                 f"got {features.num_hops} and {features.num_features}"
             )
+        if features.num_operators != config["num_operators"]:
+            raise ValueError(
+                f"features must be of {config['num_operators']} operator(s) as the model is, got {features.operator!r}"
+            )
         weight, rows = self.classifier[0].weight, features.rows
         if rows.dtype != weight.dtype:
             raise TypeError(
@@ -132,6 +146,17 @@ class SPIN(nn.Module):
             raise ValueError(
                 f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
             )
+
+    def check_operator(self, operator: str | Sequence[str]) -> str:
+        """Check for as many graph operators as the model was made for; returns them with commas between them.
+
+        Raises:
+            TypeError, ValueError: what is wrong.
+        """
+        name, wanted = _check.operators(operator), self.config["num_operators"]
+        if name.count(",") + 1 != wanted:
+            raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
+        return name
 
     def _forward_fused(
         self,
@@ -229,8 +254,8 @@ class SPIN(nn.Module):
     def unflatten_parameters(self) -> None:
         """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
 
-        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
-        of the model goes on as if nothing had happened.
+        A model that is pickled does this first: each view would take the whole flat tensor with it. A ``Trainer`` of
+        the model goes on as if nothing had happened.
         """
         if self._flat is not None:
             self._flat = None
@@ -240,6 +265,12 @@ class SPIN(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self.unflatten_parameters()
         return self.__dict__.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SPIN:
+        """Copies have parameters of their own; those of this model stay where they are."""
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__dict__ | {"_flat": None}, memo))
+        return twin
 
     def forward_tensors(
         self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
@@ -264,13 +295,12 @@ class SPIN(nn.Module):
             if self.config["size_aware"]:
                 readout = readout * self._nodes_per_graph(ptr, count, sizes is None).to(readout.dtype)[:, None]
         else:
-            branches = self.config["num_hops"] + 1
-            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=branches, checked=True)
+            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=self.num_branches, checked=True)
         return self.classifier(readout)
 
     def _nodes_per_graph(self, ptr: Tensor, count: Tensor | None, dense: bool) -> Tensor:
         """``[G]``; in the ragged form the entries of branch 0 tell."""
-        bounds = ptr if dense else ptr[: (ptr.shape[0] - 1) // (self.config["num_hops"] + 1) + 1]
+        bounds = ptr if dense else ptr[: (ptr.shape[0] - 1) // self.num_branches + 1]
         return bounds.diff() if count is None else offsets(count)[bounds].diff()
 
     def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:

@@ -1,0 +1,207 @@
+"""Node features before the powers: degrees, and columns standardised on the training graphs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from . import _check
+from ._arrays import GraphIds, graph_ids, ragged_arange
+from .graphs import GraphBatch
+
+Degree = Literal["raw", "log", "one-hot"]
+DEGREES = ("raw", "log", "one-hot")
+BLOCK = 1 << 16  # nodes in float64 at a time
+
+
+class NodeFeatures:
+    """Node features made of what the training graphs tell: fitted on them, then the same for all graphs.
+
+    Used as a transformer of scikit-learn is::
+
+        node_features = NodeFeatures(degree="log").fit(graphs, train)
+        features = PowerFeatures.from_graphs(node_features.transform(graphs), num_hops=3)
+
+    It belongs before the powers: ``Ā`` of a standardised column is not the standardised column of ``ĀX``, unless the
+    rows of ``Ā`` sum to 1. Equal rows stay equal bit by bit, so that they are stored once as before.
+
+    Args:
+        degree: features to make of the number of arcs per row of a node (a self-loop counts 1, weights do not count):
+            ``"raw"``, ``"log"`` (``log(1 + degree)``), or ``"one-hot"``, with a column for each degree from 0 to the
+            largest in the training graphs, which stands for larger ones as well; None for none.
+        keep_x: True for ``x`` first and then what is made of the degree, False for that alone; ``"auto"`` leaves ``x``
+            out if it is the degree itself.
+        standardize: shift and scale columns to mean 0 and standard deviation 1 over the nodes of the training graphs;
+            ``"auto"`` does if ``x`` has anything but whole numbers, so that attributes are, but neither one-hot labels
+            nor OGB's categories nor degrees alone.
+        columns: which columns of the result to standardise; None for those of anything but 0 and 1. A column that is
+            constant over the training graphs is left alone.
+
+    Attributes:
+        num_features_: columns of the ``x`` it was fitted on.
+        keeps_x_: whether the result has them.
+        max_degree_: the largest degree in the training graphs; None but for ``"one-hot"``.
+        columns_: the columns of the result that are standardised, ascending.
+        mean_, scale_: of each of ``columns_``, computed in float64.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
+    """
+
+    num_features_: int
+    keeps_x_: bool
+    max_degree_: int | None
+    columns_: list[int]
+    mean_: list[float]
+    scale_: list[float]
+
+    def __init__(
+        self,
+        degree: Degree | None = None,
+        *,
+        keep_x: bool | Literal["auto"] = "auto",
+        standardize: bool | Literal["auto"] = "auto",
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        if degree is not None and degree not in DEGREES:
+            raise ValueError(f"degree must be one of {', '.join(DEGREES)} or None, got {degree!r}")
+        for name, value in (("keep_x", keep_x), ("standardize", standardize)):
+            if value is not True and value is not False and value != "auto":
+                raise ValueError(f"{name} must be True, False or 'auto', got {value!r}")
+        if degree is None and keep_x is False:
+            raise ValueError("keep_x must not be False without degree: no features would be left")
+        if columns is not None:
+            columns = [_check.integer("columns", column, 0) for column in columns]
+            if standardize is False:
+                raise ValueError("columns must be None where standardize is False")
+        self.degree, self.keep_x, self.standardize, self.columns = degree, keep_x, standardize, columns
+
+    @torch.no_grad()
+    def fit(self, graphs: GraphBatch, ids: GraphIds | None = None) -> NodeFeatures:
+        """Learn from the graphs ``ids``, the training part; None for all. Returns itself.
+
+        Raises:
+            TypeError, ValueError: no nodes, ``columns`` out of range, or values to standardise that are not finite.
+        """
+        _check_graphs(graphs)
+        x, degree = graphs.x.detach(), graphs.degree
+        if ids is not None:
+            chosen = graph_ids(ids, len(graphs), graphs.ptr.device)
+            nodes = ragged_arange(graphs.ptr[chosen], graphs.num_nodes_per_graph[chosen])
+            x, degree = x[nodes], degree[nodes]
+        if len(x) == 0:
+            raise ValueError("graphs must have nodes in the training part, got none")
+        self.num_features_ = x.shape[1]
+        is_degree = x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype))
+        self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and not is_degree)
+        self.max_degree_ = int(degree.max()) if self.degree == "one-hot" else None
+        self.columns_, self.mean_, self.scale_ = [], [], []
+        if self.standardize is True or (self.standardize == "auto" and not torch.equal(x, x.round())):
+            self._fit_columns(self._columns_of(x, degree))
+        return self
+
+    def _fit_columns(self, x: Tensor) -> None:
+        if self.columns is None:
+            chosen = ((x != 0) & (x != 1)).any(0).nonzero()[:, 0].tolist()
+        elif (widest := max(self.columns, default=-1)) >= x.shape[1]:
+            raise ValueError(f"columns must be less than {x.shape[1]}, the number of columns, got {widest}")
+        else:
+            chosen = sorted(set(self.columns))
+        if not chosen:
+            return
+        total = sum(block.sum(0) for block in _blocks(x, chosen))
+        mean = torch.as_tensor(total) / len(x)
+        squares = sum((block - mean).square().sum(0) for block in _blocks(x, chosen))
+        lowest, highest = (
+            torch.stack([of(block, 0) for block in _blocks(x, chosen)]) for of in (torch.amin, torch.amax)
+        )
+        varies = lowest.amin(0) < highest.amax(0)  # a sum of equal numbers, divided, may be another one
+        scale = (torch.as_tensor(squares) / len(x)).sqrt()
+        for column, center, spread, real in zip(chosen, mean.tolist(), scale.tolist(), varies.tolist(), strict=True):
+            if not math.isfinite(spread):
+                raise ValueError(f"x must be finite in the training graphs to be standardised; column {column} is not")
+            if real and spread > 0:
+                self.columns_.append(column)
+                self.mean_.append(center)
+                self.scale_.append(spread)
+
+    @torch.no_grad()
+    def transform(self, graphs: GraphBatch) -> GraphBatch:
+        """The same graphs with the features that were fitted, in the dtype and on the device of ``graphs.x``.
+
+        Raises:
+            TypeError, ValueError: not fitted yet, or graphs with another number of features.
+        """
+        _check_graphs(graphs)
+        if not hasattr(self, "num_features_"):
+            raise ValueError("NodeFeatures must be fitted before they transform: call fit")
+        if graphs.num_features != self.num_features_:
+            raise ValueError(f"graphs must have {self.num_features_} features as fitted, got {graphs.num_features}")
+        x = self._columns_of(graphs.x, graphs.degree)
+        if self.columns_:
+            mean, scale = (x.new_tensor(values, dtype=torch.float64) for values in (self.mean_, self.scale_))
+            x = x.clone() if x is graphs.x else x
+            for block in x.split(BLOCK):  # views
+                block[:, self.columns_] = ((block[:, self.columns_].double() - mean) / scale).to(x.dtype)
+        return graphs if x is graphs.x else replace(graphs, x=x)
+
+    def _columns_of(self, x: Tensor, degree: Tensor) -> Tensor:
+        """The columns before they are standardised, ``[N, columns]``."""
+        if self.degree is None:
+            return x
+        if self.max_degree_ is not None:
+            made = F.one_hot(degree.long().clamp(max=self.max_degree_), self.max_degree_ + 1).to(x.dtype)
+        else:
+            made = (degree.double().log1p() if self.degree == "log" else degree).to(x.dtype)[:, None]
+        return torch.cat([x, made], dim=1) if self.keeps_x_ else made
+
+    def to_dict(self) -> dict[str, Any]:
+        """All arguments and what was fitted, as JSON values, from which :meth:`from_dict` makes the same again."""
+        return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, state: dict[str, Any]) -> NodeFeatures:
+        """What :meth:`to_dict` has told, exactly.
+
+        Raises:
+            ValueError: ``state`` is nothing that it tells.
+        """
+        try:
+            made = cls(**{name: state[name] for name in ("degree", "keep_x", "standardize", "columns")})
+            if fitted := state.keys() - vars(made).keys():
+                made.num_features_ = _check.integer("num_features_", state["num_features_"], 0)
+                _check.flag("keeps_x_", state["keeps_x_"])
+                made.keeps_x_ = state["keeps_x_"]
+                made.max_degree_ = state["max_degree_"]
+                if (made.max_degree_ is None) != (made.degree != "one-hot"):
+                    raise ValueError(f"max_degree_ must come with one-hot degrees, got {made.max_degree_}")
+                if made.max_degree_ is not None:
+                    _check.integer("max_degree_", made.max_degree_, 0)
+                made.columns_ = [_check.integer("columns_", column, 0) for column in state["columns_"]]
+                made.mean_, made.scale_ = ([float(value) for value in state[name]] for name in ("mean_", "scale_"))
+                if not len(made.columns_) == len(made.mean_) == len(made.scale_):
+                    raise ValueError("columns_, mean_ and scale_ must be of one length")
+                if unknown := fitted - vars(made).keys():
+                    raise ValueError(f"nothing is known of {', '.join(sorted(unknown))}")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"state must be what NodeFeatures.to_dict has told, got {state!r}: {error!r}") from error
+        return made
+
+    def __repr__(self) -> str:
+        names = ("degree", "keep_x", "standardize", "columns")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def _check_graphs(graphs: Any) -> None:
+    if not isinstance(graphs, GraphBatch):
+        raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+
+
+def _blocks(x: Tensor, columns: list[int]) -> Iterator[Tensor]:
+    return (block[:, columns].double() for block in x.split(BLOCK))
