@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-GraphIds = int | slice | list[int] | range | np.ndarray | Tensor
+GraphIds = int | slice | list[int] | range | np.ndarray | Tensor  # or one of these with an Ellipsis: graphs[ids, ...]
 Arrays = TypeVar("Arrays")
 CPU = torch.device("cpu")
 
@@ -24,6 +24,8 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
     Raises:
         TypeError: ``ids`` is none of these. IndexError: an id is out of range, or a mask has another length.
     """
+    if isinstance(ids, tuple) and len(ids) == 2 and ids[1] is ...:  # how scikit-learn selects
+        ids = ids[0]
     if isinstance(ids, slice):
         rising = (ids.step or 1) > 0
         chosen = torch.arange(num_graphs)[ids] if rising else torch.tensor(range(*ids.indices(num_graphs)))
@@ -78,4 +80,5 @@ def ragged_arange(starts: Tensor, sizes: Tensor) -> Tensor:
 
 def offsets(sizes: Tensor) -> Tensor:
     """Offsets ``[n + 1]`` (int64) of ``n`` consecutive runs of the given sizes: ``[2, 3] -> [0, 2, 5]``."""
-    return torch.nn.functional.pad(sizes.to(torch.int64).cumsum(0), (1, 0))
+    # Not by pad: where torch compiles that, it reads what an empty tensor does not have.
+    return torch.cat([sizes.new_zeros(1), sizes]).cumsum(0, dtype=torch.int64)

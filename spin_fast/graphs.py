@@ -468,6 +468,15 @@ class GraphBatch:
     def __len__(self) -> int:
         return self.num_graphs
 
+    @property
+    def shape(self) -> tuple[int]:
+        """``(G,)``: scikit-learn selects from what has a shape by ids, from other sequences one by one."""
+        return (self.num_graphs,)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """numpy would take it for a sequence of sequences without an end."""
+        raise TypeError("a GraphBatch cannot become an array")
+
     def __getitem__(self, ids: GraphIds) -> GraphBatch:
         """Select graphs by int, slice, index array or mask, in the order given.
 

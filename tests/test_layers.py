@@ -13,7 +13,7 @@ PACKAGE = Path(spin_fast.__file__).parent
 # Top to bottom; modules of one line may not import each other.
 LAYERS = [
     {"cli"},
-    {"logs", "plots"},
+    {"logs", "plots", "sklearn"},
     {"training"},
     {"_run"},
     {"checkpoints", "schedules", "trainer"},

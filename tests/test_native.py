@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -177,3 +178,21 @@ def test_import_is_light() -> None:
     heavy += ("dgl", "networkx")
     result = run(f"import sys, spin_fast; print([name for name in {heavy} if name in sys.modules])")
     assert result.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["_C", "_C_cuda"])
+def test_libraries_keep_to_the_stable_abi(native, name: str) -> None:
+    """One binary for torch 2.10 and all that is newer; the audit knows in which release each symbol appeared."""
+    pytest.importorskip("torch_abi_audit", reason="torch-abi-audit is not installed (it needs Python 3.11)")
+    library = next(Path(spin_fast.__file__).parent.glob(f"{name}.*so"), None)
+    if library is None:
+        pytest.skip(f"this installation has no {name}")
+    command = [Path(sys.executable).parent / "torch-abi-audit", "--json", "--check", "torch", library]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    (found,) = [part["torch"] for part in report["extensions"] + report["bundled_libs"]]
+    assert found["uses_torch"]
+    assert found["stable"], found["unstable_symbols"]
+    assert not found["unknown_shim_symbols"]
+    assert found["min_torch_version"] == spin_fast.build_info()["built_for_torch"] + ".0"

@@ -128,11 +128,10 @@ def tensors_of(features: PowerFeatures, form: str) -> tuple:
 @pytest.mark.parametrize(
     ("form", "training", "options"),
     [
-        ("dense", True, {}),
-        ("dense", False, {"attention": False}),
-        ("dense", True, {"dropout": 0.2, "batch_norm": True}),
-        ("ragged", True, {"size_aware": True}),
-        ("ragged", True, {"attention": False, "batch_norm": True}),
+        ("dense", True, {"num_layers": 2}),
+        ("dense", True, {"num_layers": 1, "dropout": 0.2, "batch_norm": True}),
+        ("ragged", True, {"num_layers": 1, "attention": False, "batch_norm": True}),
+        ("ragged", False, {"num_layers": 2, "size_aware": True}),
     ],
 )
 def test_compiles_whole_and_once(native, form: str, training: bool, options: dict) -> None:
@@ -142,10 +141,10 @@ def test_compiles_whole_and_once(native, form: str, training: bool, options: dic
     twin = copy.deepcopy(model)
     torch._dynamo.reset()
     compiled = torch.compile(model.forward_tensors, backend="aot_eager", fullgraph=True, dynamic=True)
-    for number, sizes in enumerate([[9, 0, 1, 12, 7], [5, 9], [2] * 12, [30, 4, 1], [3]]):
+    for number, sizes in enumerate([[9, 0, 1, 12, 7], [5, 9], [30, 4, 1], [3]]):
         graphs = random_graphs(sizes, seed=number)
         features = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 2)
-        with torch.compiler.set_stance("fail_on_recompile" if 0 < number < 4 else "default"):
+        with torch.compiler.set_stance("fail_on_recompile" if 0 < number < 3 else "default"):
             torch.manual_seed(number)
             result = compiled(*tensors_of(features, form))
         torch.manual_seed(number)

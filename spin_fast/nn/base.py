@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -119,7 +120,7 @@ class GraphClassifier(nn.Module):
     def unflatten_parameters(self) -> None:
         """Give every parameter memory of its own, as a new model has, which ``safetensors.torch.save_model`` asks for.
 
-        A copied or pickled model does this first: each view would take the whole flat tensor with it. A ``Trainer``
+        A model that is pickled does this first: each view would take the whole flat tensor with it. A ``Trainer``
         of the model goes on as if nothing had happened.
         """
         if self._flat is not None:
@@ -130,6 +131,12 @@ class GraphClassifier(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         self.unflatten_parameters()
         return self.__dict__.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GraphClassifier:
+        """Copies have parameters of their own; those of this model stay where they are."""
+        memo[id(self)] = twin = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__dict__ | {"_flat": None}, memo))
+        return twin
 
     def trained_parameters(self) -> list[nn.Parameter]:
         """The parameters that require a gradient."""

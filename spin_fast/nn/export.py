@@ -32,9 +32,9 @@ class _FromGraphs(nn.Module):
 
     def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor) -> Tensor:
         source, target = edge_index.unbind()
-        degrees = sizes.new_zeros(x.shape[0]).index_add(0, target, torch.ones_like(target))
-        indices, ptr = source[target.argsort(stable=True)], offsets(sizes)
-        arrays = (offsets(degrees), indices, x, self.model.config["num_hops"])
+        target, order = target.sort(stable=True)
+        indptr, ptr = torch.searchsorted(target, torch.arange(x.shape[0] + 1, device=target.device)), offsets(sizes)
+        arrays = (indptr, source[order], x, self.model.config["num_hops"])
         first, *others = [ops.power_features(*arrays, name, ptr=ptr) for name in self.operator.split(",")]
         rows = torch.cat([first, *(powers[1:] for powers in others)]) if others else first
         return self.model.forward_tensors(rows, ptr)

@@ -1,0 +1,401 @@
+"""A scikit-learn classifier of graphs."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from numbers import Real
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from joblib import effective_n_jobs
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.model_selection import train_test_split
+from sklearn.utils import Tags, check_random_state, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted
+from torch import Tensor
+
+from . import _check, training
+from .features import PowerFeatures
+from .graphs import GraphBatch
+from .nn import SPIN
+from .preprocessing import Degree, NodeFeatures
+
+Graphs = GraphBatch | PowerFeatures
+READOUTS = ("attention", "sum")
+
+_random_state = threading.Lock()  # torch has one for all threads: fits of one process come one after the other
+
+
+class SPINClassifier(ClassifierMixin, BaseEstimator):
+    """SPIN as an estimator of scikit-learn: precomputation, training with early stopping, prediction.
+
+    ``X`` is a :class:`spin_fast.GraphBatch`, from which scikit-learn selects graphs as it selects rows of an array, in
+    ``cross_val_score``, ``GridSearchCV`` and all else that splits by ids. Or it is :class:`spin_fast.PowerFeatures`
+    made beforehand, with the same ``num_hops`` and ``operator``: then no fold and no candidate computes powers again.
+    Lists of graphs of PyG, DGL, networkx or scipy are converted by the ``GraphBatch.from_*`` of their kind at every
+    call.
+
+    What ``random_state`` fixes is the same bits every time, for any ``n_jobs``. Torch's own random state and number of
+    threads are left as they were.
+
+    Node features are prepared by :class:`spin_fast.NodeFeatures`, fitted on the graphs to train on; those of
+    ``PowerFeatures`` are taken as they are.
+
+    Args:
+        hidden_features: the width of every layer of the branches.
+        num_hops: ``R``; there are ``R + 1`` branches.
+        operator: the graph operator: ``sym``, ``adj``, ``sym+adj`` or ``rw``; or several side by side, as in
+            :meth:`spin_fast.PowerFeatures.from_graphs`.
+        readout: ``"sum"`` or ``"attention"``.
+        size_aware: multiply the attention readout by the number of nodes of the graph.
+        degree: features to make of the degree: ``"raw"``, ``"log"``, ``"one-hot"`` or None.
+        standardize: shift and scale node features to mean 0 and standard deviation 1; ``"auto"`` does where there are
+            other than whole numbers.
+        num_layers: linear layers per branch.
+        classifier_features: widths of the classifier's hidden layers.
+        batch_norm: BatchNorm in the branches.
+        dropout: probability of zeroing an activation of a node in the branches.
+        calibrate: scale the new weights by the training graphs, see :meth:`spin_fast.SPIN.calibrate`.
+        epochs: at most so many passes.
+        batch_size: graphs per step.
+        learning_rate: of Adam, at the start.
+        schedule: of the learning rate, see :func:`spin_fast.training.fit`.
+        weight_decay: L2 penalty of Adam.
+        patience: stop after so many epochs without a better accuracy on the graphs held out.
+        validation_fraction: the share of graphs that ``fit`` holds out, stratified by class, to choose the epoch by.
+            With 0 it trains on all and chooses by them.
+        device: where to train, as torch names it; None for the device of ``X``.
+        n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all.
+        random_state: an int, a ``numpy.random.RandomState``, or None: of the graphs held out, the weights, the order of
+            the graphs and dropout.
+        verbose: show progress bars on the terminal.
+
+    Attributes:
+        classes_: ``[C]`` the labels, sorted.
+        n_features_in_: features of a node.
+        node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
+        model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch.
+        history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
+            ``validation`` (the accuracy) and ``seconds``.
+        best_epoch_: the position in ``history_`` of the epoch whose weights were kept.
+        n_iter_: the number of epochs.
+    """
+
+    classes_: np.ndarray
+    n_features_in_: int
+    node_features_: NodeFeatures | None
+    model_: SPIN
+    history_: list[training.Epoch]
+    best_epoch_: int
+    n_iter_: int
+
+    def __init__(
+        self,
+        hidden_features: int = 32,
+        num_hops: int = 3,
+        operator: str | Sequence[str] = "sym",
+        readout: Literal["attention", "sum"] = "sum",
+        *,
+        size_aware: bool = False,
+        degree: Degree | None = None,
+        standardize: bool | Literal["auto"] = "auto",
+        num_layers: int = 3,
+        classifier_features: Sequence[int] = (32, 32),
+        batch_norm: bool = False,
+        dropout: float = 0.0,
+        calibrate: bool = True,
+        epochs: int = 100,
+        batch_size: int = 32,
+        learning_rate: float = 5e-3,
+        schedule: str = "cosine",
+        weight_decay: float = 0.0,
+        patience: int = 60,
+        validation_fraction: float = 0.1,
+        device: str | torch.device | None = None,
+        n_jobs: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+        verbose: bool | int = False,
+    ) -> None:
+        self.hidden_features = hidden_features
+        self.num_hops = num_hops
+        self.operator = operator
+        self.readout = readout
+        self.size_aware = size_aware
+        self.degree = degree
+        self.standardize = standardize
+        self.num_layers = num_layers
+        self.classifier_features = classifier_features
+        self.batch_norm = batch_norm
+        self.dropout = dropout
+        self.calibrate = calibrate
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.schedule = schedule
+        self.weight_decay = weight_decay
+        self.patience = patience
+        self.validation_fraction = validation_fraction
+        self.device = device
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def fit(self, X: Any, y: Any = None) -> SPINClassifier:
+        """Train a new model. Ctrl-C ends training with a warning; the model then has the best weights so far.
+
+        Args:
+            X: the graphs, see the class.
+            y: ``[G]`` labels of any kind that sorts, strings too; None for those of ``X``.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it. There are no weights of samples, and
+                labels are one class per graph: several tasks per graph (OGB) train by :func:`spin_fast.training.fit`.
+        """
+        graphs = self._graphs(X, with_labels=y is None)
+        y = self._labels(graphs.y if y is None else y)
+        check_consistent_length(graphs, y)
+        _check_finite(graphs)
+        self._check_arguments(graphs)
+        classes, codes = np.unique(y, return_inverse=True)
+        random = check_random_state(self.random_state)
+        train, validation = self._split(y, random)
+        seed = int(random.randint(2**31 - 1))
+        with _threads(self.n_jobs):
+            features, node_features = self._features(graphs, train)
+            features = _labelled(features, torch.from_numpy(codes))
+            with _seeded(seed, features.rows.device):
+                model = self._model(features, len(classes))
+                if self.calibrate:
+                    model.calibrate(features[train])
+                result = training.fit(
+                    model,
+                    features,
+                    train,
+                    validation,
+                    epochs=self.epochs,
+                    batch_size=self.batch_size,
+                    learning_rate=self.learning_rate,
+                    schedule=self.schedule,
+                    weight_decay=self.weight_decay,
+                    patience=self.patience,
+                    seed=seed,
+                    progress=bool(self.verbose),
+                )
+        self.model_ = model
+        self._operator, self.node_features_ = features.operator, node_features
+        self.classes_, self.n_features_in_ = classes, graphs.num_features
+        self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
+        if result.interrupted:
+            warnings.warn("Training interrupted by user.", stacklevel=2)
+        return self
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The labels ``[G]`` of the graphs, from ``classes_``."""
+        best = self._scores(X).argmax(1).numpy()
+        return self.classes_[best]
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The class probabilities ``[G, C]``, in the order of ``classes_``."""
+        return self._scores(X).softmax(1).numpy()
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """The logarithms of the class probabilities, ``[G, C]``."""
+        return self._scores(X).log_softmax(1).numpy()
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The class scores before the softmax, ``[G, C]``; of two classes how much more the second has, ``[G]``."""
+        scores = self._scores(X)
+        return (scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores).numpy()
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The accuracy on the graphs; ``y`` None takes the labels of ``X``."""
+        graphs = self._graphs(X, with_labels=y is None)
+        return super().score(graphs, self._labels(graphs.y if y is None else y), sample_weight)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
+        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
+        if isinstance(X, Graphs):
+            return X
+        if isinstance(X, np.ndarray) and X.dtype == object:
+            X = list(X)
+        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
+        if isinstance(first, GraphBatch):
+            return GraphBatch.concatenate(X)
+        if isinstance(first, PowerFeatures):
+            return PowerFeatures.concatenate(X)
+        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
+        if "torch_geometric" in libraries:
+            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
+        if "networkx" in libraries:
+            return GraphBatch.from_networkx(X)
+        if "dgl" in libraries:
+            return GraphBatch.from_dgl(X)
+        if "scipy" in libraries:
+            return GraphBatch.from_scipy(X)
+        raise TypeError(
+            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
+            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
+        )
+
+    def _labels(self, y: Any) -> np.ndarray:
+        if y is None:
+            raise ValueError(
+                f"This {type(self).__name__} estimator requires y to be passed, but the target y is None "
+                "and X has no labels."
+            )
+        y = y.cpu().numpy() if isinstance(y, Tensor) else y
+        try:
+            y = column_or_1d(y, warn=True)
+        except ValueError as error:
+            message = f"{error} Several tasks per graph train by spin_fast.training.fit."
+            raise ValueError(message) from error
+        assert_all_finite(y, input_name="y")
+        check_classification_targets(y)
+        return y
+
+    def _check_arguments(self, graphs: Graphs) -> None:
+        """Those that neither the model nor ``training.fit`` knows."""
+        if self.readout not in READOUTS:
+            raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {self.readout!r}")
+        if isinstance(self.validation_fraction, bool) or not isinstance(self.validation_fraction, Real):
+            name = type(self.validation_fraction).__name__
+            raise TypeError(f"validation_fraction must be a number, got {name}")
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction}")
+        try:
+            torch.empty(0, device=self.device)
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise ValueError(f"device must be one that torch has here, or None, got {self.device!r}") from error
+        operator = _check.operators(self.operator)
+        if isinstance(graphs, GraphBatch):
+            return
+        if self.degree is not None or self.standardize is True:
+            name = "standardize" if self.degree is None else "degree"
+            raise ValueError(
+                f"{name} must be left out where X is PowerFeatures, which have the powers already: prepare the graphs "
+                "by NodeFeatures before"
+            )
+        if (graphs.num_hops, graphs.operator) != (self.num_hops, operator):
+            raise ValueError(
+                f"X must have {self.num_hops} hops of {operator!r} as the estimator's num_hops and operator say, "
+                f"got {graphs.num_hops} of {graphs.operator!r}"
+            )
+
+    def _split(self, y: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
+        """The graphs to train on and those to choose the epoch by."""
+        everything = np.arange(len(y))
+        if self.validation_fraction == 0:
+            return everything, everything
+        try:
+            parts = train_test_split(everything, test_size=self.validation_fraction, stratify=y, random_state=random)
+        except ValueError as error:
+            raise ValueError(
+                f"validation_fraction must let fit hold out graphs of every class, got {self.validation_fraction} of "
+                f"n_samples={len(y)}: {error} Take another, or 0 to hold out none."
+            ) from error
+        return np.sort(parts[0]), np.sort(parts[1])
+
+    def _features(self, graphs: Graphs, train: np.ndarray) -> tuple[PowerFeatures, NodeFeatures | None]:
+        """What to train on, and what node features were made by."""
+        if self.device is not None:
+            graphs = graphs.to(self.device)
+        if isinstance(graphs, PowerFeatures):
+            return graphs, None
+        node_features = NodeFeatures(self.degree, standardize=self.standardize).fit(graphs, train)
+        progress, node_rows = bool(self.verbose), self.dropout > 0
+        graphs = node_features.transform(graphs)
+        made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
+        return made, node_features
+
+    def _model(self, features: PowerFeatures, num_classes: int) -> SPIN:
+        model = SPIN(
+            features.num_features,
+            self.hidden_features,
+            num_classes,
+            self.num_hops,
+            num_operators=features.num_operators,
+            attention=self.readout == "attention",
+            size_aware=self.size_aware,
+            num_layers=self.num_layers,
+            batch_norm=self.batch_norm,
+            dropout=self.dropout,
+            classifier_features=self.classifier_features,
+        )
+        return model.to(features.rows.device, features.rows.dtype)
+
+    def _scores(self, X: Any) -> Tensor:
+        """Class scores ``[G, C]`` on the CPU."""
+        check_is_fitted(self)
+        with _threads(self.n_jobs), torch.inference_mode():
+            return self._scores_of(X).cpu()
+
+    def _scores_of(self, X: Any) -> Tensor:
+        graphs = self._graphs(X)
+        weight = next(self.model_.parameters())
+        if graphs.num_features != self.n_features_in_:
+            raise ValueError(
+                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input."
+            )
+        _check_finite(graphs)
+        graphs = graphs.to(weight.device)
+        if isinstance(graphs, PowerFeatures):
+            if graphs.operator != self._operator:
+                raise ValueError(f"X must be of the operator {self._operator!r} as in fit, got {graphs.operator!r}")
+            made = self.node_features_
+            if made is not None and (made.degree is not None or made.columns_):
+                raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
+            return training.predict(self.model_, graphs)
+        if graphs.x.dtype != weight.dtype:
+            raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
+        if self.node_features_ is not None:
+            graphs = self.node_features_.transform(graphs)
+        none = weight.new_empty(0, len(self.classes_))
+        return torch.cat([none, *training.predict_chunks(self.model_, graphs, self._operator)])
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Torch's random state from ``seed``, for one thread at a time, and then what it was."""
+    with _random_state, torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def _threads(n_jobs: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(effective_n_jobs(n_jobs))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_finite(graphs: Graphs) -> None:
+    x = graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x
+    if not bool(torch.isfinite(x).all()):
+        raise ValueError(f"Input X contains {'NaN' if bool(x.isnan().any()) else 'infinity'}: features must be finite")
+
+
+def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
+    """The features with other labels ``[G]`` of the selected graphs."""
+    y = y.to(features.rows.device)
+    if features.ids is None:
+        return replace(features, labels=y)
+    labels = y.new_zeros(features.node_ptr.numel() - 1)
+    labels[features.ids] = y
+    if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
+        return replace(features.take(), labels=y)
+    return replace(features, labels=labels)

@@ -1,0 +1,332 @@
+"""SPINClassifier among scikit-learn's own tools, and its checks of estimators."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import joblib
+import networkx
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.base import clone
+from sklearn.calibration import CalibratedClassifierCV
+from sklearn.ensemble import VotingClassifier
+from sklearn.exceptions import NotFittedError
+from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.utils import _safe_indexing
+from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.validation import check_array
+
+from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
+from spin_fast.sklearn import SPINClassifier
+
+NAMES = np.array(["ring", "path", "star"])
+
+
+class RowClassifier(SPINClassifier):
+    """Takes arrays, as the checks of scikit-learn want: a row is a graph of one node."""
+
+    def _graphs(self, X: Any, with_labels: bool = False) -> GraphBatch:
+        if isinstance(X, GraphBatch):
+            return X
+        x = torch.tensor(check_array(X, dtype=np.float64, ensure_all_finite=False))
+        ptr = torch.arange(len(x) + 1)
+        return GraphBatch(ptr, indptr=torch.zeros_like(ptr), indices=ptr[:0], x=x)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = True
+        return tags
+
+
+SMALL = {"hidden_features": 8, "num_layers": 2, "classifier_features": (8,), "epochs": 12, "random_state": 0}
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
+@parametrize_with_checks([RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL)])
+def test_checks_of_scikit_learn(estimator: RowClassifier, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+@pytest.fixture(scope="module")
+def graphs() -> GraphBatch:
+    """Sixty rings, paths and stars of 4 to 12 nodes, with the degree as feature; labels 0, 1, 2."""
+    rng = np.random.default_rng(0)
+    kinds = (networkx.cycle_graph, networkx.path_graph, lambda n: networkx.star_graph(n - 1))
+    made = [kinds[graph % 3](int(rng.integers(4, 13))) for graph in range(60)]
+    return GraphBatch.from_networkx(made, y=[graph % 3 for graph in range(60)])
+
+
+@pytest.fixture(scope="module")
+def features(graphs: GraphBatch) -> PowerFeatures:
+    return PowerFeatures.from_graphs(graphs, 2)
+
+
+@pytest.fixture
+def classifier() -> SPINClassifier:
+    return SPINClassifier(num_hops=2, **{**SMALL, "epochs": 30})
+
+
+@settings(max_examples=20)
+@given(key=st.lists(st.integers(-60, 59), max_size=8) | st.lists(st.booleans(), min_size=60, max_size=60))
+def test_scikit_learn_selects_by_ids(graphs: GraphBatch, features: PowerFeatures, key: list[int] | list[bool]) -> None:
+    ids = np.array(key, dtype=np.int64 if len(key) < 60 else bool)
+    chosen, rows = _safe_indexing(graphs, ids), _safe_indexing(features, ids)
+    assert isinstance(chosen, GraphBatch)
+    assert torch.equal(chosen.x, graphs[ids].x)
+    assert torch.equal(chosen.y, graphs[ids].y)
+    assert isinstance(rows, PowerFeatures)
+    assert rows.rows is features.rows
+    assert torch.equal(rows.ids, features[ids].ids)
+
+
+def test_graphs_are_no_arrays(graphs: GraphBatch, features: PowerFeatures) -> None:
+    assert graphs.shape == features.shape == (60,)
+    for value in (graphs, features):
+        with pytest.raises(TypeError, match="array"):
+            np.asarray(value)
+
+
+def test_methods_agree(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    y = NAMES[graphs.y]
+    assert classifier.fit(graphs, y) is classifier
+    assert classifier.classes_.tolist() == sorted(NAMES)
+    probabilities, scores = classifier.predict_proba(graphs), classifier.decision_function(graphs)
+    assert probabilities.shape == scores.shape == (60, 3)
+    np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-6)
+    np.testing.assert_allclose(classifier.predict_log_proba(graphs), np.log(probabilities), rtol=1e-5, atol=1e-6)
+    predicted = classifier.predict(graphs)
+    assert (predicted == classifier.classes_[scores.argmax(1)]).all()
+    assert classifier.score(graphs, y) == (predicted == y).mean() > 0.8
+    assert classifier.n_features_in_ == 1
+    assert classifier.n_iter_ == len(classifier.history_) > classifier.best_epoch_
+    assert classifier.predict_proba(graphs[:0]).shape == (0, 3)
+    two = graphs[graphs.y < 2]
+    margin = classifier.fit(two).decision_function(two)
+    assert margin.shape == (40,)
+    np.testing.assert_allclose(1 / (1 + np.exp(-margin)), classifier.predict_proba(two)[:, 1], atol=1e-6)
+
+
+def test_training_is_that_of_fit(graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier) -> None:
+    classifier.set_params(validation_fraction=0.2, readout="attention").fit(features)
+    random = np.random.RandomState(0)
+    train, validation = train_test_split(np.arange(60), test_size=0.2, stratify=graphs.y, random_state=random)
+    seed = random.randint(2**31 - 1)
+    torch.manual_seed(seed)
+    model = SPIN(1, 8, 3, 2, num_layers=2, classifier_features=(8,))
+    model.calibrate(features[np.sort(train)])
+    fit = training.fit(model, features, np.sort(train), np.sort(validation), epochs=30, patience=60, seed=seed)
+    assert [epoch.loss for epoch in fit.epochs] == [epoch.loss for epoch in classifier.history_]
+    expected = training.predict(model, features).softmax(1).numpy()
+    assert np.array_equal(classifier.predict_proba(features), expected)
+
+
+def test_all_kinds_of_graphs(graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier) -> None:
+    y = NAMES[graphs.y]
+    pyg, nx = graphs.to_pyg(), graphs.to_networkx(undirected=True)
+    expected = classifier.fit(graphs, y).predict_proba(graphs)
+    objects = np.empty(60, dtype=object)
+    objects[:] = nx
+    for X in (features, pyg, nx, objects, list(graphs), list(features)):
+        made = clone(classifier).fit(X, y)
+        np.testing.assert_allclose(made.predict_proba(X), expected, atol=1e-4)
+        assert made.score(X, y) == classifier.score(graphs, y)
+    assert clone(classifier).fit(pyg).classes_.tolist() == [0, 1, 2]
+    assert clone(classifier).fit(pyg).score(pyg) == classifier.score(graphs, y)
+    unlabelled = [data.__class__(x=data.x, edge_index=data.edge_index) for data in pyg]
+    assert (classifier.predict(unlabelled) == classifier.predict(graphs)).all()
+
+
+def test_search_computes_no_powers_again(
+    features: PowerFeatures, classifier: SPINClassifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PowerFeatures, "from_graphs", None)
+    X, test, y, y_test = train_test_split(features, NAMES[features.y], stratify=features.y, random_state=0)
+    assert X.rows is features.rows
+    search = GridSearchCV(classifier, {"readout": ["sum", "attention"], "hidden_features": [4, 8]}, cv=2)
+    search.fit(X, y)
+    assert search.best_estimator_.score(test, y_test) == search.score(test, y_test) > 0.5
+    assert not any(np.isnan(search.cv_results_["mean_test_score"]))
+
+
+def test_searches_in_threads_give_the_same(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    """Torch's random state belongs to all threads."""
+    classifier.set_params(dropout=0.2, epochs=5)
+    alone = cross_val_predict(classifier, graphs, graphs.y, method="predict_proba", cv=4)
+    with joblib.parallel_config("threading", n_jobs=4):
+        assert np.array_equal(cross_val_predict(classifier, graphs, graphs.y, method="predict_proba", cv=4), alone)
+
+
+def test_meta_estimators(graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier) -> None:
+    y, classifier = NAMES[graphs.y], classifier.set_params(epochs=3)
+    calibrated = CalibratedClassifierCV(classifier, cv=2).fit(features, y)
+    voting = VotingClassifier([("a", classifier), ("b", clone(classifier).set_params(readout="attention"))])
+    voted = voting.set_params(voting="soft").fit(features, y).predict_proba(features)
+    assert calibrated.predict_proba(features).shape == voted.shape == (60, 3)
+    assert make_pipeline("passthrough", classifier).fit(graphs, y).score(graphs, y) == classifier.fit(graphs, y).score(
+        graphs, y
+    )
+    assert cross_val_predict(classifier, graphs, y, cv=2, method="predict_proba").shape == (60, 3)
+
+
+def test_reproducible_and_leaves_torch_alone(
+    graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier, threads: None
+) -> None:
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    one = classifier.set_params(batch_norm=True, dropout=0.1, epochs=2).fit(features).predict_proba(features)
+    torch.rand(1)
+    other = clone(classifier).set_params(n_jobs=2).fit(features).predict_proba(features)
+    assert np.array_equal(one, other)
+    torch.set_rng_state(before)
+    classifier.set_params(random_state=np.random.RandomState(1)).fit(graphs)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.get_num_threads() == 2
+
+
+def test_pickle(features: PowerFeatures, classifier: SPINClassifier) -> None:
+    data = pickle.dumps(classifier.fit(features))
+    assert len(data) < 8000 + 2 * sum(parameter.nbytes for parameter in classifier.model_.parameters())
+    assert np.array_equal(pickle.loads(data).predict_proba(features), classifier.predict_proba(features))
+    assert "SPINClassifier" in classifier._repr_html_()
+    with pytest.raises(NotFittedError):
+        clone(pickle.loads(data)).predict(features)
+
+
+def test_node_features_are_those_of_the_training_graphs(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    """As if made by hand, and the same for graphs to predict; powers made beforehand are taken as they are."""
+    scaled = replace(graphs, x=torch.cat([1000 + 0.5 * graphs.x, graphs.x], dim=1))
+    train, _ = train_test_split(np.arange(60), test_size=0.1, stratify=graphs.y, random_state=np.random.RandomState(0))
+    by_hand = NodeFeatures("log").fit(scaled, np.sort(train))
+    plain, made = clone(classifier).set_params(standardize=False), by_hand.transform(scaled)
+    expected = plain.fit(made).predict_proba(made[:7])
+    classifier.set_params(degree="log").fit(scaled)
+    assert classifier.node_features_.to_dict() == by_hand.to_dict()
+    assert np.array_equal(classifier.predict_proba(scaled[:7]), expected)
+    assert (classifier.n_features_in_, classifier.model_.config["in_features"]) == (2, 3)
+    rows = PowerFeatures.from_graphs(scaled, 2)
+    with pytest.raises(TypeError, match="X must be a GraphBatch as in fit"):
+        classifier.set_params(degree=None).fit(scaled).predict(rows)
+    assert clone(classifier).fit(rows).node_features_ is None
+    for parameters in ({"degree": "log"}, {"standardize": True}):
+        with pytest.raises(ValueError, match=f"{next(iter(parameters))} must be left out where X is PowerFeatures"):
+            clone(classifier).set_params(**parameters).fit(rows)
+
+
+def test_operators_side_by_side(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    probabilities = classifier.set_params(operator=("sym", "adj")).fit(graphs).predict_proba(graphs)
+    features = PowerFeatures.from_graphs(graphs, 2, "sym,adj")
+    np.testing.assert_allclose(clone(classifier).fit(features).predict_proba(features), probabilities, atol=1e-4)
+    with pytest.raises(ValueError, match="must have 2 hops of 'sym'"):
+        classifier.set_params(operator="sym").fit(features)
+
+
+def test_features_of_a_file(tmp_path: Path, features: PowerFeatures, classifier: SPINClassifier) -> None:
+    features.save(tmp_path / "features.safetensors")
+    mapped = PowerFeatures.load(tmp_path / "features.safetensors")
+    expected = classifier.fit(features[:45]).predict_proba(features[45:])
+    assert np.array_equal(clone(classifier).fit(mapped[:45]).predict_proba(mapped[45:]), expected)
+
+
+def test_labels_of_a_selection(features: PowerFeatures, classifier: SPINClassifier) -> None:
+    """Labels given go with the selection, even where it has a graph twice, and the features keep their own."""
+    ids = np.random.default_rng(0).permutation(60)
+    before = features.labels.clone()
+    by_label = classifier.fit(features[ids], NAMES[features.y[ids]]).predict(features)
+    assert (by_label == NAMES[features.y]).mean() > 0.8
+    assert torch.equal(features.labels, before)
+    twice = features[np.repeat(ids, 2)]
+    classifier.set_params(validation_fraction=0).fit(twice, np.tile(["no", "yes"], 60))
+    np.testing.assert_allclose(classifier.predict_proba(features), 0.5, atol=0.1)
+
+
+def test_no_graphs_held_out(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    few = graphs[:3]
+    with pytest.raises(ValueError, match=r"validation_fraction must .*every class, got 0.1 of n_samples=3"):
+        classifier.fit(few)
+    classifier.set_params(validation_fraction=0).fit(few)
+    assert classifier.history_[classifier.best_epoch_].validation == classifier.score(few) == 1
+
+
+def test_interrupted(graphs: GraphBatch, classifier: SPINClassifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    epoch, losses = training.Trainer.epoch, []
+
+    def interrupted(*args: Any) -> float:
+        if len(losses) == 2:
+            raise KeyboardInterrupt
+        losses.append(epoch(*args))
+        return losses[-1]
+
+    monkeypatch.setattr(training.Trainer, "epoch", interrupted)
+    with pytest.warns(UserWarning, match="interrupted by user"):
+        classifier.fit(graphs)
+    assert classifier.n_iter_ == 2
+    assert classifier.predict(graphs).shape == (60,)
+
+
+WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"readout": "mean"}, ValueError, "readout must be one of attention, sum, got 'mean'"),
+    ({"operator": "laplace"}, ValueError, "operator must be one of adj, sym, sym+adj, rw, got 'laplace'"),
+    ({"validation_fraction": 1.0}, ValueError, "validation_fraction must be in [0, 1), got 1.0"),
+    ({"validation_fraction": "all"}, TypeError, "validation_fraction must be a number, got str"),
+    ({"num_hops": 3}, ValueError, "X must have 3 hops of 'sym' as the estimator's num_hops and operator say, got 2"),
+    ({"hidden_features": 0}, ValueError, "hidden_features must be at least 1, got 0"),
+    ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
+    ({"schedule": "never"}, ValueError, "schedule must be one of"),
+    ({"device": "gpu"}, ValueError, "device must be one that torch has here, or None, got 'gpu'"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "error", "message"), WRONG)
+def test_wrong_parameters(
+    features: PowerFeatures,
+    classifier: SPINClassifier,
+    parameters: dict[str, Any],
+    error: type[Exception],
+    message: str,
+) -> None:
+    classifier.set_params(**parameters)
+    with pytest.raises(error, match=re.escape(message)):
+        classifier.fit(features)
+    assert not hasattr(classifier, "model_")
+
+
+def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier) -> None:
+    def raises(error: type[Exception], message: str, X: Any, y: Any = None) -> None:
+        with pytest.raises(error, match=re.escape(message)):
+            classifier.fit(X, y)
+
+    nan = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, torch.full_like(graphs.x, torch.nan), graphs.y)
+    raises(TypeError, "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG", np.zeros((3, 2)))
+    raises(TypeError, "got list", [])
+    raises(TypeError, "got list of str", ["a", "b"])
+    raises(ValueError, "Input X contains NaN", nan)
+    raises(ValueError, "inconsistent numbers of samples: [60, 59]", graphs, np.zeros(59))
+    raises(ValueError, "Several tasks per graph train by spin_fast.training.fit", graphs, np.zeros((60, 2)))
+    raises(ValueError, "Input y contains NaN", graphs, np.full(60, np.nan))
+    raises(ValueError, "Unknown label type: continuous", graphs, np.linspace(0, 1, 60))
+    raises(ValueError, "target y is None and X has no labels", graphs.to_networkx())
+    with pytest.raises(TypeError, match="sample_weight"):
+        classifier.fit(graphs, graphs.y, sample_weight=np.ones(60))
+
+    classifier.fit(graphs)
+    wide = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.expand(-1, 2), graphs.y)
+    with pytest.raises(ValueError, match="X has 2 features, but SPINClassifier is expecting 1 features as input"):
+        classifier.predict(wide)
+    with pytest.raises(ValueError, match="operator 'sym' as in fit, got 'rw'"):
+        classifier.predict(PowerFeatures.from_graphs(graphs, 2, "rw"))
+    with pytest.raises(ValueError, match="must have 2 hops"):
+        classifier.predict(PowerFeatures.from_graphs(graphs, 1))
+    double = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.double(), graphs.y)
+    with pytest.raises(TypeError, match=r"X must be torch.float32 as in fit, got torch.float64"):
+        classifier.predict(double)
+    assert clone(classifier).fit(double).predict_proba(double).dtype == np.float64
