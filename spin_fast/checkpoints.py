@@ -1,4 +1,4 @@
-"""Models in files: one safetensors file with the constructor's arguments."""
+"""Models in files, one safetensors file with the constructor's arguments; and runs of training that are to go on."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from . import _files
 from .nn import SPIN
 
 CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
+STATE_FORMAT = "spin_fast training-state 1"
 
 
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
@@ -42,3 +45,15 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     model = SPIN(**json.loads(header["config"]))
     model.load_state_dict(state)
     return model, json.loads(header["metadata"])
+
+
+def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
+    """Write a run of training: tensors that share no memory, and JSON values, where floats may be NaN or infinite."""
+    tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
+    _files.write_tensors(path, STATE_FORMAT, tensors, {"record": json.dumps(record)})
+
+
+def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what :func:`save_state` has written; errors are those of :func:`load_checkpoint`."""
+    tensors, header = _files.read_tensors(path, STATE_FORMAT)
+    return tensors, json.loads(header["record"])

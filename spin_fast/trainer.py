@@ -15,14 +15,67 @@ from ._native import available as native_available
 from .features import PowerFeatures
 from .nn import SPIN, GraphClassifier
 
+ClassWeight = str | Tensor | Sequence[float] | None
 
-def loss_of(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy for classes (int64 ``y [G]``); binary cross-entropy per task for float ``y [G, T]``, NaN masked."""
+
+def loss_of(logits: Tensor, y: Tensor, class_weight: Tensor | None = None) -> Tensor:
+    """Cross-entropy for classes (int64 ``y [G]``); binary cross-entropy per task for float ``y [G, T]``, NaN masked.
+
+    ``class_weight [C]`` is ``weight`` of torch's ``cross_entropy``; ``[T]`` for tasks, where it is ``pos_weight`` of
+    ``binary_cross_entropy_with_logits``. Where all weights of a batch are 0 its loss is 0.
+    """
     if not y.is_floating_point():
-        return F.cross_entropy(logits, y)
+        if class_weight is None:
+            return F.cross_entropy(logits, y)
+        total = F.cross_entropy(logits, y, class_weight, reduction="sum")
+        return total / class_weight[y].sum().clamp(min=torch.finfo(total.dtype).tiny)
     known = ~y.isnan()
-    losses = F.binary_cross_entropy_with_logits(logits, y.nan_to_num().to(logits.dtype), reduction="none")
+    losses = F.binary_cross_entropy_with_logits(
+        logits, y.nan_to_num().to(logits.dtype), reduction="none", pos_weight=class_weight
+    )
     return losses.where(known, 0).sum() / known.sum().clamp(min=1)
+
+
+def _shares(labels: Tensor, ids: Tensor, class_weight: Tensor | None) -> Tensor | None:
+    """What each graph counts in the mean of :func:`loss_of`, ``[len(ids)]``; None where all count the same."""
+    if labels.is_floating_point():
+        return (~labels[ids].isnan()).sum(1)
+    return None if class_weight is None else class_weight[labels[ids]]
+
+
+def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Tensor | None:
+    """The weights ``[num_outputs]`` that :func:`loss_of` takes, on the device of ``y``.
+
+    Args:
+        class_weight: None; ``"balanced"``; or the weights themselves.
+        y: labels of the training graphs, which ``"balanced"`` counts: a class weighs ``G / (C * its graphs)``, as in
+            scikit-learn, and a positive label as much as its task has negative labels for each positive one. What does
+            not occur weighs 1.
+        num_outputs: classes, or tasks.
+
+    Raises:
+        TypeError, ValueError: ``class_weight`` is none of these, of another length, negative, not finite, or all 0.
+    """
+    if class_weight is None:
+        return None
+    if isinstance(class_weight, str):
+        if class_weight != "balanced":
+            raise ValueError(f"class_weight must be None, 'balanced' or a tensor of weights, got {class_weight!r}")
+        if y.is_floating_point():
+            positive, negative = (y == 1).sum(0).double(), (y == 0).sum(0).double()
+            return (negative / positive).where((positive > 0) & (negative > 0), 1.0)
+        count = y.bincount(minlength=num_outputs).double()
+        return (len(y) / ((count > 0).sum() * count)).where(count > 0, 1.0)
+    try:
+        weights = torch.as_tensor(class_weight, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind = type(class_weight).__name__
+        raise TypeError(f"class_weight must be None, 'balanced' or a tensor of weights, got {kind}") from error
+    if weights.shape != (num_outputs,):
+        raise ValueError(f"class_weight must have shape [{num_outputs}], got {list(weights.shape)}")
+    if not (bool(weights.isfinite().all()) and bool((weights >= 0).all()) and bool((weights > 0).any())):
+        raise ValueError(f"class_weight must be finite, at least 0 and not all 0, got {weights.tolist()}")
+    return weights.to(y.device)
 
 
 class _Adam(torch.optim.Adam):
@@ -155,13 +208,22 @@ class Trainer:
         model: trained in place.
         learning_rate: of Adam.
         weight_decay: L2 penalty of Adam.
+        class_weight: see :func:`loss_of`; floats ``[C]`` or ``[T]``.
 
     Attributes:
         optimizer: ``torch.optim.Adam`` with a single parameter; learning-rate schedulers take it.
     """
 
-    def __init__(self, model: GraphClassifier, *, learning_rate: float = 5e-3, weight_decay: float = 0.0) -> None:
+    def __init__(
+        self,
+        model: GraphClassifier,
+        *,
+        learning_rate: float = 5e-3,
+        weight_decay: float = 0.0,
+        class_weight: Tensor | None = None,
+    ) -> None:
         self.model = model
+        self.class_weight = class_weight
         self._flat = nn.Parameter(model.flatten_parameters())
         self._captured: _Captured | None = None
         self._num_outputs: int | None = None
@@ -170,15 +232,22 @@ class Trainer:
     def epoch(
         self, features: PowerFeatures, ids: GraphIds, batch_size: int, generator: torch.Generator | None = None
     ) -> float:
-        """One pass over the graphs ``ids`` in random order; returns the mean loss per graph."""
+        """One pass over the graphs ``ids`` in random order; returns their mean loss, as :func:`loss_of` weighs them."""
         ids = graph_ids(ids, len(features))
         if len(ids) == 0:
             return 0.0
         order = ids[torch.randperm(len(ids), generator=generator)]
         step = self._prepared(features)
-        batches = features.storage_ids(order).split(batch_size)
-        losses = torch.stack([step(batch) for batch in batches]).cpu()
-        return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
+        stored = features.storage_ids(order)
+        batches = stored.split(batch_size)
+        losses = torch.stack([step(batch) for batch in batches])
+        assert features.labels is not None
+        shares = _shares(features.labels, stored, self.class_weight)
+        if shares is None:
+            losses = losses.cpu()
+            return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
+        weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double()
+        return (losses.double() @ weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).item()
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
@@ -196,6 +265,8 @@ class Trainer:
         if len(flat) != len(self._flat):
             raise ValueError("model must have the parameters to train that it had when the Trainer was made")
         self.optimizer.follow(flat)  # wherever the model has been moved
+        if self.class_weight is not None:
+            self.class_weight = self.class_weight.to(features.rows)
         if isinstance(model, SPIN) and self._is_standard(model, features):
             return self._fused(model, features)
         return self._by_autograd(features)
@@ -213,7 +284,7 @@ class Trainer:
 
     def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         config = model.config
-        data = (features.labels, None, features.ptr, features.index, features.count)
+        data = (features.labels, self.class_weight, features.ptr, features.index, features.count)
         sizes = (
             features.num_branches,
             [config["hidden_features"]] * config["num_layers"],
@@ -245,7 +316,7 @@ class Trainer:
             selected = features.of_storage(ids)
             assert selected.y is not None
             grad.zero_()
-            loss = loss_of(self.model(selected), selected.y)
+            loss = loss_of(self.model(selected), selected.y, self.class_weight)
             loss.backward()
             self._flat.grad = grad
             self.optimizer.step()

@@ -1,27 +1,33 @@
-"""Train and evaluate one model: early stopping on validation, prediction."""
+"""Train and evaluate one model: early stopping on validation, going on after an interruption, prediction."""
 
 from __future__ import annotations
 
-import copy
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
 
+from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
+from ._run import Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import GraphClassifier
-from .trainer import Trainer, check_labels, loss_of
+from .schedules import SCHEDULES, Schedule, advance, scheduler_of
+from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of
 
 __all__ = [
+    "SCHEDULES",
     "Epoch",
     "Fit",
     "Trainer",
@@ -37,10 +43,6 @@ __all__ = [
 ]
 
 Metric = Callable[[Tensor, Tensor], float]
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda _: 1.0,
-    "cosine": lambda done: (1 + math.cos(math.pi * done)) / 2,
-}
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:
@@ -53,16 +55,6 @@ def rocauc(logits: Tensor, y: Tensor) -> float:
     from sklearn.metrics import roc_auc_score
 
     return float(roc_auc_score(y.cpu().numpy(), (logits[:, 1] - logits[:, 0]).cpu().numpy()))
-
-
-@dataclass
-class Epoch:
-    """One line of the training log; ``seconds`` is the time of the training pass alone."""
-
-    loss: float
-    validation_loss: float
-    validation: float
-    seconds: float
 
 
 @dataclass
@@ -163,11 +155,15 @@ def fit(
     epochs: int = 60,
     batch_size: int = 32,
     learning_rate: float = 5e-3,
-    schedule: str = "cosine",
+    schedule: Schedule = "cosine",
     weight_decay: float = 0.0,
+    class_weight: ClassWeight = None,
     patience: int = 30,
     seed: int = 0,
     metric: Metric = accuracy,
+    state: str | Path | None = None,
+    resume: bool = False,
+    on_epoch: Callable[[Epoch], object] | None = None,
     progress: bool = False,
 ) -> Fit:
     """Train with Adam; stop when ``metric`` on the validation graphs has not risen for ``patience`` epochs.
@@ -177,6 +173,11 @@ def fit(
     Of epochs with the same metric the one with the lower validation loss is kept. Ctrl-C ends training as early
     stopping does: the model holds the best weights so far.
 
+    A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
+    ``resume=True`` and otherwise the same arguments, on the same kind of device, every number is that of a run without
+    interruption, bit for bit. ``epochs`` and ``patience`` may be raised where that does not change what has been: a
+    cosine is over all ``epochs``, so these stay as they were.
+
     Args:
         model: trained in place.
         features: of all graphs, with labels.
@@ -185,57 +186,130 @@ def fit(
         epochs: at most so many passes, at least 1.
         batch_size: graphs per step.
         learning_rate: of Adam, at the start.
-        schedule: ``cosine`` lets the learning rate fall to 0 over ``epochs``, ``constant`` keeps it.
+        schedule: of the learning rate: ``cosine`` falls to 0 over ``epochs``, ``warmup-cosine`` rises over their first
+            tenth before, ``constant`` stays, ``step`` halves every 50 epochs, ``plateau`` halves when the validation
+            loss has not fallen for 10. Or what makes any of torch's schedulers from the optimiser; it is stepped once
+            an epoch, and a ``ReduceLROnPlateau`` sees the validation loss, or the metric if its ``mode`` is ``max``.
         weight_decay: L2 penalty of Adam.
+        class_weight: None; ``"balanced"``, by the training graphs as in scikit-learn; or weights ``[C]`` as those of
+            torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as ``pos_weight`` of its
+            ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
         metric: from class scores and labels to a number that should rise.
+        state: a file for all that it takes to go on, written at most every ten seconds and when training ends; none
+            by default. The model in it is for this function; :func:`save_checkpoint` writes those to keep.
+        resume: go on from ``state`` if there is such a file, and start if there is none. Without, the first epoch
+            replaces it.
+        on_epoch: called with each new :class:`Epoch`; the epoch counts when this has returned. See
+            :mod:`spin_fast.logs`.
         progress: show a progress bar on the terminal.
 
     Raises:
-        ValueError: no labels, an empty part, or a number out of range.
+        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``.
+        OSError: ``state`` cannot be written.
     """
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
-    check_labels(features, model.num_outputs(features), read=True)
+    num_outputs = model.num_outputs(features)
+    check_labels(features, num_outputs, read=True)
     _check_fit(train, validation, epochs, batch_size, patience)
-    if schedule not in SCHEDULES:
-        raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")
-    torch.manual_seed(seed)
-    generator = torch.Generator().manual_seed(seed)
-    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda epoch: SCHEDULES[schedule](epoch / epochs))
-    target = features[validation].y
+    _check.flag("resume", resume)
+    if resume and state is None:
+        raise ValueError("resume must come with state, the file to go on from")
+    train_labels, target = features[train].y, features[validation].y
+    assert train_labels is not None
     assert target is not None
-    risen = 0
-    result, best, best_state = Fit(), (-float("inf"), -float("inf")), copy.deepcopy(model.state_dict())
-    with progress_bar("epoch", epochs, progress) as advance:
+    weights = class_weights(class_weight, train_labels, num_outputs)
+    weights = None if weights is None else weights.to(features.rows)
+    torch.manual_seed(seed)
+    order = torch.Generator().manual_seed(seed)
+    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=weights)
+    scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
+    run, file = Run(best=copied(model.state_dict())), None
+    if state is not None:
+        settings = settings_of(
+            model,
+            features,
+            train,
+            validation,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            schedule=_name_of(schedule),
+            weight_decay=weight_decay,
+            class_weight=None if weights is None else weights.tolist(),
+            seed=seed,
+            metric=_name_of(metric),
+        )
+        file = RunFile(Path(state), settings, sample_of(features, train))
+        if resume and file.path.exists():
+            run = file.read()
+            _check_past(run, file.path, epochs, patience)
+            _replay(run, scheduler, file.path)
+            restore(trainer, order, run)
+    interrupted = False
+    with progress_bar("epoch", epochs, progress) as advance_bar:
+        advance_bar("", len(run.epochs))
         try:
-            for number in range(epochs):
-                start = time.perf_counter()
-                loss = trainer.epoch(features, train, batch_size, generator)
-                scheduler.step()
+            while not run.is_over(epochs, patience):
+                number, rate, start = len(run.epochs) + 1, _rate_of(scheduler), time.perf_counter()
+                loss = trainer.epoch(features, train, batch_size, order)
                 seconds = time.perf_counter() - start
                 if not math.isfinite(loss):
                     raise ValueError(
-                        f"training diverged: the loss of epoch {number + 1} is {loss}; try a lower learning_rate"
+                        f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate"
                     )
                 logits = predict(model, features, validation)
-                epoch = Epoch(loss, loss_of(logits, target).item(), metric(logits, target), seconds)
-                result.epochs.append(epoch)
-                score = (epoch.validation, -epoch.validation_loss)  # a NaN is never better
-                if score > best and not math.isnan(epoch.validation):
-                    risen = number if epoch.validation > best[0] else risen
-                    best, best_state, result.best_epoch = score, copy.deepcopy(model.state_dict()), number
-                advance(f"loss {loss:.4f}  validation {epoch.validation:.4f}  best {best[0]:.4f}")
-                if number - risen >= patience:
-                    break
+                validation_loss = loss_of(logits, target, weights).item()
+                epoch = Epoch(number, loss, validation_loss, float(metric(logits, target)), rate, seconds)
+                if on_epoch is not None:
+                    on_epoch(epoch)
+                run = run.after(epoch, model.state_dict(), {} if file is None else snapshot(trainer, order))
+                if file is not None:
+                    file.keep(run)
+                advance(scheduler, epoch.validation_loss, epoch.validation)
+                advance_bar(f"loss {loss:.4f}  validation {epoch.validation:.4f}  best {run.best_score[0]:.4f}")
         except KeyboardInterrupt:
-            if not result.epochs:
+            if not run.epochs:
                 raise
-            result.interrupted = True
-    model.load_state_dict(best_state)
+            interrupted = True
+        finally:
+            if file is not None:
+                file.keep(run, now=True)
+    model.load_state_dict(run.best)
     model.unflatten_parameters()
-    return result
+    return Fit(list(run.epochs), run.best_epoch, interrupted)
+
+
+def _rate_of(scheduler: LRScheduler) -> float:
+    return float(scheduler.optimizer.param_groups[0]["lr"])
+
+
+def _name_of(function: object) -> str:
+    return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
+
+
+def _check_past(run: Run, path: Path, epochs: int, patience: int) -> None:
+    """That a run with these limits would have come as far."""
+    if len(run.epochs) > epochs:
+        raise ValueError(f"epochs must be at least {len(run.epochs)}, as many as {path} has, got {epochs}")
+    sooner = Run()
+    for epoch in run.epochs:
+        if sooner.is_over(epochs, patience):
+            raise ValueError(f"patience must not stop the run of {path} before its last epoch, got {patience}")
+        sooner = sooner.after(epoch, {}, {})
+
+
+def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
+    """Step the scheduler through the epochs so far, by the log alone, so that any scheduler can go on."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
+        for epoch in run.epochs:
+            if not math.isclose(_rate_of(scheduler), epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
+                raise ValueError(
+                    f"epochs and schedule must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
+                    f"{epoch.number}, got {_rate_of(scheduler):.6g}; a cosine needs the number of epochs it began with"
+                )
+            advance(scheduler, epoch.validation_loss, epoch.validation)
 
 
 def _check_fit(train: Tensor, validation: Tensor, epochs: int, batch_size: int, patience: int) -> None:

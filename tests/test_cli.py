@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
+import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +74,71 @@ def test_train_options_reach_the_model(tmp_path: Path) -> None:
     assert metadata["operator"] == "sym+adj"
     assert metadata["classes"] == list("0123456789")
     assert "0: 1x  1: 1x" in stdout
+
+
+def test_going_on_after_an_interruption(tmp_path: Path) -> None:
+    """To the numbers of a run without interruption."""
+    command = ["train", "--epochs", 8, "--hops", 1, "--hidden", 8, "--layers", 1, "--batch-size", 128]
+    command += ["--dropout", 0.1, "--schedule", "plateau", "--class-weight", "balanced"]
+    log = tmp_path / "runs" / "digits" / "log.csv"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spin_fast.cli", *map(str, command)],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"COLUMNS": "200", "NO_COLOR": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what runs in the background ignores it
+    )
+    while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 3):
+        time.sleep(0.002)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 130, stderr
+    assert "the same command with --resume goes on from there" in stdout
+    assert training.load_checkpoint(log.parent / "model.safetensors")[0].config["hidden_features"] == 8
+    models, logs = [], []
+    for out in ("runs/digits", "whole"):  # there is nothing to go on from in "whole"
+        stdout = invoke(*command, "--resume", "--out", tmp_path / out)
+        assert ("nothing to go on from" in stdout) == (out == "whole")
+        models.append(training.load_checkpoint(tmp_path / out / "model.safetensors")[0].state_dict())
+        logs.append(pandas.read_csv(tmp_path / out / "log.csv").drop(columns="seconds"))
+    assert logs[0]["epoch"].tolist() == list(range(1, 9))
+    pandas.testing.assert_frame_equal(*logs, check_exact=True)
+    for name, value in models[0].items():
+        assert torch.equal(value, models[1][name]), name
+    error = invoke(*command, "--resume", "--seed", 1, "--out", tmp_path / "whole", exit_code=1)
+    assert "seed must be 0 to go on from" in error
+
+
+def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, accuracy = [], training.accuracy
+
+    def terminated(logits: torch.Tensor, y: torch.Tensor) -> float:
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return accuracy(logits, y)
+
+    monkeypatch.setattr(training, "accuracy", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    options = ["--epochs", 5, "--hops", 0, "--layers", 1, "--batch-size", 400, "--out", tmp_path / "run"]
+    result = CliRunner().invoke(app, ["train", *map(str, options)])
+    assert result.exit_code == 143
+    assert "interrupted after epoch 2: the same command with --resume goes on from there" in result.stdout
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert len(calls) == 4  # the last one is that of the test graphs
+    assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["dataset"] == "digits"
+
+
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    options = ["--epochs", 1, "--hops", 0, "--layers", 1, "--out", tmp_path / "run", "--tensorboard"]
+    invoke("train", *options)
+    names = sorted(path.name.partition(".")[0] for path in (tmp_path / "run").iterdir())
+    assert names == ["events", "log", "model", "state", "training-curve"]
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert "TensorBoard logs need: pip install tensorboard" in invoke("train", *options, exit_code=1)
 
 
 @pytest.mark.slow

@@ -13,9 +13,10 @@ PACKAGE = Path(spin_fast.__file__).parent
 # Top to bottom; modules of one line may not import each other.
 LAYERS = [
     {"cli"},
-    {"plots", "sklearn"},
+    {"logs", "plots", "sklearn"},
     {"training"},
-    {"checkpoints", "trainer"},
+    {"_run"},
+    {"checkpoints", "schedules", "trainer"},
     {"datasets", "nn", "shards"},
     {"features", "preprocessing", "transforms"},
     {"_powers"},

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pytest
 import torch
 from helpers import played_back, random_graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import spin_fast
 from spin_fast import SPIN, PowerFeatures, datasets, training
 from spin_fast import trainer as trainers
+from spin_fast.checkpoints import save_state
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +108,240 @@ def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     assert len(fit.epochs) == 2
     assert fit.best_epoch == 1
     assert fit.interrupted
+
+
+def numbers(fit: training.Fit) -> list[tuple]:
+    """All of a log but the seconds."""
+    return [
+        (epoch.number, epoch.loss, epoch.validation_loss, epoch.validation, epoch.learning_rate) for epoch in fit.epochs
+    ]
+
+
+def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[BaseException] = KeyboardInterrupt) -> None:
+    """Raise when so many steps have been made."""
+    made, quick_step, plain_step = [], trainers._Adam.quick_step, trainers._Adam.step
+
+    def counted(original, *arguments):
+        if len(made) == step:
+            raise error
+        made.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(trainers._Adam, "quick_step", lambda self: counted(quick_step, self))
+    monkeypatch.setattr(trainers._Adam, "step", lambda self: counted(plain_step, self))
+
+
+@pytest.mark.parametrize(
+    ("options", "schedule", "error"),
+    [
+        ({}, "cosine", KeyboardInterrupt),
+        ({}, "plateau", MemoryError),
+        ({"dropout": 0.3}, "plateau", KeyboardInterrupt),
+        ({"batch_norm": True, "attention": False}, "cosine", KeyboardInterrupt),
+    ],
+)
+def test_going_on_gives_the_same_numbers(
+    digits: PowerFeatures,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict,
+    schedule: str,
+    error: type[BaseException],
+) -> None:
+    """Bit for bit, interrupted in the middle of the 3rd epoch and again of the 5th; 4 steps make one."""
+    state, parts = tmp_path / "state.safetensors", (digits, range(100), range(100, 160))
+    settings = {"epochs": 7, "schedule": schedule, "class_weight": "balanced" if "dropout" in options else None}
+    whole = new_model(**options)
+    expected = training.fit(whole, *parts, **settings)
+    for seed, steps, epochs in ((0, 10, 2), (1, 9, 4)):
+        model = new_model(seed=seed, **options)
+        with monkeypatch.context() as patch:
+            interrupted_at(patch, steps, error)
+            if error is KeyboardInterrupt:
+                fit = training.fit(model, *parts, state=state, resume=True, **settings)
+                assert fit.interrupted
+                assert numbers(fit) == numbers(expected)[:epochs]
+            else:
+                with pytest.raises(error):
+                    training.fit(model, *parts, state=state, resume=True, **settings)
+    for _ in range(2):  # the second time there is nothing left to do
+        model = new_model(seed=1, **options)
+        fit = training.fit(model, *parts, state=state, resume=True, **settings)
+        assert numbers(fit) == numbers(expected)
+        assert (fit.best_epoch, fit.interrupted) == (expected.best_epoch, False)
+        for name, value in model.state_dict().items():
+            assert torch.equal(value, whole.state_dict()[name]), name
+    assert [path.name for path in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+@settings(max_examples=10)
+@given(
+    steps=st.integers(1, 11),
+    schedule=st.sampled_from(
+        ["constant", "warmup-cosine", lambda optimizer: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, 6)]
+    ),
+    patience=st.integers(1, 3),
+)
+def test_a_run_that_died_goes_on_from_any_step(digits: PowerFeatures, steps: int, schedule, patience: int) -> None:
+    """A killed process leaves the last state that was written, whatever came after."""
+    parts, options = (digits, range(48), range(48, 96)), {"epochs": 5, "schedule": schedule, "patience": patience}
+    expected = training.fit(new_model(), *parts, **options)
+    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        state = Path(folder) / "state"
+        patch.setattr("spin_fast._run.RunFile.SECONDS", 0.0)
+        written = []
+        patch.setattr("spin_fast._run.save_state", lambda *saved: written.append(copy.deepcopy(saved)))
+        training.fit(new_model(), *parts, state=state, **options)
+        patch.undo()
+        died = written[min(steps // 2, len(written) - 1)]
+        save_state(*died)
+        model = new_model(seed=1)
+        fit = training.fit(model, *parts, state=state, resume=True, **options)
+    assert numbers(fit) == numbers(expected)
+
+
+def test_more_epochs_and_patience(digits: PowerFeatures, tmp_path: Path) -> None:
+    """Are those of a longer run, where that does not change what has been."""
+    state, parts = tmp_path / "state", (digits, range(64), range(64, 96))
+
+    def going_on(**options) -> training.Fit:
+        return training.fit(new_model(), *parts, state=state, resume=True, **options)
+
+    long = training.fit(new_model(), *parts, epochs=9, schedule="constant")
+    short = training.fit(new_model(), *parts, epochs=4, schedule="constant", state=state)
+    assert numbers(short) == numbers(long)[:4]
+    assert numbers(going_on(epochs=9, schedule="constant")) == numbers(long)
+    with pytest.raises(ValueError, match=r"epochs must be at least 9, as many as .*state has, got 8"):
+        going_on(epochs=8, schedule="constant")
+    flat = {"schedule": "constant", "metric": lambda *_: 0.5}
+    assert len(training.fit(new_model(), *parts, epochs=9, patience=2, state=state, **flat).epochs) == 3
+    assert len(going_on(epochs=9, patience=4, **flat).epochs) == 5
+    with pytest.raises(ValueError, match=r"patience must not stop the run of .*state before its last epoch, got 3"):
+        going_on(epochs=9, patience=3, **flat)
+    training.fit(new_model(), *parts, epochs=3, state=state)
+    with pytest.raises(ValueError, match=r"epochs and schedule must give the learning rates of .*state, .* in epoch 2"):
+        going_on(epochs=4)
+
+
+def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> None:
+    state, parts = tmp_path / "state", {"train": range(64), "validation": range(64, 96)}
+    before = training.fit(new_model(), digits, **parts, epochs=2, state=state)
+
+    def error(features: PowerFeatures = digits, model: SPIN | None = None, **options) -> str:
+        with pytest.raises(ValueError, match="must") as caught:
+            training.fit(
+                model or new_model(), features, **parts | {"epochs": 2, "state": state, "resume": True} | options
+            )
+        return str(caught.value)
+
+    for options in ({"batch_size": 8}, {"learning_rate": 1e-3}, {"weight_decay": 0.1}, {"class_weight": [1.0] * 10}):
+        (name,) = options
+        assert error(**options).startswith(f"{name} must be ")
+    assert error(seed=1) == f"seed must be 0 to go on from {state}, got 1"
+    assert error(metric=lambda *_: 0.5).startswith("metric must be 'accuracy' to go on")
+    assert error(schedule="step").startswith("schedule must be 'cosine' to go on")
+    assert error(train=range(63)).startswith("train must be '64 graphs (")
+    assert error(model=new_model(dropout=0.5)).startswith("model.dropout must be 0.0 to go on")
+    assert error(replace(digits, rows=digits.rows * 1.5)).startswith(f"features must have the rows of {state}")
+    assert error(state=None) == "resume must come with state, the file to go on from"
+    fit = training.fit(new_model(), digits, **parts, epochs=2, state=state, resume=True)
+    assert numbers(fit) == numbers(before)
+    with pytest.raises(TypeError, match="resume must be a bool, got str"):
+        training.fit(new_model(), digits, **parts, state=state, resume=str(state))
+
+
+def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> None:
+    parts, seen = (digits, range(32), range(32, 64)), []
+    options = {"schedule": "constant", "state": tmp_path / "state", "on_epoch": seen.append}
+    options["metric"] = lambda *_: np.float32(0.5)  # as some libraries give
+    training.fit(new_model(), *parts, epochs=3, **options)
+    fit = training.fit(new_model(), *parts, epochs=5, resume=True, **options)
+    assert [epoch.number for epoch in seen] == [1, 2, 3, 4, 5]
+    assert [epoch.loss for epoch in fit.epochs] == [epoch.loss for epoch in seen]
+
+
+def test_captured_steps_go_on(digits: PowerFeatures, tmp_path: Path, captures: list[int]) -> None:
+    """The learning rate is then a tensor on the device."""
+    parts, state = (digits, range(100), range(100, 160)), tmp_path / "state"
+    options = {"epochs": 6, "class_weight": "balanced"}
+    expected = training.fit(new_model(), *parts, **options)
+    scores = iter([0.1, 0.2, 0.3])
+    metric = lambda logits, y: training.accuracy(logits, y) if next(scores, None) else interrupt()  # noqa: E731
+    metric.__qualname__ = "accuracy"
+
+    def interrupt() -> float:
+        raise KeyboardInterrupt
+
+    assert len(training.fit(new_model(), *parts, state=state, metric=metric, **options).epochs) == 3
+    fit = training.fit(new_model(), *parts, state=state, resume=True, **options)
+    assert numbers(fit) == numbers(expected)
+    assert captures == [32, 4] * 3
+
+
+def test_weighted_losses_are_those_of_torch() -> None:
+    torch.manual_seed(0)
+    logits, y, weights = torch.randn(9, 3), torch.randint(3, (9,)), torch.tensor([0.5, 2.0, 0.0])
+    expected = torch.nn.functional.cross_entropy(logits, y, weights)
+    torch.testing.assert_close(training.loss_of(logits, y, weights), expected)
+    assert training.loss_of(logits, torch.full((9,), 2), weights) == 0
+    tasks = torch.randint(2, (9, 3)).float()
+    expected = torch.nn.functional.binary_cross_entropy_with_logits(logits, tasks, pos_weight=weights)
+    torch.testing.assert_close(training.loss_of(logits, tasks, weights), expected)
+
+
+def test_balanced_weights_are_those_of_scikit_learn() -> None:
+    from sklearn.utils.class_weight import compute_class_weight
+
+    y = torch.tensor([0, 0, 0, 3, 3, 1])
+    weights = trainers.class_weights("balanced", y, 5)
+    expected = compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=y.numpy())
+    assert weights[[0, 1, 3]].numpy() == pytest.approx(expected)
+    assert weights[[2, 4]].tolist() == [1, 1]
+    nan = float("nan")
+    tasks = torch.tensor([[1.0, nan, 0], [0, 1, 0], [0, nan, 0], [0, nan, nan]])
+    assert trainers.class_weights("balanced", tasks, 3).tolist() == [3, 1, 1]
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_the_loss_of_an_epoch_counts_graphs_by_their_weights(digits: PowerFeatures, tasks: bool) -> None:
+    """Whatever the batches: with a learning rate of 0, the loss of an epoch is that of all its graphs at once."""
+    if tasks:
+        labels = torch.nn.functional.one_hot(digits.labels, 10).float()
+        labels[::3, ::2] = float("nan")
+        digits = replace(digits, labels=labels)
+    model, ids = new_model(), torch.arange(100)
+    weights = trainers.class_weights("balanced", digits[ids].y, 10)
+    weights[3] = 0
+    for class_weight in (None, weights.float()):
+        trainer = training.Trainer(model, learning_rate=0.0, class_weight=class_weight)
+        expected = training.loss_of(training.predict(model, digits, ids), digits[ids].y, class_weight).item()
+        for batch_size in (1, 7, 100):
+            assert trainer.epoch(digits, ids, batch_size) == pytest.approx(expected, rel=1e-5)
+
+
+def test_weighted_steps_are_those_of_autograd(native, digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights, results = torch.linspace(0, 3, 10, dtype=torch.float64), []
+    features = replace(digits, rows=digits.rows.double())
+    for fused in (True, False):
+        monkeypatch.setattr(training.Trainer, "_is_standard", lambda *_, fused=fused: fused)
+        model = new_model().double()
+        trainer = training.Trainer(model, class_weight=weights)
+        losses = [trainer.epoch(features, range(100), 32, torch.Generator().manual_seed(0)) for _ in range(3)]
+        results.append(torch.cat([model.flatten_parameters(), torch.tensor(losses)]))
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
+def test_weights_turn_a_rare_class_up(digits: PowerFeatures) -> None:
+    rare = replace(digits, labels=(digits.labels == 8).long())
+    ids, found = torch.arange(200), []
+    for class_weight in ([1.0, 0.0], None, "balanced", [0.0, 1.0]):
+        torch.manual_seed(0)
+        model = SPIN(3, 16, 2, 2, attention=False)
+        training.fit(model, rare, ids, ids, epochs=4, class_weight=class_weight, metric=lambda *_: 0.0)
+        found.append(training.predict(model, rare, ids).softmax(1)[:, 1].mean().item())
+    assert found[0] < 0.1
+    assert found[0] < found[1] < found[2] < found[3]
+    assert found[3] > 0.9
 
 
 def test_predict_order_and_batches(digits: PowerFeatures) -> None:
@@ -225,13 +465,18 @@ def test_damaged_checkpoints_are_named(tmp_path) -> None:
         ({"validation": torch.arange(0)}, "validation must have at least one graph"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"schedule": "linear"}, "schedule must be one of constant, cosine, got 'linear'"),
+        (
+            {"schedule": "linear"},
+            "schedule must be one of constant, cosine, warmup-cosine, step, plateau, got 'linear'",
+        ),
     ],
 )
 def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) -> None:
     parts = {"train": torch.arange(8), "validation": torch.arange(8, 16)}
     with pytest.raises(ValueError, match=message):
         training.fit(new_model(), digits, **parts | options)
+    with pytest.raises(TypeError, match="class_weight must be None, 'balanced' or a tensor of weights, got dict"):
+        training.fit(new_model(), digits, **parts, class_weight={0: 1.0})
 
 
 def test_labels_of_another_kind_are_named(digits: PowerFeatures) -> None:
@@ -307,7 +552,9 @@ def test_captures_last_as_long_as_their_memory(
         change()
         with monkeypatch.context() as patch:
             patch.setattr("spin_fast.trainer._is_captured", lambda device: False)
-            plain = training.Trainer(copy.deepcopy(model))
+            twin = SPIN(**model.config)  # a deep copy would give the parameters of the model other memory
+            twin.load_state_dict(model.state_dict())
+            plain = training.Trainer(twin)
             plain.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
             expected = [plain.epoch(digits, ids, 32, torch.Generator().manual_seed(0)) for _ in range(3)]
         assert [trainer.epoch(digits, ids, 32, torch.Generator().manual_seed(0)) for _ in range(3)] == expected

@@ -85,7 +85,7 @@ def _operators(text: str) -> str:
         raise typer.BadParameter(str(error)) from None
 
 
-def operator_option(default: str) -> Any:
+def operator_option(default: str, panel: str | None = None) -> Any:
     """The option ``--operator``, a list of names, maybe with commas between them, for :func:`operator_of`."""
     return typer.Option(
         "--operator",
@@ -93,6 +93,7 @@ def operator_option(default: str) -> Any:
         metavar="|".join(_check.OPERATORS),
         help="The graph operator; given several times, or several with commas, their hops stand side by side.",
         show_default=default,
+        rich_help_panel=panel,
     )
 
 
@@ -119,10 +120,12 @@ class Report:
     Attributes:
         facts: for machines: numbers as they are, under keys that the help of the command names.
         shown: the same for people: what the console is to print.
+        exit_code: of the command.
     """
 
     facts: dict[str, Any]
     shown: list[RenderableType]
+    exit_code: int = 0
 
 
 def reports(command: Callable[..., Report]) -> Callable[..., None]:
@@ -132,12 +135,15 @@ def reports(command: Callable[..., Report]) -> Callable[..., None]:
     def wrapped(*args: Any, as_json: bool = False, **options: Any) -> None:
         if as_json:
             with contextlib.redirect_stdout(sys.stderr):  # progress bars and what other libraries print, too
-                facts = command(*args, **options).facts
-            print(json.dumps(_plain(facts), indent=2, allow_nan=False))
+                report = command(*args, **options)
+            print(json.dumps(_plain(report.facts), indent=2, allow_nan=False))
         else:
-            for part in command(*args, **options).shown:
+            report = command(*args, **options)
+            for part in report.shown:
                 console.print(part, highlight=False, soft_wrap=not isinstance(part, Table))
         sys.stdout.flush()  # here, where a closed pipe is no surprise
+        if report.exit_code:
+            raise typer.Exit(report.exit_code)
 
     return wrapped
 

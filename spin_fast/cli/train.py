@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +20,7 @@ from torch import Tensor
 from .. import datasets, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
+from ..logs import CsvLog, TensorBoardLog
 from ..nn import SPIN
 from ..preprocessing import NodeFeatures
 from ._common import (
@@ -49,6 +55,18 @@ from ._common import (
     wait_for,
 )
 
+Schedule = Enum("Schedule", {name: name for name in training.SCHEDULES}, type=str)  # type: ignore[misc]
+
+
+class ClassWeight(str, Enum):
+    none = "none"
+    balanced = "balanced"
+
+
+_data, _model, _training, _output = (
+    partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Model", "Training", "Output")
+)
+
 
 @app.command(epilog="Example: spin-fast train NCI1 --root data --readout attention --epochs 50")
 @one_line_errors
@@ -59,59 +77,74 @@ def train(
     download: Download = False,
     splits: Splits = None,
     fold: Fold = None,
-    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="runs/DATASET")] = None,
-    readout: Annotated[Readout, typer.Option(help="How a graph's nodes are summed.")] = Readout.sum,
-    operators: Annotated[list[str] | None, operator_option("sym, or that of --features")] = None,
-    hops: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="R: one branch, and R for each operator.", show_default=f"{DEFAULT_HOPS}, or as --features"
-        ),
-    ] = None,
     features_file: Annotated[
-        Path | None,
-        typer.Option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
+        Path | None, _data("--features", help="What spin-fast precompute has written, instead of computing it anew.")
     ] = None,
     own_features: OwnFeatures = None,
     degree: Annotated[
         Degree | None,
-        typer.Option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
+        _data(help="Features made of the degree, beside the others, or in the place of the plain degree."),
     ] = None,
     standardize: Annotated[
         bool | None,
-        typer.Option(
+        _data(
             "--standardize/--no-standardize",
             help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
             show_default="where there are other than whole numbers",
         ),
     ] = None,
-    hidden: Annotated[int, typer.Option(min=1, help="Width of a branch.")] = 32,
-    layers: Annotated[int, typer.Option(min=1, help="Linear layers of a branch.")] = 3,
-    batch_norm: Annotated[bool, typer.Option(help="BatchNorm in the branches; its steps are slower.")] = False,
-    calibrate: Annotated[bool, typer.Option(help="Scale the new weights by the training graphs.")] = True,
-    dropout: Annotated[float, typer.Option(min=0, max=0.99, help="Dropout in the branches.")] = 0.0,
-    epochs: Annotated[int, typer.Option(min=1, help="At most so many.")] = 100,
-    batch_size: Annotated[int, typer.Option(min=1, help="Graphs per step.")] = 32,
-    learning_rate: Annotated[float, typer.Option(min=0, help="Of Adam; falls to 0 along a cosine.")] = 5e-3,
-    weight_decay: Annotated[float, typer.Option(min=0, help="L2 penalty of Adam.")] = 0.0,
-    patience: Annotated[int, typer.Option(min=1, help="Stop after so many epochs without a better validation.")] = 60,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
+    deduplicate: Annotated[bool, _data(help="Store and evaluate each distinct row once (exact).")] = True,
+    readout: Annotated[Readout, _model(help="How a graph's nodes are summed.")] = Readout.sum,
+    operators: Annotated[list[str] | None, operator_option("sym, or that of --features", "Model")] = None,
+    hops: Annotated[
+        int | None,
+        _model(min=0, help="R: one branch, and R for each operator.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+    ] = None,
+    hidden: Annotated[int, _model(min=1, help="Width of a branch.")] = 32,
+    layers: Annotated[int, _model(min=1, help="Linear layers of a branch.")] = 3,
+    batch_norm: Annotated[bool, _model(help="BatchNorm in the branches; its steps are slower.")] = False,
+    calibrate: Annotated[bool, _model(help="Scale the new weights by the training graphs.")] = True,
+    dropout: Annotated[float, _model(min=0, max=0.99, help="Dropout in the branches.")] = 0.0,
+    epochs: Annotated[int, _training(min=1, help="At most so many.")] = 100,
+    batch_size: Annotated[int, _training(min=1, help="Graphs per step.")] = 32,
+    learning_rate: Annotated[float, _training(min=0, help="Of Adam, at the start.")] = 5e-3,
+    schedule: Annotated[
+        Schedule,
+        _training(
+            help="Of the learning rate: a cosine to 0 over --epochs, after a rise in their first tenth or not; halved "
+            "every 50 epochs (step), or when the validation loss has not fallen for 10 (plateau)."
+        ),
+    ] = Schedule["cosine"],
+    weight_decay: Annotated[float, _training(min=0, help="L2 penalty of Adam.")] = 0.0,
+    class_weight: Annotated[
+        ClassWeight, _training(help="balanced: a rare class counts as much as a frequent one.")
+    ] = ClassWeight.none,
+    patience: Annotated[int, _training(min=1, help="Stop after so many epochs without a better validation.")] = 60,
+    seed: Annotated[int, _training(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
     device: Annotated[
-        Device, typer.Option(help="Where to train; auto takes the GPU if torch has one and its kernels are installed.")
+        Device, _training(help="Where to train; auto takes the GPU if torch has one and its kernels are installed.")
     ] = Device.auto,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
-    deduplicate: Annotated[bool, typer.Option(help="Store and evaluate each distinct row once (exact).")] = True,
+    threads: Annotated[int, _training(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
+    out: Annotated[Path | None, _output(help="Where to write.", show_default="runs/DATASET")] = None,
+    resume: Annotated[
+        bool, _output("--resume", help="Go on where the same command was interrupted, to the same numbers.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, _output("--tensorboard", help="Write event files, too: tensorboard --logdir runs shows them.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> Report:
-    """Train a SPIN on DATASET; write the model and a training curve, print the result.
+    """Train a SPIN on DATASET; write the model, a log and a training curve, print the result.
 
     Datasets with an official split use it; with --fold or --splits it is one of the published folds; the others are
     split 80/10/10 by the seed, stratified.
 
+    Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
+
     Keys of --json: dataset, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen, epochs,
     best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication, parameters,
-    kernels, model, training_curve.
+    kernels, model, training_curve, log.
     """
     torch.set_num_threads(threads)
     operator = operator_of(operators)
@@ -123,6 +156,11 @@ def train(
     if features_file is not None and (degree is not None or standardize):
         option = "--standardize" if degree is None else f"--degree {degree.value}"
         raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
+    board = TensorBoardLog(out, metric_name) if tensorboard else None
+    logs = [log for log in (CsvLog(out / "log.csv"), board) if log is not None]
+    state = out / "state.safetensors"
+    if resume and not state.exists():
+        console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     read = read_dataset(dataset, root, download=download, features=own_features)
     graphs = read.graphs
@@ -170,25 +208,52 @@ def train(
     ).to(place)
     if calibrate:
         model.calibrate(features[split.train])
-    fit = training.fit(
-        model,
-        features,
-        split.train,
-        split.validation,
-        epochs=epochs,
-        batch_size=batch_size,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        patience=patience,
-        seed=seed,
-        metric=metric,
-        progress=True,
-    )
+    with board or nullcontext(), _termination_as_interruption() as signals:
+        fit = training.fit(
+            model,
+            features,
+            split.train,
+            split.validation,
+            epochs=epochs,
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            schedule=schedule.value,
+            weight_decay=weight_decay,
+            class_weight=None if class_weight is ClassWeight.none else class_weight.value,
+            patience=patience,
+            seed=seed,
+            metric=metric,
+            state=state,
+            resume=resume,
+            on_epoch=lambda epoch: [log(epoch) for log in logs],
+            progress=True,
+        )
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
     settings["operator"] = features.operator
-    return _write_and_report(out, name, features, model, fit, split, metric_name, test, seconds, settings)
+    report = _write_and_report(out, name, features, model, fit, split, metric_name, test, seconds, settings)
+    if fit.interrupted:
+        on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
+        report.shown.append(on)
+        report.exit_code = 128 + (signals[0] if signals else signal.SIGINT)
+    return report
+
+
+@contextmanager
+def _termination_as_interruption() -> Iterator[list[int]]:
+    """What clusters send before they kill ends training as Ctrl-C does; the signals that came."""
+    signals: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_features(
@@ -280,6 +345,7 @@ def _write_and_report(
         "kernels": kernels_on(features.rows.device),
         "model": checkpoint,
         "training_curve": curve,
+        "log": out / "log.csv",
     }
     made = f"read from {escape(str(precomputation))}"
     if isinstance(precomputation, float):
@@ -297,6 +363,7 @@ def _write_and_report(
         "kernels": facts["kernels"],
         "model": escape(str(checkpoint)),
         "training curve": escape(str(curve)),
+        "log": escape(str(out / "log.csv")),
     }
     table = Table(show_header=False, title=f"{kind} on {escape(dataset)}")
     for name, value in rows.items():

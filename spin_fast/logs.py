@@ -1,0 +1,106 @@
+"""Logs of training, epoch by epoch: what ``training.fit(on_epoch=...)`` takes."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import fields
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from . import _files
+from .training import Epoch
+
+COLUMNS = ["epoch", *(column.name for column in fields(Epoch)[1:])]
+
+
+class CsvLog:
+    """One line per epoch, written when it ends, so that the file can be watched as it grows.
+
+    A run that begins replaces the file; one that goes on keeps the lines of the epochs before.
+
+    Args:
+        path: the file; its columns are ``COLUMNS``.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._begun = False
+        _files.check_writable(self.path)
+
+    def __call__(self, epoch: Epoch) -> None:
+        if not self._begun:
+            with _files.replacing(self.path) as temporary:
+                temporary.write_text(_lines([COLUMNS, *self._before(epoch.number)]))
+            self._begun = True
+        with self.path.open("a") as file:
+            file.write(_lines([list(vars(epoch).values())]))
+
+    def _before(self, number: int) -> list[list[str]]:
+        if number == 1 or not self.path.is_file():
+            return []
+        with self.path.open(newline="") as file:
+            found = list(csv.reader(file))
+        if found[:1] != [COLUMNS]:
+            return []
+        return [line for line in found[1:] if len(line) == len(COLUMNS) and int(line[0]) < number]
+
+
+def _lines(rows: Iterable[list[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue()
+
+
+class TensorBoardLog:
+    """Event files for ``tensorboard --logdir``; a context manager, which closes them.
+
+    They replace those of earlier runs in the same folder, from the first new epoch on.
+
+    Args:
+        folder: where they go.
+        metric: the name under which the metric is shown.
+
+    Raises:
+        ImportError: tensorboard is not installed.
+    """
+
+    SECONDS = 10  # until what is logged is written
+
+    def __init__(self, folder: str | Path, metric: str = "metric") -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(f"{error}; TensorBoard logs need: pip install tensorboard") from error
+        self._folder, self._metric, self._make = Path(folder), metric, SummaryWriter
+        self._writer: Any = None
+
+    def __call__(self, epoch: Epoch) -> None:
+        if self._writer is None:
+            self._writer = self._make(str(self._folder), purge_step=epoch.number, flush_secs=self.SECONDS)
+        values = {
+            "loss/training": epoch.loss,
+            "loss/validation": epoch.validation_loss,
+            f"{self._metric}/validation": epoch.validation,
+            "learning rate": epoch.learning_rate,
+            "seconds per epoch": epoch.seconds,
+        }
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, epoch.number)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> TensorBoardLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
