@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Real
@@ -15,7 +15,7 @@ import torch
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import Tags, check_random_state, column_or_1d
+from sklearn.utils import Tags, check_random_state, column_or_1d, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted
 from torch import Tensor
@@ -25,6 +25,7 @@ from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import SPIN
 from .preprocessing import Degree, NodeFeatures
+from .schedules import Schedule
 
 Graphs = GraphBatch | PowerFeatures
 READOUTS = ("attention", "sum")
@@ -67,6 +68,8 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         learning_rate: of Adam, at the start.
         schedule: of the learning rate, see :func:`spin_fast.training.fit`.
         weight_decay: L2 penalty of Adam.
+        class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
+            in the accuracy that the epoch is chosen by.
         patience: stop after so many epochs without a better accuracy on the graphs held out.
         validation_fraction: the share of graphs that ``fit`` holds out, stratified by class, to choose the epoch by.
             With 0 it trains on all and chooses by them.
@@ -82,7 +85,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
         model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch.
         history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
-            ``validation`` (the accuracy) and ``seconds``.
+            ``validation`` (the accuracy), ``learning_rate`` and ``seconds``.
         best_epoch_: the position in ``history_`` of the epoch whose weights were kept.
         n_iter_: the number of epochs.
     """
@@ -113,8 +116,9 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         epochs: int = 100,
         batch_size: int = 32,
         learning_rate: float = 5e-3,
-        schedule: str = "cosine",
+        schedule: Schedule = "cosine",
         weight_decay: float = 0.0,
+        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
         patience: int = 60,
         validation_fraction: float = 0.1,
         device: str | torch.device | None = None,
@@ -139,6 +143,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         self.learning_rate = learning_rate
         self.schedule = schedule
         self.weight_decay = weight_decay
+        self.class_weight = class_weight
         self.patience = patience
         self.validation_fraction = validation_fraction
         self.device = device
@@ -165,6 +170,9 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         classes, codes = np.unique(y, return_inverse=True)
         random = check_random_state(self.random_state)
         train, validation = self._split(y, random)
+        weights = None
+        if self.class_weight is not None:
+            weights = compute_class_weight(self.class_weight, classes=classes, y=y[train]).tolist()
         seed = int(random.randint(2**31 - 1))
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
@@ -183,8 +191,10 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
                     learning_rate=self.learning_rate,
                     schedule=self.schedule,
                     weight_decay=self.weight_decay,
+                    class_weight=weights,
                     patience=self.patience,
                     seed=seed,
+                    metric=training.accuracy if weights is None else _weighted_accuracy(weights),
                     progress=bool(self.verbose),
                 )
         self.model_ = model
@@ -381,6 +391,16 @@ def _threads(n_jobs: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _weighted_accuracy(class_weight: list[float]) -> training.Metric:
+    """An accuracy that does not choose what the weights are there to avoid."""
+
+    def accuracy(logits: Tensor, y: Tensor) -> float:
+        weight = torch.tensor(class_weight, dtype=torch.float64, device=y.device)[y]
+        return (weight @ (logits.argmax(1) == y).double() / weight.sum()).item()
+
+    return accuracy
 
 
 def _check_finite(graphs: Graphs) -> None:

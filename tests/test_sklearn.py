@@ -230,6 +230,20 @@ def test_operators_side_by_side(graphs: GraphBatch, classifier: SPINClassifier) 
         classifier.set_params(operator="sym").fit(features)
 
 
+def test_class_weight(features: PowerFeatures, classifier: SPINClassifier) -> None:
+    """A class with all the weight is all that is predicted; balanced weights are those of scikit-learn."""
+    y = NAMES[features.y]
+    classifier.set_params(class_weight={"path": 0.0, "star": 0.0}).fit(features, y)
+    assert set(classifier.predict(features)) == {"ring"}
+    assert classifier.history_[classifier.best_epoch_].validation == 1
+    uneven = features[[0, 3, 6, 9, 1]]
+    losses = [
+        classifier.set_params(validation_fraction=0, class_weight=weight).fit(uneven).history_[0].loss
+        for weight in ("balanced", {0: 5 / 8, 1: 5 / 2}, None)
+    ]
+    assert losses[0] == losses[1] != losses[2]
+
+
 def test_features_of_a_file(tmp_path: Path, features: PowerFeatures, classifier: SPINClassifier) -> None:
     features.save(tmp_path / "features.safetensors")
     mapped = PowerFeatures.load(tmp_path / "features.safetensors")
@@ -283,6 +297,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"epochs": 0}, ValueError, "epochs must be at least 1, got 0"),
     ({"schedule": "never"}, ValueError, "schedule must be one of"),
     ({"device": "gpu"}, ValueError, "device must be one that torch has here, or None, got 'gpu'"),
+    ({"class_weight": {7: 1.0}}, ValueError, "The classes, [0, 1, 2], are not in class_weight"),
+    ({"class_weight": "even"}, ValueError, "'class_weight' parameter"),
 ]
 
 
