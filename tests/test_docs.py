@@ -152,7 +152,7 @@ def check_command(words: list[str]) -> None:
     if words[0] == "spin-fast":
         group = typer.main.get_group(app)
         assert words[1] in {*group.commands, "--help", "--version", "--install-completion"}, words
-        if words[2:]:  # a command alone is just named
+        if words[2:] and "--help" not in words:  # a command alone is just named
             group.commands[words[1]].make_context(words[1], words[2:])  # raises for what it does not know
         return
     for extra in re.findall(r"\[(\w+)\]", " ".join(words)):
