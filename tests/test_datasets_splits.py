@@ -93,6 +93,7 @@ def changed(fold: int, key: str, value: object) -> list[Any]:
         (changed(1, "validation", True), ["fold 1, validation must be a list of graph numbers, got true"]),
         (changed(1, "validation", []), ["fold 1 has an empty part 'validation'"]),
         ([FOLDS[0], FOLDS[0], FOLDS[2]], ["each of the 6 graphs in one fold", "6 entries, 4 of them"]),
+        ([*FOLDS, FOLDS[0]], ["each of the 6 graphs in one fold", "8 entries, 6 of them"]),
         (FOLDS[:2], ["each of the 6 graphs in one fold", "4 entries"]),
     ],
 )

@@ -47,7 +47,6 @@ class Table:
                     skip_blank_lines=False,  # so that rows tell lines
                     skipinitialspace=True,
                     low_memory=False,
-                    encoding="utf-8-sig",
                 )
             for column in {*texts} & {*self.frame.columns}:
                 values = self.frame[column]
