@@ -128,6 +128,13 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert read.classes == ["NA", "nan"]
 
 
+def test_blanks_do_not_make_other_names(tmp_path: Path) -> None:
+    """Neither before a name nor after it, which would be nodes and graphs of their own where no table lists them."""
+    write(tmp_path, edges="graph,source,target\na, x,y\n a ,y , x\n", nodes=None, graphs="graph,label\na ,b\n")
+    read = load_folder(tmp_path)
+    assert (read.names, read.classes, read.graphs.num_nodes) == (["a"], ["b"], 2)
+
+
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
@@ -165,6 +172,10 @@ def test_classes_of_an_earlier_reading(tmp_path: Path) -> None:
         ({"nodes": NODES + "a,x,1,1\n"}, ["nodes.csv, line 7, column 'node' repeats node 'x' of graph 'a'"]),
         ({"nodes": NODES + "a,z,,1\n"}, ["nodes.csv, line 7, column 'charge' is empty"]),
         ({"nodes": NODES + "a,z,1\n"}, ["nodes.csv, line 7, column 'mass' is empty"]),
+        ({"nodes": NODES + "a,z,inf,1\n"}, ["nodes.csv, line 7, column 'charge' must be finite"]),
+        ({"nodes": NODES + "a,z,1,1e39\n"}, ["nodes.csv, line 7, column 'mass' must be finite as float32"]),
+        ({"edges": EDGES.replace("\n", ",1\n").replace(",1", ",weight", 1).replace("y,y,1", "y,y,-inf")}, ["weight"]),
+        ({"edges": EDGES + '" ",x,y\n'}, ["edges.csv, line 6, column 'graph' is empty"]),
         ({"nodes": NODES + "z,z,1,1\n"}, ["nodes.csv, line 7, column 'graph'", "'z'"]),
         ({"graphs": GRAPHS + "a,mutagen\n"}, ["graphs.csv, line 5, column 'graph' repeats 'a'"]),
         ({"graphs": GRAPHS + "c,\n"}, ["graphs.csv, line 5, column 'label' is empty"]),
@@ -376,6 +387,13 @@ def test_weights_of_graphml(tmp_path: Path) -> None:
     assert "b.graphml" in error_of(lambda: load_folder(tmp_path, edge_weight="length"))
 
 
+KEYS = (
+    "<graphml xmlns='http://graphml.graphdrawing.org/xmlns'>"
+    "<key id='f' for='node' attr.name='f' attr.type='double'/>"
+    "<key id='w' for='edge' attr.name='weight' attr.type='double'/>"
+)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -383,12 +401,29 @@ def test_weights_of_graphml(tmp_path: Path) -> None:
         ("<svg/>", ["no GraphML file"]),
         ("", ["is not XML"]),
         ("<graphml><graph edgedefault='directed'/><graph edgedefault='directed'/></graphml>", ["several graphs"]),
+        ("<graphml><graph\nid='a'/><graph\nid='b'/></graphml>", ["several graphs"]),
+        ("<g:graphml xmlns:g='g'><g:graph/><g:graph/></g:graphml>", ["several graphs"]),
+        ("<graphml><graph><node id='a'/><node id='a'/></graph></graphml>", ["repeats node 'a'"]),
+        ("<graphml><graph><node/></graph></graphml>", ["node without an id"]),
+        ("<graphml><graph><node id='a'/><edge source='a' target='b'/></graph></graphml>", ["names node 'b'"]),
+        ("<graphml><graph><node id='a'/><edge source='a'/></graph></graphml>", ["lacks an end"]),
+        (KEYS + "<graph><node id='a'><data key='f'>NaN</data></node></graph></graphml>", ["'f' of node 'a'", "nan"]),
+        (
+            KEYS + "<graph><node id='a'/><edge source='a' target='a'><data key='w'>INF</data></edge></graph></graphml>",
+            ["edge attribute 'weight' must be finite"],
+        ),
     ],
 )
 def test_wrong_graphml_is_named(tmp_path: Path, content: str, words: list[str]) -> None:
     (tmp_path / "bad.graphml").write_text(content)
     message = error_of(lambda: load_folder(tmp_path))
     assert all(word in message for word in [*words, "bad.graphml"])
+
+
+def test_graphml_of_any_encoding_and_with_comments(tmp_path: Path) -> None:
+    text = f"<?xml version='1.0' encoding='UTF-16'?>{KEYS}<!-- <graph > --><graph><node id='ö'/></graph></graphml>"
+    (tmp_path / "a.graphml").write_text(text, encoding="utf-16")
+    assert load_folder(tmp_path).graphs.num_nodes == 1
 
 
 def test_graphml_that_differs_from_file_to_file(tmp_path: Path) -> None:
@@ -443,6 +478,11 @@ def test_tu_text_of_any_name(tmp_path: Path) -> None:
         for part, text in TU.items():
             archive.writestr(f"TINY/TINY_{part}.txt", text)
     assert load_folder(tmp_path / "TINY.zip").graphs.y.tolist() == [1, 0]
+
+
+def test_infinite_attributes_of_tu_text(tmp_path: Path) -> None:
+    write_tu(tmp_path, node_attributes="1\n3\ninf\n7\n")
+    assert "TINY_node_attributes.txt, line 3 must hold" in error_of(lambda: load_folder(tmp_path))
 
 
 def test_what_is_no_folder_of_graphs(tmp_path: Path) -> None:

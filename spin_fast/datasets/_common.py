@@ -82,7 +82,7 @@ def read_numbers(
     Args:
         stream: an open file that can be rewound.
         where: what error messages call it.
-        dtype: int32 or float64; a number that does not fit is an error.
+        dtype: int32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
 
@@ -97,7 +97,7 @@ def read_numbers(
     with reading(where):
         try:
             table = pandas.read_csv(stream, header=None, dtype=dtype, skipinitialspace=True).to_numpy()
-            wrong = table.dtype.kind == "f" and not missing and bool(np.isnan(table).any())
+            wrong = not _are_numbers(table, missing)
         except (ValueError, OverflowError):
             wrong = True
         if wrong:
@@ -106,6 +106,12 @@ def read_numbers(
     if columns is not None and table.shape[1] != columns:
         raise DatasetError(f"{where} must have {columns} comma-separated column(s), got {table.shape[1]}; get it again")
     return table
+
+
+def _are_numbers(values: np.ndarray, missing: bool) -> bool:
+    if values.dtype.kind != "f":
+        return True
+    return not bool((np.isinf(values) if missing else ~np.isfinite(values)).any())
 
 
 def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, missing: bool) -> str:
@@ -118,7 +124,7 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
         width = width or len(fields)
         try:
             values = np.array([convert(field) for field in fields if field.strip() or not missing], number)
-            fits = len(fields) in (0, width) and not np.isnan(values).any()
+            fits = len(fields) in (0, width) and _are_numbers(values, missing)
         except (ValueError, OverflowError):
             fits = False
         if not fits:
