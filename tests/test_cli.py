@@ -604,6 +604,41 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     assert "new has no labels to train by" in invoke("train", "./new", exit_code=1)
 
 
+def test_predict_has_the_columns_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of nodes mean the same in another set, whichever of them it has."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, labels: list[int]) -> None:
+        Path(name).mkdir()
+        edges = "".join(f"{2 * g + 1}, {2 * g + 2}\n" for g in range(20))
+        Path(name, "X_A.txt").write_text(edges)
+        Path(name, "X_graph_indicator.txt").write_text("".join(f"{g + 1}\n" * 2 for g in range(20)))
+        Path(name, "X_graph_labels.txt").write_text("1\n-1\n" * 10)
+        Path(name, "X_node_labels.txt").write_text("".join(f"{label}\n" for label in labels))
+
+    write("known", [1, 2, 3, 3] * 10)
+    write("fewer", [3, 3, 2, 2] * 10)
+    write("others", [2, 3, 4, 4] * 10)
+    model = facts_of("train", "known/", "--epochs", 1, "--hops", 1)["model"]
+    invoke("predict", model, "fewer/")
+    net, metadata = training.load_checkpoint(model)
+    graphs = datasets.load("known/")[[1]]  # 3, 3
+    want = training.predict_proba(net, graphs, metadata["operator"])[0].tolist()
+    assert pandas.read_csv("probabilities.csv").iloc[0, 3:].tolist() == pytest.approx(want, rel=1e-5)
+    assert "holds labels 2..4, but features only have columns for 1..3" in invoke(
+        "predict", model, "others/", exit_code=1
+    )
+
+
+def test_own_features_of_a_list(tmp_path: Path) -> None:
+    """Predict reads a .nel file as train did."""
+    graph = "n 1 1\nn 2 2\ne 1 2 1\nx {}\n"
+    (tmp_path / "L.nel").write_text("".join(graph.format(g % 2) for g in range(20)))
+    options = ["L", "--root", tmp_path]
+    model = facts_of("train", *options, "--node-features", "degree", "--epochs", 1, "--out", tmp_path / "run")["model"]
+    assert facts_of("predict", model, *options, "--out", tmp_path / "p.csv")["graphs"] == 20
+
+
 def test_predict_tasks_of_graphs_without_labels(tmp_path: Path) -> None:
     torch.manual_seed(0)
     options = {"operator": "sym", "tasks": 2, "classes": None, "node_features": "degree"}

@@ -464,11 +464,11 @@ def test_tu_text_of_any_name(tmp_path: Path) -> None:
     write_tu(tmp_path / "any" / "raw", "TINY", node_attributes="1, 2\n3, 4\n5, 6\n7, 8\n", node_labels="3\n3\n4\n3\n")
     read = load_folder(tmp_path / "any", features="attribute+label")
     assert (read.names, read.classes) == (["1", "2"], ["-1", "1"])
-    assert (read.features, read.num_attributes, read.graphs.num_features) == ("attribute+label", 2, 4)
+    assert (read.features, read.num_attributes, read.graphs.num_features) == ("attribute+label[3..4]", 2, 4)
     assert read.graphs.y.tolist() == [1, 0]
     assert load_folder(tmp_path / "any", classes=["1", "0", "-1"]).graphs.y.tolist() == [0, 2]
     assert "the class '1'" in error_of(lambda: load_folder(tmp_path / "any", classes=["-1"]))
-    assert load_folder(tmp_path / "any").features == "label"
+    assert load_folder(tmp_path / "any").features == "label[3..4]"
     unlabelled = write_tu(tmp_path / "unlabelled", graph_labels=None)
     read = load_folder(unlabelled)
     assert (read.graphs.y, read.classes, read.names, read.features) == (None, None, ["1", "2"], "degree")
@@ -478,6 +478,25 @@ def test_tu_text_of_any_name(tmp_path: Path) -> None:
         for part, text in TU.items():
             archive.writestr(f"TINY/TINY_{part}.txt", text)
     assert load_folder(tmp_path / "TINY.zip").graphs.y.tolist() == [1, 0]
+
+
+def test_node_labels_of_an_earlier_reading(tmp_path: Path) -> None:
+    """A label has the same column in all files, or other graphs would mean something else to a model."""
+    first = load_folder(write_tu(tmp_path / "a", node_labels="-1, 5\n0, 5\n2, 7\n0, 5\n"))
+    assert (first.features, first.graphs.num_features) == ("label[-1..2,5..7]", 7)
+    second = write_tu(tmp_path / "b", node_labels="0, 6\n0, 7\n1, 6\n0, 6\n", node_attributes="1\n2\n3\n4\n")
+    assert load_folder(second).graphs.num_features == 4
+    x = load_folder(second, features=first.features).graphs.x
+    assert x[:, :4].argmax(1).tolist() == [1, 1, 2, 1]
+    assert x[:, 4:].argmax(1).tolist() == [1, 2, 1, 1]
+    both = load_folder(second, features=f"attribute+{first.features}")
+    assert torch.equal(both.graphs.x[:, 1:], x)
+    assert (both.features, both.num_attributes) == ("attribute+label[-1..2,5..7]", 1)
+    third = write_tu(tmp_path / "c", node_labels="0, 6\n3, 7\n1, 6\n0, 6\n")
+    message = error_of(lambda: load_folder(third, features=first.features))
+    assert "TINY_node_labels.txt holds labels 0..3,6..7, but features only have columns for -1..2,5..7" in message
+    assert "0..3" in error_of(lambda: load_folder(third, features="label[0..3]"))
+    assert "unknown" in error_of(lambda: load_folder(third, features="label[0..]"))
 
 
 def test_infinite_attributes_of_tu_text(tmp_path: Path) -> None:
