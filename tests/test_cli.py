@@ -266,6 +266,8 @@ def test_features_of_something_else(tmp_path: Path) -> None:
     assert "x.safetensors is not of digits: it has 1796 graphs with 3 feature(s), digits 1797 graphs" in error()
     PowerFeatures.from_graphs(graphs[list(range(1796, -1, -1))], 1).save(path)
     assert "is not of digits: its graphs have other sizes or labels" in error()
+    PowerFeatures.from_graphs(replace(graphs, x=graphs.x.flip(1)), 1).save(path)
+    assert "is not of digits: its graphs have other node features" in error()
     PowerFeatures.from_graphs(graphs, 1, node_rows=False).save(path)
     assert "--hops 2: --features" in error("--hops", 2)
     assert "x.safetensors has sym" in error("--operator", "rw")
