@@ -632,6 +632,25 @@ def test_predict_has_the_columns_of_training(tmp_path: Path, monkeypatch: pytest
     )
 
 
+def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, labels in (("plain", ["a", "b"]), ("weighted", ["a", "b"])):
+        folder_of_graphs(tmp_path / name, labels)
+    edges = pandas.read_csv("weighted/edges.csv")
+    edges.assign(weight=1 + np.arange(len(edges)) % 3).to_csv("weighted/edges.csv", index=False)
+    tables = {}
+    for known in ("plain", "weighted"):
+        model = facts_of("train", f"{known}/", "--epochs", 1, "--hops", 1)["model"]
+        for new in ("plain", "weighted"):
+            if (known, new) == ("weighted", "plain"):
+                error = invoke("predict", model, f"{new}/", exit_code=1)
+                assert "plain/ has no edge weights, and the model was trained with them" in error
+                continue
+            invoke("predict", model, f"{new}/", "--out", "p.csv")
+            tables[known, new] = Path("p.csv").read_text()
+    assert tables["plain", "weighted"] == tables["plain", "plain"] != tables["weighted", "weighted"]
+
+
 def test_own_features_of_a_list(tmp_path: Path) -> None:
     """Predict reads a .nel file as train did."""
     graph = "n 1 1\nn 2 2\ne 1 2 1\nx {}\n"

@@ -171,6 +171,7 @@ def train(
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
+    settings["weighted"] = graphs.edge_weight is not None
     if made is None:
         node_features = NodeFeatures(
             None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
