@@ -377,6 +377,11 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
     assert "graphs must have 3 features as the model, got 50" in error(checkpoint, "erdos-renyi", "x.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "Parquet needs: pip install pyarrow" in error(checkpoint, "digits", "x.parquet")
+    operator = training.load_checkpoint(checkpoint)[1]["operator"]
+    other = "adj" if operator != "adj" else "sym"
+    assert f"--operator {other}: {checkpoint} was trained with {operator}" in invoke(
+        "predict", checkpoint, "digits", "--operator", other, "--out", tmp_path / "x.csv", exit_code=1
+    )
     training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
     assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
@@ -593,6 +598,8 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     assert facts_of("info", "./known")["classes"] == [{"name": name, "graphs": 15} for name in sorted(labels)]
     trained = facts_of("train", "known", "--epochs", 15, "--hops", 1)
     assert trained["model"] == "runs/known/model.safetensors"
+    arcs = datasets.load("known/").num_arcs / 30  # not half of them, for who lists each edge once
+    assert f"{arcs:.2f} arcs on average" in invoke("precompute", "known", "--hops", 1)
     monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
     said = facts_of("predict", trained["model"], tmp_path / "new", "--out", "p.csv")
     assert (said["dataset"], said["graphs"]) == ("new", 11)

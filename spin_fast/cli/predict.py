@@ -68,7 +68,10 @@ def predict(
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
-    chosen = operator_of(operators) or metadata.get("operator")
+    asked, chosen = operator_of(operators), metadata.get("operator")
+    if asked is not None and chosen not in (None, asked):
+        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {chosen}")
+    chosen = chosen or asked
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
     preprocessing = metadata.get("preprocessing")
@@ -160,7 +163,7 @@ def _table_writer(path: Path) -> Callable[[Path], AbstractContextManager[Callabl
 def _csv_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
     import pandas
 
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         yield lambda columns: pandas.DataFrame(columns).to_csv(file, index=False, header=file.tell() == 0)
 
 
