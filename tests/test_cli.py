@@ -266,6 +266,8 @@ def test_features_of_something_else(tmp_path: Path) -> None:
     assert "x.safetensors is not of digits: it has 1796 graphs with 3 feature(s), digits 1797 graphs" in error()
     PowerFeatures.from_graphs(graphs[list(range(1796, -1, -1))], 1).save(path)
     assert "is not of digits: its graphs have other sizes or labels" in error()
+    PowerFeatures.from_graphs(replace(graphs, x=graphs.x.flip(1)), 1).save(path)
+    assert "is not of digits: its graphs have other node features" in error()
     PowerFeatures.from_graphs(graphs, 1, node_rows=False).save(path)
     assert "--hops 2: --features" in error("--hops", 2)
     assert "x.safetensors has sym" in error("--operator", "rw")
@@ -375,6 +377,11 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
     assert "graphs must have 3 features as the model, got 50" in error(checkpoint, "erdos-renyi", "x.csv")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "Parquet needs: pip install pyarrow" in error(checkpoint, "digits", "x.parquet")
+    operator = training.load_checkpoint(checkpoint)[1]["operator"]
+    other = "adj" if operator != "adj" else "sym"
+    assert f"--operator {other}: {checkpoint} was trained with {operator}" in invoke(
+        "predict", checkpoint, "digits", "--operator", other, "--out", tmp_path / "x.csv", exit_code=1
+    )
     training.save_checkpoint(checkpoint, SPIN(3, 8, 10, 1))
     assert "--operator must be given" in error(checkpoint, "digits", "x.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
@@ -591,6 +598,8 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     assert facts_of("info", "./known")["classes"] == [{"name": name, "graphs": 15} for name in sorted(labels)]
     trained = facts_of("train", "known", "--epochs", 15, "--hops", 1)
     assert trained["model"] == "runs/known/model.safetensors"
+    arcs = datasets.load("known/").num_arcs / 30  # not half of them, for who lists each edge once
+    assert f"{arcs:.2f} arcs on average" in invoke("precompute", "known", "--hops", 1)
     monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
     said = facts_of("predict", trained["model"], tmp_path / "new", "--out", "p.csv")
     assert (said["dataset"], said["graphs"]) == ("new", 11)
@@ -602,6 +611,60 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     assert "1: " in invoke("precompute", "known/", "--hops", 1)
     assert Path("known.safetensors").is_file()
     assert "new has no labels to train by" in invoke("train", "./new", exit_code=1)
+
+
+def test_predict_has_the_columns_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labels of nodes mean the same in another set, whichever of them it has."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(name: str, labels: list[int]) -> None:
+        Path(name).mkdir()
+        edges = "".join(f"{2 * g + 1}, {2 * g + 2}\n" for g in range(20))
+        Path(name, "X_A.txt").write_text(edges)
+        Path(name, "X_graph_indicator.txt").write_text("".join(f"{g + 1}\n" * 2 for g in range(20)))
+        Path(name, "X_graph_labels.txt").write_text("1\n-1\n" * 10)
+        Path(name, "X_node_labels.txt").write_text("".join(f"{label}\n" for label in labels))
+
+    write("known", [1, 2, 3, 3] * 10)
+    write("fewer", [3, 3, 2, 2] * 10)
+    write("others", [2, 3, 4, 4] * 10)
+    model = facts_of("train", "known/", "--epochs", 1, "--hops", 1)["model"]
+    invoke("predict", model, "fewer/")
+    net, metadata = training.load_checkpoint(model)
+    graphs = datasets.load("known/")[[1]]  # 3, 3
+    want = training.predict_proba(net, graphs, metadata["operator"])[0].tolist()
+    assert pandas.read_csv("probabilities.csv").iloc[0, 3:].tolist() == pytest.approx(want, rel=1e-5)
+    assert "holds labels 2..4, but features only have columns for 1..3" in invoke(
+        "predict", model, "others/", exit_code=1
+    )
+
+
+def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, labels in (("plain", ["a", "b"]), ("weighted", ["a", "b"])):
+        folder_of_graphs(tmp_path / name, labels)
+    edges = pandas.read_csv("weighted/edges.csv")
+    edges.assign(weight=1 + np.arange(len(edges)) % 3).to_csv("weighted/edges.csv", index=False)
+    tables = {}
+    for known in ("plain", "weighted"):
+        model = facts_of("train", f"{known}/", "--epochs", 1, "--hops", 1)["model"]
+        for new in ("plain", "weighted"):
+            if (known, new) == ("weighted", "plain"):
+                error = invoke("predict", model, f"{new}/", exit_code=1)
+                assert "plain/ has no edge weights, and the model was trained with them" in error
+                continue
+            invoke("predict", model, f"{new}/", "--out", "p.csv")
+            tables[known, new] = Path("p.csv").read_text()
+    assert tables["plain", "weighted"] == tables["plain", "plain"] != tables["weighted", "weighted"]
+
+
+def test_own_features_of_a_list(tmp_path: Path) -> None:
+    """Predict reads a .nel file as train did."""
+    graph = "n 1 1\nn 2 2\ne 1 2 1\nx {}\n"
+    (tmp_path / "L.nel").write_text("".join(graph.format(g % 2) for g in range(20)))
+    options = ["L", "--root", tmp_path]
+    model = facts_of("train", *options, "--node-features", "degree", "--epochs", 1, "--out", tmp_path / "run")["model"]
+    assert facts_of("predict", model, *options, "--out", tmp_path / "p.csv")["graphs"] == 20
 
 
 def test_predict_tasks_of_graphs_without_labels(tmp_path: Path) -> None:

@@ -417,7 +417,7 @@ def test_handmade_nel(tmp_path: Path) -> None:
 def test_what_files_call_classes(tmp_path: Path) -> None:
     (tmp_path / "LIST.nel").write_text(NEL)
     write(tmp_path / "TINY", "TINY")
-    for name, classes, features in (("LIST", ["-1", "1"], None), ("TINY", ["-1", "7"], "label")):
+    for name, classes, features in (("LIST", ["-1", "1"], "label[3..5]"), ("TINY", ["-1", "7"], "label[2..5]")):
         found = datasets.read(name, tmp_path)
         assert (found.classes, found.features, found.names) == (classes, features, ["0", "1"])
         assert same(found.graphs, datasets.load(name, tmp_path))

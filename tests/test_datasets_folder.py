@@ -118,6 +118,13 @@ def test_names_are_text(tmp_path: Path) -> None:
     assert read.classes == ["NA", "nan"]
 
 
+def test_blanks_do_not_make_other_names(tmp_path: Path) -> None:
+    """Neither before a name nor after it, which would be nodes and graphs of their own where no table lists them."""
+    write(tmp_path, edges="graph,source,target\na, x,y\n a ,y , x\n", nodes=None, graphs="graph,label\na ,b\n")
+    read = load_folder(tmp_path)
+    assert (read.names, read.classes, read.graphs.num_nodes) == (["a"], ["b"], 2)
+
+
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [
@@ -155,6 +162,10 @@ def test_classes_of_an_earlier_reading(tmp_path: Path) -> None:
         ({"nodes": NODES + "a,x,1,1\n"}, ["nodes.csv, line 7, column 'node' repeats node 'x' of graph 'a'"]),
         ({"nodes": NODES + "a,z,,1\n"}, ["nodes.csv, line 7, column 'charge' is empty"]),
         ({"nodes": NODES + "a,z,1\n"}, ["nodes.csv, line 7, column 'mass' is empty"]),
+        ({"nodes": NODES + "a,z,inf,1\n"}, ["nodes.csv, line 7, column 'charge' must be finite"]),
+        ({"nodes": NODES + "a,z,1,1e39\n"}, ["nodes.csv, line 7, column 'mass' must be finite as float32"]),
+        ({"edges": EDGES.replace("\n", ",1\n").replace(",1", ",weight", 1).replace("y,y,1", "y,y,-inf")}, ["weight"]),
+        ({"edges": EDGES + '" ",x,y\n'}, ["edges.csv, line 6, column 'graph' is empty"]),
         ({"nodes": NODES + "z,z,1,1\n"}, ["nodes.csv, line 7, column 'graph'", "'z'"]),
         ({"graphs": GRAPHS + "a,mutagen\n"}, ["graphs.csv, line 5, column 'graph' repeats 'a'"]),
         ({"graphs": GRAPHS + "c,\n"}, ["graphs.csv, line 5, column 'label' is empty"]),
@@ -366,6 +377,13 @@ def test_weights_of_graphml(tmp_path: Path) -> None:
     assert "b.graphml" in error_of(lambda: load_folder(tmp_path, edge_weight="length"))
 
 
+KEYS = (
+    "<graphml xmlns='http://graphml.graphdrawing.org/xmlns'>"
+    "<key id='f' for='node' attr.name='f' attr.type='double'/>"
+    "<key id='w' for='edge' attr.name='weight' attr.type='double'/>"
+)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -373,12 +391,29 @@ def test_weights_of_graphml(tmp_path: Path) -> None:
         ("<svg/>", ["no GraphML file"]),
         ("", ["is not XML"]),
         ("<graphml><graph edgedefault='directed'/><graph edgedefault='directed'/></graphml>", ["several graphs"]),
+        ("<graphml><graph\nid='a'/><graph\nid='b'/></graphml>", ["several graphs"]),
+        ("<g:graphml xmlns:g='g'><g:graph/><g:graph/></g:graphml>", ["several graphs"]),
+        ("<graphml><graph><node id='a'/><node id='a'/></graph></graphml>", ["repeats node 'a'"]),
+        ("<graphml><graph><node/></graph></graphml>", ["node without an id"]),
+        ("<graphml><graph><node id='a'/><edge source='a' target='b'/></graph></graphml>", ["names node 'b'"]),
+        ("<graphml><graph><node id='a'/><edge source='a'/></graph></graphml>", ["lacks an end"]),
+        (KEYS + "<graph><node id='a'><data key='f'>NaN</data></node></graph></graphml>", ["'f' of node 'a'", "nan"]),
+        (
+            KEYS + "<graph><node id='a'/><edge source='a' target='a'><data key='w'>INF</data></edge></graph></graphml>",
+            ["edge attribute 'weight' must be finite"],
+        ),
     ],
 )
 def test_wrong_graphml_is_named(tmp_path: Path, content: str, words: list[str]) -> None:
     (tmp_path / "bad.graphml").write_text(content)
     message = error_of(lambda: load_folder(tmp_path))
     assert all(word in message for word in [*words, "bad.graphml"])
+
+
+def test_graphml_of_any_encoding_and_with_comments(tmp_path: Path) -> None:
+    text = f"<?xml version='1.0' encoding='UTF-16'?>{KEYS}<!-- <graph > --><graph><node id='ö'/></graph></graphml>"
+    (tmp_path / "a.graphml").write_text(text, encoding="utf-16")
+    assert load_folder(tmp_path).graphs.num_nodes == 1
 
 
 def test_graphml_that_differs_from_file_to_file(tmp_path: Path) -> None:
@@ -419,11 +454,11 @@ def test_tu_text_of_any_name(tmp_path: Path) -> None:
     write_tu(tmp_path / "any" / "raw", "TINY", node_attributes="1, 2\n3, 4\n5, 6\n7, 8\n", node_labels="3\n3\n4\n3\n")
     read = load_folder(tmp_path / "any", features="attribute+label")
     assert (read.names, read.classes) == (["1", "2"], ["-1", "1"])
-    assert (read.features, read.num_attributes, read.graphs.num_features) == ("attribute+label", 2, 4)
+    assert (read.features, read.num_attributes, read.graphs.num_features) == ("attribute+label[3..4]", 2, 4)
     assert read.graphs.y.tolist() == [1, 0]
     assert load_folder(tmp_path / "any", classes=["1", "0", "-1"]).graphs.y.tolist() == [0, 2]
     assert "the class '1'" in error_of(lambda: load_folder(tmp_path / "any", classes=["-1"]))
-    assert load_folder(tmp_path / "any").features == "label"
+    assert load_folder(tmp_path / "any").features == "label[3..4]"
     unlabelled = write_tu(tmp_path / "unlabelled", graph_labels=None)
     read = load_folder(unlabelled)
     assert (read.graphs.y, read.classes, read.names, read.features) == (None, None, ["1", "2"], "degree")
@@ -433,6 +468,30 @@ def test_tu_text_of_any_name(tmp_path: Path) -> None:
         for part, text in TU.items():
             archive.writestr(f"TINY/TINY_{part}.txt", text)
     assert load_folder(tmp_path / "TINY.zip").graphs.y.tolist() == [1, 0]
+
+
+def test_node_labels_of_an_earlier_reading(tmp_path: Path) -> None:
+    """A label has the same column in all files, or other graphs would mean something else to a model."""
+    first = load_folder(write_tu(tmp_path / "a", node_labels="-1, 5\n0, 5\n2, 7\n0, 5\n"))
+    assert (first.features, first.graphs.num_features) == ("label[-1..2,5..7]", 7)
+    second = write_tu(tmp_path / "b", node_labels="0, 6\n0, 7\n1, 6\n0, 6\n", node_attributes="1\n2\n3\n4\n")
+    assert load_folder(second).graphs.num_features == 4
+    x = load_folder(second, features=first.features).graphs.x
+    assert x[:, :4].argmax(1).tolist() == [1, 1, 2, 1]
+    assert x[:, 4:].argmax(1).tolist() == [1, 2, 1, 1]
+    both = load_folder(second, features=f"attribute+{first.features}")
+    assert torch.equal(both.graphs.x[:, 1:], x)
+    assert (both.features, both.num_attributes) == ("attribute+label[-1..2,5..7]", 1)
+    third = write_tu(tmp_path / "c", node_labels="0, 6\n3, 7\n1, 6\n0, 6\n")
+    message = error_of(lambda: load_folder(third, features=first.features))
+    assert "TINY_node_labels.txt holds labels 0..3,6..7, but features only have columns for -1..2,5..7" in message
+    assert "0..3" in error_of(lambda: load_folder(third, features="label[0..3]"))
+    assert "unknown" in error_of(lambda: load_folder(third, features="label[0..]"))
+
+
+def test_infinite_attributes_of_tu_text(tmp_path: Path) -> None:
+    write_tu(tmp_path, node_attributes="1\n3\ninf\n7\n")
+    assert "TINY_node_attributes.txt, line 3 must hold" in error_of(lambda: load_folder(tmp_path))
 
 
 def test_what_is_no_folder_of_graphs(tmp_path: Path) -> None:

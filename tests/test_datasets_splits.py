@@ -82,6 +82,7 @@ def changed(fold: int, key: str, value: object) -> list[Any]:
         (changed(1, "train", [0, 2, 2]), ["fold 1 names graph 2 in train and in train"]),
         (changed(1, "train", [0, 2]), ["fold 1 leaves out 1 of 6 graphs, the first of them 3"]),
         (changed(1, "train", [0, 2.5, 3]), ["fold 1, train must be a list of graph numbers, got 2.5"]),
+        (changed(1, "train", [0, 2**63]), ["fold 1, train must be a list of graph numbers, got 9223372036854775808"]),
         (changed(1, "validation", True), ["fold 1, validation must be a list of graph numbers, got true"]),
         (changed(1, "validation", []), ["fold 1 has an empty part 'validation'"]),
         ([FOLDS[0], FOLDS[0], FOLDS[2]], ["each of the 6 graphs in one fold", "6 entries, 4 of them"]),

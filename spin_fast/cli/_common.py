@@ -106,8 +106,9 @@ OwnFeatures = Annotated[
     str | None,
     typer.Option(
         "--node-features",
-        help="Which features of a TU or .nel dataset: label, attribute, attribute+label or degree.",
-        show_default="the paper's choice",
+        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: one "
+        "column, or degree.",
+        show_default="the paper's choice, or all columns",
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -230,12 +231,11 @@ def show_bytes(number: int) -> str:
 
 
 def describe(name: str, graphs: GraphBatch) -> str:
-    edges = int((graphs.num_arcs + _num_loops(graphs)) / 2)
     num_graphs = max(len(graphs), 1)
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
         f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
-        f"{edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
+        f"{graphs.num_arcs / num_graphs:.2f} arcs on average, {graphs.num_features} feature(s) per node"
     )
 
 
@@ -245,11 +245,6 @@ def ratios_of(features: PowerFeatures) -> str:
 
 def by_branch(ratios: Iterable[float]) -> str:
     return "  ".join(f"{r}: {ratio:.3g}x" for r, ratio in enumerate(ratios))
-
-
-def _num_loops(graphs: GraphBatch) -> int:
-    rows = torch.arange(graphs.num_nodes).repeat_interleave(graphs.degree.long())
-    return int((rows == graphs.indices).sum())
 
 
 def num_outputs_of(y: Tensor) -> int:

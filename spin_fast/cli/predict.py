@@ -58,7 +58,7 @@ def predict(
 
     A row has the number of the graph, from 0; its name, if it is from a folder of your own; the predicted class; and
     the probability of each class, class_NAME, where names are those of the training set. Of a model for several tasks
-    it has the probability of each task. A folder needs no labels.
+    it has the probability of each task. A folder needs no labels; its edges have weights if those in training had.
 
     Keys of --json: model, dataset, operator, out, graphs, predicted.
     """
@@ -68,7 +68,10 @@ def predict(
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
-    chosen = operator_of(operators) or metadata.get("operator")
+    asked, chosen = operator_of(operators), metadata.get("operator")
+    if asked is not None and chosen not in (None, asked):
+        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {chosen}")
+    chosen = chosen or asked
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
     preprocessing = metadata.get("preprocessing")
@@ -77,7 +80,8 @@ def predict(
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
     predicted = np.zeros(num_outputs, np.int64)
     tasks, done = metadata.get("tasks") is not None, 0
-    parts = _parts(dataset, root, metadata.get("node_features"), download)
+    weighted = metadata.get("weighted")
+    parts = _parts(dataset, root, metadata.get("node_features"), weighted, download)
     first = next(parts, None)
     if first is None or len(first[0]) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
@@ -87,6 +91,8 @@ def predict(
         progress_bar("graphs", first[2], True) as advance,
     ):
         for graphs, names, _ in itertools.chain([first], parts):
+            if weighted and graphs.edge_weight is None and graphs.num_arcs:
+                raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
             tasks = tasks or (graphs.y is not None and graphs.y.is_floating_point())
             graphs = graphs.to(place) if prepared is None else prepared.transform(graphs.to(place))
             for scores in training.predict_chunks(model, graphs, chosen):
@@ -118,7 +124,7 @@ def predict(
 
 
 def _parts(
-    dataset: str, root: Path | None, features: Any, download: bool
+    dataset: str, root: Path | None, features: Any, weighted: bool | None, download: bool
 ) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
     """Graphs, their names if they are of a folder, and how many there are in all if that is known."""
     if (folder := datasets.own_folder(dataset, root)) is None:
@@ -126,7 +132,8 @@ def _parts(
         yield graphs, None, len(graphs)
         return
     with console.status(f"reading {title_of(dataset)}"):
-        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features)
+        weight = None if weighted is False else "weight"
+        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight)
         first = next(read, None)
     for part in itertools.chain([] if first is None else [first], read):
         yield part.graphs, part.names, None
@@ -156,7 +163,7 @@ def _table_writer(path: Path) -> Callable[[Path], AbstractContextManager[Callabl
 def _csv_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
     import pandas
 
-    with path.open("w", newline="") as file:
+    with path.open("w", newline="", encoding="utf-8") as file:
         yield lambda columns: pandas.DataFrame(columns).to_csv(file, index=False, header=file.tell() == 0)
 
 

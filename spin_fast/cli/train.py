@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from .. import datasets, training
+from .. import datasets, sum_readout, training
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 from ..logs import CsvLog, TensorBoardLog
@@ -171,6 +171,7 @@ def train(
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
+    settings["weighted"] = graphs.edge_weight is not None
     if made is None:
         node_features = NodeFeatures(
             None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
@@ -276,6 +277,8 @@ def _check_features(
         raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
     if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
         raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
+    if not _equal_sums(features, graphs):
+        raise ValueError(f"{source} is not of {dataset}: its graphs have other node features; see --node-features")
     if hops is not None and hops != features.num_hops:
         raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
     if operator is not None and operator != features.operator:
@@ -284,6 +287,15 @@ def _check_features(
         raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
     if not deduplicate and features.index is not None:
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
+
+
+def _equal_sums(features: PowerFeatures, graphs: GraphBatch) -> bool:
+    """Whether what no hop has changed yet adds up to the same in each graph."""
+    ptr, rows = features.ptr[: len(graphs) + 1], features.rows[: features.row_ptr[1]]
+    index, count = (None if part is None else part[: ptr[-1]] for part in (features.index, features.count))
+    found = sum_readout(rows.double(), ptr, index=index, count=count)
+    wanted = sum_readout(graphs.x.double(), graphs.ptr)
+    return bool(((found - wanted).abs() <= 1e-6 * wanted.abs().amax(0)).all())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

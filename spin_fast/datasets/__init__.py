@@ -87,7 +87,8 @@ def load(
             a folder that exists.
         root: the folder of the files; None for ``$SPIN_FAST_DATA``, or else ``data`` and the cache.
         features: of TU and ``.nel`` sets: ``"label"``, ``"attribute"``, ``"attribute+label"``, ``"degree"``, or None
-            for the paper's choice. Of your own graphs as in :func:`load_folder`.
+            for the paper's choice; ``"label[1..37]"`` has a column for each of these labels, not only from the smallest
+            to the largest that occur. Of your own graphs as in :func:`load_folder`.
         dtype: float32 or float64, of the features.
         download: get the set from its official site if it is not there yet, as :func:`download` does. Files that were
             downloaded are compared at every loading with what they were then.
@@ -138,8 +139,7 @@ def read(
         _refuse_features(name, features)
         return _numbered(ogb.load(path, dtype=dtype), 0)
     if source is nel:
-        graphs, classes = nel.read(path, name, features=features, dtype=dtype)
-        return _numbered(graphs, 0)._replace(classes=classes)
+        return nel.read(path, name, features=features, dtype=dtype)
     files = tu.Files(path, name)
     files.require("A", "graph_indicator", "graph_labels")
     named = tu.read(files, features=features, dtype=dtype)

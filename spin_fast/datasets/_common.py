@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,10 @@ from ..graphs import GraphBatch
 FEATURES = ("label", "attribute", "attribute+label", "degree")
 PAPER_FEATURES = {"ENZYMES": "attribute+label", "OHSU": "degree", "Peking_1": "degree"}
 WIDEST_ONE_HOT = 65536
+Spans = list[tuple[int, int]]  # of each column of node labels the smallest and the largest that have a column of x
+
+_SPAN = r"(-?\d+)\.\.(-?\d+)"
+_WITH_SPANS = re.compile(rf"((?:attribute\+)?label)\[({_SPAN}(?:,{_SPAN})*)\]")
 
 
 class DatasetError(ValueError):
@@ -36,7 +41,8 @@ class Folder(NamedTuple):
         names: the name of each graph.
         classes: the name of each class, ``classes[y[g]]`` that of graph ``g``; None without labels.
         features: what the columns of ``x`` are made of, to be passed as ``features`` where other files are to be read
-            alike; None for a set that leaves no choice.
+            alike: ``"label[1..37]"`` has a column for each of the labels 1 to 37, whichever occur. None for a set that
+            leaves no choice.
         num_attributes: so many columns of ``x``, the first ones, are measured numbers; the others are codes or counts.
     """
 
@@ -82,7 +88,7 @@ def read_numbers(
     Args:
         stream: an open file that can be rewound.
         where: what error messages call it.
-        dtype: int32 or float64; a number that does not fit is an error.
+        dtype: int32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
 
@@ -97,7 +103,7 @@ def read_numbers(
     with reading(where):
         try:
             table = pandas.read_csv(stream, header=None, dtype=dtype, skipinitialspace=True).to_numpy()
-            wrong = table.dtype.kind == "f" and not missing and bool(np.isnan(table).any())
+            wrong = not _are_numbers(table, missing)
         except (ValueError, OverflowError):
             wrong = True
         if wrong:
@@ -106,6 +112,12 @@ def read_numbers(
     if columns is not None and table.shape[1] != columns:
         raise DatasetError(f"{where} must have {columns} comma-separated column(s), got {table.shape[1]}; get it again")
     return table
+
+
+def _are_numbers(values: np.ndarray, missing: bool) -> bool:
+    if values.dtype.kind != "f":
+        return True
+    return not bool((np.isinf(values) if missing else ~np.isfinite(values)).any())
 
 
 def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, missing: bool) -> str:
@@ -118,7 +130,7 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
         width = width or len(fields)
         try:
             values = np.array([convert(field) for field in fields if field.strip() or not missing], number)
-            fits = len(fields) in (0, width) and not np.isnan(values).any()
+            fits = len(fields) in (0, width) and _are_numbers(values, missing)
         except (ValueError, OverflowError):
             fits = False
         if not fits:
@@ -131,8 +143,8 @@ def choose_features(features: object, name: str, where: str, *, labels: bool, at
     """Decide what the node features are made of.
 
     Args:
-        features: one of ``FEATURES``, or None for the paper's choice: its exceptions are ``PAPER_FEATURES``; otherwise
-            labels where the set has them, else attributes, else degrees.
+        features: one of ``FEATURES``, maybe with spans, or None for the paper's choice: its exceptions are
+            ``PAPER_FEATURES``; otherwise labels where the set has them, else attributes, else degrees.
         name: the data set.
         where: what error messages call it.
         labels: whether the set has node labels.
@@ -145,6 +157,7 @@ def choose_features(features: object, name: str, where: str, *, labels: bool, at
         DatasetError: an unknown choice, or one that this set cannot serve.
     """
     has = {"label": labels, "attribute": attributes}
+    features, _ = without_spans(features)
     if features is None:
         features = PAPER_FEATURES.get(name) or next((part for part in has if has[part]), "degree")
     possible = [choice for choice in FEATURES if all(has.get(part, True) for part in choice.split("+"))]
@@ -154,16 +167,44 @@ def choose_features(features: object, name: str, where: str, *, labels: bool, at
     return [part for part in features.split("+") if part in has]
 
 
-def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype) -> Tensor:
-    """One-hot code of integer labels ``[N, k]``, each column ``max - min + 1`` wide, side by side: ``[N, widths]``."""
-    lowest = labels.min(axis=0).astype(np.int64)
-    widths = labels.max(axis=0) - lowest + 1
+def without_spans(features: object) -> tuple[object, Spans | None]:
+    """``"label[1..37]"`` is ``"label"`` and ``[(1, 37)]``; ``"label"`` is itself and None."""
+    match = _WITH_SPANS.fullmatch(features) if isinstance(features, str) else None
+    if match is None:
+        return features, None
+    return match[1], [(int(low), int(high)) for low, high in re.findall(_SPAN, match[2])]
+
+
+def described(parts: Sequence[str], spans: Spans | None) -> str:
+    """What was chosen, for other files to be read alike."""
+    return ("+".join(parts) or "degree") + (f"[{_shown(spans)}]" if spans else "")
+
+
+def _shown(spans: Spans) -> str:
+    return ",".join(f"{low}..{high}" for low, high in spans)
+
+
+def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | None = None) -> tuple[Tensor, Spans]:
+    """One-hot code of integer labels ``[N, k]``, each column ``high - low + 1`` wide, side by side: ``[N, widths]``.
+
+    Args:
+        labels: in one column or several.
+        where: what error messages call their file.
+        dtype: of the code.
+        spans: which labels have columns; None for those from the smallest to the largest that occur.
+    """
+    occur = list(zip(labels.min(axis=0).tolist(), labels.max(axis=0).tolist(), strict=True))
+    spans = occur if spans is None else spans
+    inside = [low <= least <= most <= high for (low, high), (least, most) in zip(spans, occur, strict=False)]
+    if len(spans) != len(occur) or not all(inside):
+        raise DatasetError(f"{where} holds labels {_shown(occur)}, but features only have columns for {_shown(spans)}")
+    lowest, highest = np.array(spans, np.int64).T
+    widths = highest - lowest + 1
     if widths.sum() > WIDEST_ONE_HOT:
-        span = f"{lowest.min()}..{labels.max()}"
-        raise DatasetError(f"{where} holds labels from {span}, too many for a one-hot code; use features='degree'")
+        raise DatasetError(f"{where} holds labels {_shown(spans)}, too many for a one-hot code; use features='degree'")
     x = torch.zeros(len(labels), int(widths.sum()), dtype=dtype)
     first = np.cumsum(widths) - widths
-    return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1)
+    return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1), spans
 
 
 def class_labels(values: np.ndarray) -> tuple[Tensor, list[str]]:

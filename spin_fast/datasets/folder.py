@@ -49,7 +49,7 @@ def load_folder(
     are the features. The label is the graph's attribute ``label``, or stands in a table ``graphs``.
 
     *Tables*: CSV with a header (``.csv``, ``.csv.gz``) or Parquet (``.parquet``), rows in any order. Graphs and nodes
-    have any text as names; nodes of different graphs may share one.
+    have any text as names, of CSV without the blanks around it; nodes of different graphs may share one.
 
     - ``edges``: columns ``graph``, ``source``, ``target``, and maybe ``weight``; others are not read.
     - ``nodes``: columns ``graph``, ``node``, and any others: the features, which must be numbers. Without this table

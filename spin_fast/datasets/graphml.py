@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import torch
 
@@ -96,16 +97,9 @@ class _GraphML:
     def _parse(self, file: Path) -> Any:
         networkx = _convert.library("networkx", "GraphML")
         with reading(str(file)):
-            content = file.read_bytes()
-            if content.count(b"<graph ") + content.count(b"<graph>") > 1:
-                raise DatasetError(f"{file} holds several graphs; write each to a file of its own")
+            _check_elements(file)
             try:
                 return networkx.read_graphml(file)
-            except SyntaxError as error:  # what the XML parser raises
-                line, column = error.position if hasattr(error, "position") else (1, 0)
-                raise DatasetError(
-                    f"{file}, line {line}, column {column + 1} is not XML ({one_line(error)}); correct it"
-                ) from error
             except (networkx.NetworkXError, KeyError, AttributeError) as error:
                 raise DatasetError(f"{file} is no GraphML file that networkx reads ({one_line(error)})") from error
 
@@ -146,10 +140,45 @@ class _GraphML:
                 edge_weight=None if weight is None else torch.empty(0, dtype=self.dtype),
             )
         try:
-            return GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **arcs)
+            graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **arcs)
         except (TypeError, ValueError) as error:
             reason = one_line(error).replace(" of graph 0", "")
             raise DatasetError(f"{file}: {reason}; correct it, or name what to use by features") from error
+        if not bool(graphs.x.isfinite().all()):
+            row, column = (~graphs.x.isfinite()).nonzero()[0].tolist()
+            raise DatasetError(
+                f"{file}: attribute {x[column]!r} of node {[*graph][row]!r} must be finite, "  # type: ignore[index]
+                f"got {graphs.x[row, column]}; correct it, or name what to use by features"
+            )
+        if graphs.edge_weight is not None and not bool(graphs.edge_weight.isfinite().all()):
+            raise DatasetError(f"{file}: edge attribute {weight!r} must be finite; correct it")
+        return graphs
+
+
+def _check_elements(file: Path) -> None:
+    """Refuse what networkx would mend in silence: it reads the first graph, and adds the nodes that only edges name."""
+    try:
+        elements = [(element.tag.rpartition("}")[2], element) for element in ElementTree.parse(file).iter()]
+    except ElementTree.ParseError as error:
+        line, column = error.position
+        raise DatasetError(
+            f"{file}, line {line}, column {column + 1} is not XML ({one_line(error)}); correct it"
+        ) from error
+    if sum(kind == "graph" for kind, _ in elements) > 1:
+        raise DatasetError(f"{file} holds several graphs; write each to a file of its own")
+    nodes: set[str | None] = set()
+    for kind, element in elements:
+        if kind == "node":
+            node = element.get("id")
+            if node is None or node in nodes:
+                wrong = "has a node without an id" if node is None else f"repeats node {node!r}"
+                raise DatasetError(f"{file} {wrong}; correct it")
+            nodes.add(node)
+    for kind, element in elements:
+        if kind == "edge" and not nodes >= (ends := {element.get("source"), element.get("target")}):
+            (node, *_) = ends - nodes
+            what = "lacks an end" if node is None else f"names node {node!r}, which the file does not list"
+            raise DatasetError(f"{file} has an edge that {what}; correct it")
 
 
 def _listed(features: str | list[str]) -> str:

@@ -9,7 +9,17 @@ import torch
 
 from .._arrays import offsets
 from ..graphs import GraphBatch
-from ._common import DatasetError, assemble, choose_features, class_labels, one_hot, reading
+from ._common import (
+    DatasetError,
+    Folder,
+    assemble,
+    choose_features,
+    class_labels,
+    described,
+    one_hot,
+    reading,
+    without_spans,
+)
 
 _FIELDS = {"n": 3, "e": 4, "x": 2}
 
@@ -51,7 +61,7 @@ def load(
     Raises:
         DatasetError: names the line and what is wrong with it, or says which features are possible.
     """
-    return read(path, name, features=features, dtype=dtype, weights=weights)[0]
+    return read(path, name, features=features, dtype=dtype, weights=weights).graphs
 
 
 def read(
@@ -61,8 +71,8 @@ def read(
     features: object = None,
     dtype: torch.dtype = torch.float32,
     weights: bool = False,
-) -> tuple[GraphBatch, list[str]]:
-    """Read what :func:`load` reads, with the names of the classes."""
+) -> Folder:
+    """Read what :func:`load` reads, with the names of the classes; graphs are called by their numbers, from 0."""
     path = Path(path)
     parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
     sizes: list[int] = []
@@ -102,7 +112,9 @@ def read(
         raise DatasetError(f"{path} holds no nodes; get the file again")
     if not classes or node_of:
         raise DatasetError(f"{path} ends at line {number} without the 'x class' line of a graph; get the file again")
-    x = one_hot(_label_numbers(labels), str(path), dtype) if parts else None
+    x, spans = None, without_spans(features)[1]
+    if parts:
+        x, spans = one_hot(_label_numbers(labels), str(path), dtype, spans)
     rows, columns = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     y, names = class_labels(np.array(classes))
     graphs = assemble(
@@ -114,7 +126,7 @@ def read(
         weight=np.array(weight * 2) if weights else None,
         dtype=dtype,
     )
-    return graphs, names
+    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0)
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:

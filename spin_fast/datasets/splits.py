@@ -162,7 +162,7 @@ def _classes(name: str, y: Tensor) -> np.ndarray:
 
 def _numbers(ids: Any, where: str) -> np.ndarray:
     values = ids if isinstance(ids, list) else [ids]
-    wrong = [value for value in values if type(value) is not int]
+    wrong = [value for value in values if type(value) is not int or value.bit_length() > 63]
     if wrong or not isinstance(ids, list):
         raise DatasetError(f"{where} must be a list of graph numbers, got {_kind(wrong[0] if wrong else ids)}")
     return np.array(values, dtype=np.int64)

@@ -49,8 +49,10 @@ class Table:
                     low_memory=False,
                 )
             for column in {*texts} & {*self.frame.columns}:
-                values = self.frame[column]
-                self.frame[column] = values.astype("str").where(values.notna()).astype("category")
+                values = self.frame[column].astype("str").where(self.frame[column].notna())
+                if path.suffix != ".parquet":  # blanks before names are gone already
+                    values = values.str.strip().replace("", None)
+                self.frame[column] = values.astype("category")
         if lacking := [column for column in texts[:needed] if column not in self.frame]:
             has = ", ".join(map(repr, self.frame.columns))
             raise DatasetError(f"{path} must have the column {lacking[0]!r}, got {has}; the first line must name them")
@@ -81,8 +83,8 @@ class Table:
             raise DatasetError(f"{self.where(row, column)} names {self.frame[column][row]!r}, which {of} does not list")
         return numbers.astype(np.int64)
 
-    def numbers(self, column: str) -> np.ndarray:
-        """``[rows]`` float64."""
+    def numbers(self, column: str, dtype: torch.dtype) -> np.ndarray:
+        """``[rows]`` float64, finite in ``dtype``, too."""
         import pandas
 
         if column not in self.frame:
@@ -94,6 +96,9 @@ class Table:
             row = int(wrong.argmax())
             got = "is empty; fill it in" if pandas.isna(values[row]) else f"must be a number, got {values[row]!r}"
             raise DatasetError(f"{self.where(row, column)} {got}")
+        if (wrong := ~torch.from_numpy(numbers.copy()).to(dtype).isfinite().numpy()).any():
+            row, kind = int(wrong.argmax()), str(dtype).removeprefix("torch.")
+            raise DatasetError(f"{self.where(row, column)} must be finite as {kind}, got {values[row]}")
         return numbers.copy()  # pandas may give a view that must not be written to
 
 
@@ -173,7 +178,7 @@ def load(
         raise DatasetError(f"{path} has no table of nodes, so that features must be 'degree' or None, got {features!r}")
     x = None
     if nodes is not None and chosen != "degree":
-        values = np.stack([nodes.numbers(column) for column in chosen], axis=1)
+        values = np.stack([nodes.numbers(column, dtype) for column in chosen], axis=1)
         x = torch.from_numpy(values).to(dtype)
         for column, rounded in zip(chosen, (x.numpy() != values).T, strict=True):
             if nodes.frame[column].dtype.kind in "iu" and rounded.any():  # categories, maybe: two would become one
@@ -185,7 +190,7 @@ def load(
         x = x[torch.from_numpy(by_graph)]
     weight = None
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
-        weight = torch.from_numpy(edges.numbers(edge_weight)).to(dtype)
+        weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
     graphs = build(
         torch.from_numpy(np.stack(arc_ends)),
         x,

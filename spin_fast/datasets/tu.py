@@ -15,7 +15,18 @@ from torch import Tensor
 
 from .._arrays import offsets
 from ..graphs import GraphBatch
-from ._common import DatasetError, Folder, assemble, choose_features, class_labels, one_hot, read_numbers, reading
+from ._common import (
+    DatasetError,
+    Folder,
+    assemble,
+    choose_features,
+    class_labels,
+    described,
+    one_hot,
+    read_numbers,
+    reading,
+    without_spans,
+)
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
 
@@ -110,7 +121,8 @@ def load(
         path: the zip, or the folder that holds the text files.
         name: what the files are named after; by default what the path is named after.
         features: ``"label"`` (one-hot, max - min + 1 wide), ``"attribute"``, ``"attribute+label"`` (attributes first),
-            ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice.
+            ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice. ``"label[1..37]"`` has columns
+            for these labels, whichever occur.
         dtype: float32 or float64, of the features.
 
     Returns:
@@ -143,7 +155,7 @@ def _parts(files: Files, features: object) -> list[str]:
 def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.float32) -> Folder:
     """Read what :func:`load` reads, with the names of classes and graphs; ``NAME_graph_labels.txt`` may be missing."""
     files.require("A", "graph_indicator")
-    parts = _parts(files, features)
+    parts, spans = _parts(files, features), without_spans(features)[1]
     graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
     _check_indicator(files, graph)
     values = _graph_labels(files, graph) if files.has("graph_labels") else None
@@ -153,7 +165,8 @@ def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.fl
     for part in parts:
         if part == "label":
             labels = files.read("node_labels", np.int32, lines=len(graph))
-            blocks.append(one_hot(labels, files.where("node_labels"), dtype))
+            code, spans = one_hot(labels, files.where("node_labels"), dtype, spans)
+            blocks.append(code)
         else:
             attributes = files.read("node_attributes", np.float64, lines=len(graph))
             width = attributes.shape[1]
@@ -163,7 +176,7 @@ def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.fl
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
     y, classes = (None, None) if values is None else class_labels(values)
     graphs = assemble(rows, columns, ptr, x, y, dtype=dtype)
-    return Folder(graphs, [str(g + 1) for g in range(num_graphs)], classes, "+".join(parts) or "degree", width)
+    return Folder(graphs, [str(g + 1) for g in range(num_graphs)], classes, described(parts, spans), width)
 
 
 def _check_indicator(files: Files, graph: np.ndarray) -> None:
