@@ -274,11 +274,13 @@ class Trainer:
     def _is_standard(self, model: SPIN, features: PowerFeatures) -> bool:
         config, labels = model.config, features.labels
         return (
-            native_available(features.rows.device)
+            type(model) is SPIN  # others may have a forward of their own
+            and native_available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64
             and not (config["batch_norm"] or config["dropout"] > 0 or config["size_aware"])
+            and len(config["classifier_features"]) < ops.MOST_LAYERS
             and all(parameter.requires_grad for parameter in model.parameters())
         )
 
@@ -326,16 +328,28 @@ class Trainer:
 
 
 def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = False) -> None:
-    """Check the labels of the selected graphs; their range on a GPU only if they are to be ``read``, which waits."""
+    """Check the labels of the selected graphs.
+
+    Tasks, and on a GPU classes, only if they are to be ``read``: there are many, or it waits.
+    """
     y = features.y
     if y is None:
         raise ValueError("features must have labels (y) to train on")
-    if not y.is_floating_point() and (y.dim() != 1 or y.dtype != torch.int64):
+    if y.dim() != (2 if y.is_floating_point() else 1) or not (y.is_floating_point() or y.dtype == torch.int64):
         raise ValueError(
             "y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, "
             f"got {y.dtype} of shape {list(y.shape)}"
         )
-    read = (read or y.is_cpu) and not y.is_floating_point() and len(y) > 0
+    if y.is_floating_point():
+        if y.shape[1] != num_outputs:
+            raise ValueError(f"y must have {num_outputs} tasks, the model's outputs, got {y.shape[1]}")
+        known = y[~y.isnan()] if read else y[:0]
+        if known.numel() and not 0 <= known.min() <= known.max() <= 1:
+            raise ValueError(
+                f"y must be tasks of 0, 1 and NaN, got values from {known.min().item():g} to {known.max().item():g}"
+            )
+        return
+    read = (read or y.is_cpu) and len(y) > 0
     if read and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
         raise ValueError(
             f"y must be classes in [0, {num_outputs}), the model's outputs, got {int(y.min())} to {int(y.max())}"
