@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import ops
+from . import _check, ops
 from ._arrays import GraphIds, graph_ids
 from ._native import available as native_available
 from .features import PowerFeatures
@@ -266,6 +267,7 @@ class Trainer:
             raise ValueError("model must have the parameters to train that it had when the Trainer was made")
         self.optimizer.follow(flat)  # wherever the model has been moved
         if self.class_weight is not None:
+            _check.tensor("class_weight", self.class_weight, (self._num_outputs,), _check.FLOATS)
             self.class_weight = self.class_weight.to(features.rows)
         if isinstance(model, SPIN) and self._is_standard(model, features):
             return self._fused(model, features)
@@ -275,6 +277,7 @@ class Trainer:
         config, labels = model.config, features.labels
         return (
             type(model) is SPIN  # others may have a forward of their own
+            and _has_own_classifier(model)
             and native_available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
@@ -325,6 +328,20 @@ class Trainer:
             return loss.detach()
 
         return step
+
+
+def _has_own_classifier(model: SPIN) -> bool:
+    """Whether the classifier is what the constructor made: others may have been put in the place of its layers."""
+    config = model.config
+    widths = [model.num_branches * config["hidden_features"], *config["classifier_features"], config["out_features"]]
+    made = [part for sizes in pairwise(widths) for part in ((*sizes, True), config["negative_slope"])][:-1]
+    found: list[Any] = []
+    for layer in model.classifier.children():
+        if type(layer) is nn.Linear:
+            found.append((layer.in_features, layer.out_features, layer.bias is not None))
+        else:
+            found.append(layer.negative_slope if type(layer) is nn.LeakyReLU else None)
+    return type(model.classifier) is nn.Sequential and found == made
 
 
 def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = False) -> None:

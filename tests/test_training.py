@@ -297,9 +297,13 @@ def test_what_the_operation_does_not_compute_takes_autograds_way(native, digits:
         def forward(self, features: PowerFeatures) -> torch.Tensor:
             return 2 * super().forward(features)
 
-    for kind, options in ((Doubled, {}), (SPIN, {"classifier_features": [4] * 8})):
-        torch.manual_seed(0)
-        model = kind(3, 4, 10, 2, **options)
+    models = [new_model() for _ in range(4)]
+    models += [Doubled(3, 4, 10, 2), new_model(classifier_features=[4] * 8)]
+    models[0].classifier[1] = torch.nn.Tanh()
+    models[1].classifier[1].negative_slope = 0.5
+    models[2].classifier = torch.nn.Linear(48, 10)
+    torch.nn.utils.parametrizations.weight_norm(models[3].classifier[0])
+    for model in models:
         expected = training.loss_of(model(digits[:8]), digits[:8].y)
         torch.testing.assert_close(training.Trainer(model).step(digits[:8]), expected.detach())
 
@@ -507,6 +511,9 @@ def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) 
     ):
         with pytest.raises(TypeError, match=message):
             training.fit(**{"model": new_model(), "features": digits} | parts | wrong)
+    for weights, error in (("balanced", TypeError), (torch.ones(2), ValueError)):
+        with pytest.raises(error, match="class_weight must "):
+            training.Trainer(new_model(), class_weight=weights).step(digits)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         training.predict(new_model(), digits, batch_size=0)
 
