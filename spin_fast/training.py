@@ -67,7 +67,7 @@ def rocauc(logits: Tensor, y: Tensor) -> float:
 
 @dataclass
 class Fit:
-    """What :func:`fit` leaves behind; the model holds the weights of ``best_epoch``."""
+    """What :func:`fit` leaves behind; the model holds the weights of ``epochs[best_epoch]``."""
 
     epochs: list[Epoch] = field(default_factory=list)
     best_epoch: int = 0
