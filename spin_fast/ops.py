@@ -50,7 +50,7 @@ def _contents_are_readable(value: Tensor) -> bool:
 
 
 def _is_autocast(value: Any) -> bool:
-    return isinstance(value, Tensor) and torch.is_autocast_enabled(value.device.type)
+    return isinstance(value, Tensor) and not value.is_meta and torch.is_autocast_enabled(value.device.type)
 
 
 def _widened(value: Any) -> Any:

@@ -25,7 +25,7 @@ def _in_its_own_dtype(twin: Twin) -> Twin:
     @wraps(twin)
     def call(*args: Any, **kwargs: Any) -> Any:
         device = args[0].device.type
-        if not torch.is_autocast_enabled(device):
+        if device == "meta" or not torch.is_autocast_enabled(device):  # there is no autocast of meta
             return twin(*args, **kwargs)
         with torch.autocast(device, enabled=False):
             return twin(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Random graphs and oracles that share no code with the package."""
+"""Random graphs, oracles that share no code with the package, and what several tests ask."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spin_fast import GraphBatch
+from spin_fast import GraphBatch, datasets
 
 # Tolerances against a float64 oracle; sizes in these tests are small.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.float64: {"rtol": 1e-11, "atol": 1e-11}}
@@ -65,6 +66,16 @@ def equal(a: GraphBatch, b: GraphBatch) -> bool:
         one is other or (one is not None and other is not None and one.dtype == other.dtype and torch.equal(one, other))
         for one, other in pairs
     )
+
+
+def error_of(call: Callable[[], object]) -> str:
+    """The message of the DatasetError that ``call`` raises, which must be one readable line."""
+    with pytest.raises(datasets.DatasetError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message
+    assert 20 < len(message) < 700
+    return message
 
 
 def dense_powers(graphs: GraphBatch, num_hops: int, operator: str) -> torch.Tensor:

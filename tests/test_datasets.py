@@ -17,6 +17,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from helpers import error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
@@ -56,16 +57,6 @@ def self_loops(graphs: GraphBatch) -> int:
 
 def undirected_edges(graphs: GraphBatch) -> float:
     return (graphs.num_arcs + self_loops(graphs)) / 2
-
-
-def error_of(call: Callable[[], object]) -> str:
-    """The message of the DatasetError that ``call`` raises, which must be one readable line."""
-    with pytest.raises(DatasetError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    assert 20 < len(message) < 700
-    return message
 
 
 # Two graphs: a triangle whose edge 1-2 is listed twice each way, with a self-loop (twice) and an isolated node 4; then

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +12,12 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers import equal, random_graphs
+from helpers import equal, error_of, random_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch, datasets
-from spin_fast.datasets import DatasetError, iter_folder, load_folder
+from spin_fast.datasets import iter_folder, load_folder
 
 EDGES = "graph,source,target\nb,1,2\na,x,y\nb,2,1\na,y,y\n"
 NODES = "graph,node,charge,mass\na,x,0.5,1\nb,2,-1,4\na,y,1.5,2\nb,1,0,3\nb,3,7,5\n"
@@ -32,15 +31,6 @@ def write(folder: Path, **tables: str | None) -> Path:
         if text is not None:
             (folder / f"{name}.csv").write_text(text)
     return folder
-
-
-def error_of(call: Callable[[], object]) -> str:
-    with pytest.raises(DatasetError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    assert 20 < len(message) < 500
-    return message
 
 
 def arcs(graphs: GraphBatch) -> list[tuple[int, int]]:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import error_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spin_fast import datasets
-from spin_fast.datasets import DatasetError, Split, stratified_folds
+from spin_fast.datasets import Split, stratified_folds
 
 # Three folds of six graphs.
 FOLDS: list[Any] = [
@@ -27,15 +28,6 @@ def write(path: Path, folds: object = FOLDS) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(folds))
     return path
-
-
-def error_of(call: Callable[[], object]) -> str:
-    with pytest.raises(DatasetError) as caught:
-        call()
-    message = str(caught.value)
-    assert "\n" not in message
-    assert 20 < len(message) < 500
-    return message
 
 
 def assert_splits(folds: list[Split], num_graphs: int) -> None:

@@ -24,6 +24,7 @@ print(spin_fast.SPIN(3, 8, 10, 2)(features).shape)
 """
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.xdist_group("wheel"),  # they build in one folder
     pytest.mark.skipif(
         not (ROOT / "setup.py").is_file(), reason="no setup.py beside the tests: this is not a checkout"
     ),

@@ -462,6 +462,14 @@ with concurrent.futures.ThreadPoolExecutor(4) as pool:
 """
 
 
+def test_shapes_alone(backend: str) -> None:
+    """Of tensors on ``meta``, as tools that plan models have them."""
+    z, w = torch.empty(5, 4, device="meta"), torch.empty(4, device="meta")
+    ptr = torch.tensor([0, 3, 5], device="meta")
+    assert spin_fast.attention_readout(z, w, ptr).shape == (2, 4)
+    assert spin_fast.sum_readout(z, ptr).shape == (2, 4)
+
+
 def test_import_from_several_threads() -> None:
     result = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", "-c", IMPORT],
