@@ -246,6 +246,9 @@ def fit(
     train_labels, target = features[train].y, features[validation].y
     assert train_labels is not None
     assert target is not None
+    for name, labels in (("train", train_labels), ("validation", target)):
+        if labels.is_floating_point() and bool(labels.isnan().all()):
+            raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
     weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
     torch.manual_seed(seed)

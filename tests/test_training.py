@@ -525,6 +525,8 @@ def test_labels_of_another_kind_are_named(digits: PowerFeatures) -> None:
         (digits.labels[:, None], r"y must be int64 classes \[G\], or float tasks"),
         (digits.labels.float(), r"y must be int64 classes \[G\], or float tasks .*float32 of shape \[300\]"),
         (tasks[:, :3], "y must have 10 tasks, the model's outputs, got 3"),
+        (tasks.index_fill(0, torch.arange(8), float("nan")), "train must have at least one label that is known"),
+        (tasks.index_fill(0, torch.arange(8, 16), float("nan")), "validation must have at least one label that is"),
         (tasks.index_fill(0, torch.tensor([1]), -2.5), "y must be tasks of 0, 1 and NaN, got values from -2.5 to 0"),
     ):
         with pytest.raises(ValueError, match=message):
