@@ -19,6 +19,10 @@ settings.register_profile(
 )
 settings.load_profile("spin_fast")
 
+# Tests that start pytest give it options of their own, and those of commands the width of the terminal.
+os.environ.pop("PYTEST_ADDOPTS", None)
+os.environ.pop("COLUMNS", None)
+
 # Tests are many and small: threads would wait for each other, above all where the cores are shared.
 torch.set_num_threads(1)
 
