@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,9 +48,9 @@ class Run:
     Attributes:
         epochs: the log.
         best_epoch: whose weights are kept, from 0.
-        best_score: its metric and, of equal metrics, the lower loss; a NaN is never better.
+        best_score: its metric and, of equal metrics, the lower loss; a metric that is no number is below all others.
         risen: the last epoch at which the metric rose, from 0.
-        best: the weights of ``best_epoch``; those before training while no metric was a number.
+        best: the weights of ``best_epoch``; those before training while neither metric nor loss was a number.
         last: what the next epoch starts from (:func:`snapshot`), where a file of it is kept.
     """
 
@@ -62,11 +63,12 @@ class Run:
 
     def after(self, epoch: Epoch, weights: dict[str, Tensor], last: dict[str, Tensor]) -> Run:
         """The run with one epoch more, which has left the model with ``weights``."""
-        epochs, score = (*self.epochs, epoch), (epoch.validation, -epoch.validation_loss)
-        if math.isnan(epoch.validation) or not score > self.best_score:
+        metric = -math.inf if math.isnan(epoch.validation) else epoch.validation
+        epochs, score = (*self.epochs, epoch), (metric, -epoch.validation_loss)
+        if not score > self.best_score:
             return replace(self, epochs=epochs, last=last)
         number = len(self.epochs)
-        risen = number if epoch.validation > self.best_score[0] else self.risen
+        risen = number if metric > self.best_score[0] else self.risen
         return Run(epochs, number, score, risen, copied(weights), last)
 
     def is_over(self, epochs: int, patience: int) -> bool:
@@ -118,9 +120,11 @@ def settings_of(
     model: torch.nn.Module, features: PowerFeatures, train: Tensor, validation: Tensor, **options: Any
 ) -> dict[str, Any]:
     """What must be the same for a run to go on, by the names of the arguments, as JSON values."""
-    modules = {"modules": " ".join(repr(model).split())}  # of models that are made of any
+    parts = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # objects have another address in every process
+    modules = {"modules": " ".join(parts.split())}  # of models that are made of any
     config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", modules)
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    config["trained parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     data = {
         "graphs": len(features),
         "features": features.num_features,

@@ -30,16 +30,16 @@ class CsvLog:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._begun = False
+        self._next = 0  # the epoch whose line can be added; none while a run has not begun
         _files.check_writable(self.path)
 
     def __call__(self, epoch: Epoch) -> None:
-        if not self._begun:
+        if epoch.number != self._next:
             with _files.replacing(self.path) as temporary:
                 temporary.write_text(_lines([COLUMNS, *self._before(epoch.number)]))
-            self._begun = True
         with self.path.open("a") as file:
             file.write(_lines([list(vars(epoch).values())]))
+        self._next = epoch.number + 1
 
     def _before(self, number: int) -> list[list[str]]:
         if number == 1 or not self.path.is_file():
@@ -48,7 +48,9 @@ class CsvLog:
             found = list(csv.reader(file))
         if found[:1] != [COLUMNS]:
             return []
-        return [line for line in found[1:] if len(line) == len(COLUMNS) and int(line[0]) < number]
+        return [
+            line for line in found[1:] if len(line) == len(COLUMNS) and line[0].isdecimal() and int(line[0]) < number
+        ]
 
 
 def _lines(rows: Iterable[list[Any]]) -> str:

@@ -39,7 +39,7 @@ class NodeFeatures:
             out if it is the degree itself.
         standardize: shift and scale columns to mean 0 and standard deviation 1 over the nodes of the training graphs;
             ``"auto"`` does if ``x`` has anything but whole numbers, so that attributes are, but neither one-hot labels
-            nor OGB's categories nor degrees alone.
+            nor OGB's categories nor degrees alone, or if ``columns`` are named.
         columns: which columns of the result to standardise; None for those of anything but 0 and 1. A column that is
             constant over the training graphs is left alone.
 
@@ -102,7 +102,8 @@ class NodeFeatures:
         self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and not is_degree)
         self.max_degree_ = int(degree.max()) if self.degree == "one-hot" else None
         self.columns_, self.mean_, self.scale_ = [], [], []
-        if self.standardize is True or (self.standardize == "auto" and not torch.equal(x, x.round())):
+        automatic = self.columns is not None or not torch.equal(x, x.round())
+        if self.standardize is True or (self.standardize == "auto" and automatic):
             self._fit_columns(self._columns_of(x, degree))
         return self
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import ops
+from . import _check, ops
 from ._arrays import GraphIds, graph_ids
 from ._native import available as native_available
 from .features import PowerFeatures
@@ -266,6 +267,7 @@ class Trainer:
             raise ValueError("model must have the parameters to train that it had when the Trainer was made")
         self.optimizer.follow(flat)  # wherever the model has been moved
         if self.class_weight is not None:
+            _check.tensor("class_weight", self.class_weight, (self._num_outputs,), _check.FLOATS)
             self.class_weight = self.class_weight.to(features.rows)
         if isinstance(model, SPIN) and self._is_standard(model, features):
             return self._fused(model, features)
@@ -274,11 +276,14 @@ class Trainer:
     def _is_standard(self, model: SPIN, features: PowerFeatures) -> bool:
         config, labels = model.config, features.labels
         return (
-            native_available(features.rows.device)
+            type(model) is SPIN  # others may have a forward of their own
+            and _has_own_classifier(model)
+            and native_available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64
             and not (config["batch_norm"] or config["dropout"] > 0 or config["size_aware"])
+            and len(config["classifier_features"]) < ops.MOST_LAYERS
             and all(parameter.requires_grad for parameter in model.parameters())
         )
 
@@ -325,17 +330,43 @@ class Trainer:
         return step
 
 
+def _has_own_classifier(model: SPIN) -> bool:
+    """Whether the classifier is what the constructor made: others may have been put in the place of its layers."""
+    config = model.config
+    widths = [model.num_branches * config["hidden_features"], *config["classifier_features"], config["out_features"]]
+    made = [part for sizes in pairwise(widths) for part in ((*sizes, True), config["negative_slope"])][:-1]
+    found: list[Any] = []
+    for layer in model.classifier.children():
+        if type(layer) is nn.Linear:
+            found.append((layer.in_features, layer.out_features, layer.bias is not None))
+        else:
+            found.append(layer.negative_slope if type(layer) is nn.LeakyReLU else None)
+    return type(model.classifier) is nn.Sequential and found == made
+
+
 def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = False) -> None:
-    """Check the labels of the selected graphs; their range on a GPU only if they are to be ``read``, which waits."""
+    """Check the labels of the selected graphs.
+
+    Tasks, and on a GPU classes, only if they are to be ``read``: there are many, or it waits.
+    """
     y = features.y
     if y is None:
         raise ValueError("features must have labels (y) to train on")
-    if not y.is_floating_point() and (y.dim() != 1 or y.dtype != torch.int64):
+    if y.dim() != (2 if y.is_floating_point() else 1) or not (y.is_floating_point() or y.dtype == torch.int64):
         raise ValueError(
             "y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, "
             f"got {y.dtype} of shape {list(y.shape)}"
         )
-    read = (read or y.is_cpu) and not y.is_floating_point() and len(y) > 0
+    if y.is_floating_point():
+        if y.shape[1] != num_outputs:
+            raise ValueError(f"y must have {num_outputs} tasks, the model's outputs, got {y.shape[1]}")
+        known = y[~y.isnan()] if read else y[:0]
+        if known.numel() and not 0 <= known.min() <= known.max() <= 1:
+            raise ValueError(
+                f"y must be tasks of 0, 1 and NaN, got values from {known.min().item():g} to {known.max().item():g}"
+            )
+        return
+    read = (read or y.is_cpu) and len(y) > 0
     if read and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
         raise ValueError(
             f"y must be classes in [0, {num_outputs}), the model's outputs, got {int(y.min())} to {int(y.max())}"

@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from numbers import Real
 from pathlib import Path
 
 import torch
@@ -46,7 +47,12 @@ Metric = Callable[[Tensor, Tensor], float]
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:
-    """Share of graphs whose largest class score is that of their label; ``logits [G, C]``, ``y [G]`` int64."""
+    """Share of graphs whose largest class score is that of their label; ``logits [G, C]``, ``y [G]`` int64.
+
+    Of binary tasks side by side, float ``y [G, T]``, the share of known labels that their score has the sign of.
+    """
+    if y.is_floating_point():
+        return ((logits > 0) == (y > 0.5))[~y.isnan()].double().mean().item()
     return (logits.argmax(1) == y).double().mean().item()
 
 
@@ -54,12 +60,14 @@ def rocauc(logits: Tensor, y: Tensor) -> float:
     """Area under the ROC curve of the second class; ``logits [G, 2]``, ``y [G]`` of 0 and 1."""
     from sklearn.metrics import roc_auc_score
 
+    if y.dim() != 1 or logits.shape[1:] != (2,):
+        raise ValueError(f"logits must have shape [G, 2] and y [G], got {list(logits.shape)} and {list(y.shape)}")
     return float(roc_auc_score(y.cpu().numpy(), (logits[:, 1] - logits[:, 0]).cpu().numpy()))
 
 
 @dataclass
 class Fit:
-    """What :func:`fit` leaves behind; the model holds the weights of ``best_epoch``."""
+    """What :func:`fit` leaves behind; the model holds the weights of ``epochs[best_epoch]``."""
 
     epochs: list[Epoch] = field(default_factory=list)
     best_epoch: int = 0
@@ -81,6 +89,7 @@ def predict(
     model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
 ) -> Tensor:
     """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order."""
+    batch_size = _check.integer("batch_size", batch_size, 1)
     model.eval()
     selected = features if ids is None else features[ids]
     if len(selected) == 0:
@@ -101,7 +110,8 @@ def predict_proba(
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
     Chunk after chunk of the graphs goes through the powers, the model and the softmax, so that memory does not grow
-    with their number, but for the result.
+    with their number, but for the result. Of a model for binary tasks side by side, which are no classes, take the
+    ``sigmoid()`` of :func:`predict_chunks`.
 
     Args:
         model: a classifier; it is put into evaluation mode.
@@ -170,8 +180,8 @@ def fit(
 
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
-    Of epochs with the same metric the one with the lower validation loss is kept. Ctrl-C ends training as early
-    stopping does: the model holds the best weights so far.
+    Of epochs with the same metric, or with none that is a number, the one with the lower validation loss is kept.
+    Ctrl-C ends training as early stopping does: the model holds the best weights so far.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
     ``resume=True`` and otherwise the same arguments, on the same kind of device, every number is that of a run without
@@ -209,16 +219,36 @@ def fit(
         TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``.
         OSError: ``state`` cannot be written.
     """
+    if not isinstance(model, GraphClassifier):
+        raise TypeError(f"model must be a SPIN, a PAGNN or another GraphClassifier, got {type(model).__name__}")
+    model.check(features)
+    epochs, batch_size, patience, seed = (
+        _check.integer(name, value, minimum)
+        for name, value, minimum in (
+            ("epochs", epochs, 1),
+            ("batch_size", batch_size, 1),
+            ("patience", patience, 1),
+            ("seed", seed, 0),
+        )
+    )
+    learning_rate, weight_decay = _rate("learning_rate", learning_rate), _rate("weight_decay", weight_decay)
+    if not callable(metric):
+        raise TypeError(f"metric must be a function of class scores and labels, got {type(metric).__name__}")
+    _check.flag("resume", resume)
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
+    for name, ids in (("train", train), ("validation", validation)):
+        if len(ids) == 0:
+            raise ValueError(f"{name} must have at least one graph")
     num_outputs = model.num_outputs(features)
     check_labels(features, num_outputs, read=True)
-    _check_fit(train, validation, epochs, batch_size, patience)
-    _check.flag("resume", resume)
     if resume and state is None:
         raise ValueError("resume must come with state, the file to go on from")
     train_labels, target = features[train].y, features[validation].y
     assert train_labels is not None
     assert target is not None
+    for name, labels in (("train", train_labels), ("validation", target)):
+        if labels.is_floating_point() and bool(labels.isnan().all()):
+            raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
     weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
     torch.manual_seed(seed)
@@ -280,6 +310,14 @@ def fit(
     return Fit(list(run.epochs), run.best_epoch, interrupted)
 
 
+def _rate(name: str, value: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
+    if not 0 <= value < math.inf:
+        raise ValueError(f"{name} must be finite and at least 0, got {value}")
+    return float(value)
+
+
 def _rate_of(scheduler: LRScheduler) -> float:
     return float(scheduler.optimizer.param_groups[0]["lr"])
 
@@ -310,12 +348,3 @@ def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
                     f"{epoch.number}, got {_rate_of(scheduler):.6g}; a cosine needs the number of epochs it began with"
                 )
             advance(scheduler, epoch.validation_loss, epoch.validation)
-
-
-def _check_fit(train: Tensor, validation: Tensor, epochs: int, batch_size: int, patience: int) -> None:
-    for name, ids in (("train", train), ("validation", validation)):
-        if len(ids) == 0:
-            raise ValueError(f"{name} must have at least one graph")
-    for name, value in (("epochs", epochs), ("batch_size", batch_size), ("patience", patience)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")

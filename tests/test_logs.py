@@ -39,7 +39,7 @@ def test_csv_goes_on_without_repeating(tmp_path: Path) -> None:
     for number in (3, 4):
         log(epoch(number, loss=2.0))
     assert pandas.read_csv(path)[["epoch", "loss"]].to_numpy().tolist() == [[1, 1], [2, 1], [3, 2], [4, 2]]
-    CsvLog(path)(epoch(1, loss=3.0))
+    log(epoch(1, loss=3.0))  # another run
     assert pandas.read_csv(path)["loss"].tolist() == [3.0]
     path.write_text("something else\n")
     CsvLog(path)(epoch(2))

@@ -63,6 +63,7 @@ def test_which_columns_are_standardised() -> None:
     assert NodeFeatures(standardize=True).fit(whole).columns_ == [0]
     assert NodeFeatures(standardize=False).fit(graphs).columns_ == []
     assert NodeFeatures(columns=[3, 0, 3, 4]).fit(graphs).columns_ == [0, 3]  # the constant one cannot be
+    assert NodeFeatures(columns=[0]).fit(whole).columns_ == [0]
     assert NodeFeatures("log").fit(graphs).columns_ == [0, 1, 5]
     assert NodeFeatures("one-hot").fit(graphs).columns_ == [0, 1]
     assert NodeFeatures("raw", keep_x=False, standardize=True).fit(graphs).columns_ == [0]

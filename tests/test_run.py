@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spin_fast import SPIN, PowerFeatures, datasets
+from spin_fast import PAGNN, SPIN, PowerFeatures, datasets
 from spin_fast._run import Epoch, Run, RunFile, restore, sample_of, settings_of, snapshot
 from spin_fast.trainer import Trainer
 
@@ -27,17 +27,17 @@ def test_which_epoch_is_kept_and_when_it_is_over(scores: list[tuple[float, float
     for number, score in enumerate(scores):
         run = run.after(epoch_of(number + 1, *score), {"weights": torch.tensor(float(number))}, {})
     metrics = [metric for metric, _ in scores if not math.isnan(metric)]
-    if not metrics:
+    best = max(metrics, default=math.nan)
+    at_best = [number for number, (metric, _) in enumerate(scores) if metric == best or not metrics]
+    losses = [scores[number][1] for number in at_best]
+    if not metrics and all(map(math.isnan, losses)):
         assert (run.best_epoch, run.best["weights"]) == (0, -1)
-        risen = 0
     else:
-        at_best = [number for number, (metric, _) in enumerate(scores) if metric == max(metrics)]
         assert run.best_epoch in at_best
         assert run.best["weights"] == run.best_epoch
-        losses = [scores[number][1] for number in at_best]
         if not any(map(math.isnan, losses)):
             assert run.best_epoch == at_best[losses.index(min(losses))]
-        risen = at_best[0]
+    risen = at_best[0] if metrics else 0
     assert run.is_over(100, patience) == (len(scores) > 0 and len(scores) - 1 - risen >= patience)
     assert run.is_over(len(scores), 100)
     assert not run.is_over(len(scores) + 1, 100)
@@ -66,6 +66,20 @@ def test_restoring_undoes_an_epoch(digits: PowerFeatures, options: dict) -> None
     assert trainer.epoch(digits, range(50), 8, order) == first
 
 
+def test_settings_are_the_same_in_every_process(digits: PowerFeatures) -> None:
+    class Readout:
+        def __call__(self, z: torch.Tensor, ptr: torch.Tensor, *_: torch.Tensor | None) -> torch.Tensor:
+            return z[ptr[:-1]]
+
+    readouts = Readout(), Readout()
+    one, other = (
+        settings_of(PAGNN([torch.nn.Linear(3, 2)] * 2, readout), digits, torch.arange(5), torch.arange(5))
+        for readout in readouts
+    )
+    assert "Readout object" in one["model.modules"]
+    assert one == other
+
+
 def test_files_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, now = tmp_path / "deep" / "state.safetensors", [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -91,10 +105,13 @@ def test_settings_and_damage_are_named(tmp_path: Path, digits: PowerFeatures) ->
     model, ids = SPIN(3, 4, 10, 1), torch.arange(9)
     settings = settings_of(model, digits, ids[:5], ids[5:], seed=0)
     sample = sample_of(digits, ids[:5])
+    frozen = SPIN(3, 4, 10, 1)
+    frozen.layers.requires_grad_(False)
     RunFile(path, settings, sample).keep(Run().after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
     assert len(RunFile(path, settings, sample).read().epochs) == 1
     for name, other in (
         ("seed", settings_of(model, digits, ids[:5], ids[5:], seed=1)),
+        ("model.trained parameters", settings_of(frozen, digits, ids[:5], ids[5:], seed=0)),
         ("model.attention", settings_of(SPIN(3, 4, 10, 1, attention=False), digits, ids[:5], ids[5:], seed=0)),
         ("train", settings_of(model, digits, ids[:5].flip(0), ids[5:], seed=0)),
         ("validation", settings_of(model, digits, ids[:5], ids[6:], seed=0)),

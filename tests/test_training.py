@@ -79,11 +79,14 @@ def test_parts_may_be_masks_and_lists(digits: PowerFeatures) -> None:
     ]
 
 
-def test_a_metric_without_a_number_keeps_the_first_weights(digits: PowerFeatures) -> None:
-    fit = training.fit(
-        new_model(), digits, range(64), range(64, 96), epochs=9, patience=2, metric=lambda *_: float("nan")
-    )
+def test_where_the_metric_is_no_number_the_loss_decides(digits: PowerFeatures) -> None:
+    model = new_model()
+    fit = training.fit(model, digits, range(64), range(64, 96), epochs=9, patience=2, metric=lambda *_: float("nan"))
     assert len(fit.epochs) == 3
+    losses = [epoch.validation_loss for epoch in fit.epochs]
+    assert losses[fit.best_epoch] == min(losses)
+    kept = training.loss_of(training.predict(model, digits, range(64, 96)), digits[range(64, 96)].y)
+    assert kept.item() == min(losses)
     assert training.loss_of(torch.ones(2, 1), torch.full((2, 1), float("nan"))) == 0
 
 
@@ -289,6 +292,22 @@ def test_weighted_losses_are_those_of_torch() -> None:
     torch.testing.assert_close(training.loss_of(logits, tasks, weights), expected)
 
 
+def test_what_the_operation_does_not_compute_takes_autograds_way(native, digits: PowerFeatures) -> None:
+    class Doubled(SPIN):
+        def forward(self, features: PowerFeatures) -> torch.Tensor:
+            return 2 * super().forward(features)
+
+    models = [new_model() for _ in range(4)]
+    models += [Doubled(3, 4, 10, 2), new_model(classifier_features=[4] * 8)]
+    models[0].classifier[1] = torch.nn.Tanh()
+    models[1].classifier[1].negative_slope = 0.5
+    models[2].classifier = torch.nn.Linear(48, 10)
+    torch.nn.utils.parametrizations.weight_norm(models[3].classifier[0])
+    for model in models:
+        expected = training.loss_of(model(digits[:8]), digits[:8].y)
+        torch.testing.assert_close(training.Trainer(model).step(digits[:8]), expected.detach())
+
+
 def test_balanced_weights_are_those_of_scikit_learn() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
@@ -426,6 +445,10 @@ def test_losses_and_metrics() -> None:
     assert training.accuracy(logits, y) == pytest.approx(2 / 3)
     assert training.rocauc(logits, y) == 1.0
     tasks = torch.tensor([[1.0, float("nan")], [0.0, 1.0], [float("nan"), float("nan")]])
+    assert training.accuracy(logits, tasks) == 1.0
+    assert training.accuracy(-logits[:, :1], tasks[:, :1]) == 0.5
+    with pytest.raises(ValueError, match=r"logits must have shape \[G, 2\] and y \[G\], got \[3, 1\] and \[3, 1\]"):
+        training.rocauc(logits[:, :1], tasks[:, :1])
     known = torch.nn.functional.binary_cross_entropy_with_logits(
         torch.tensor([2.0, 0.0, 1.0]), torch.tensor([1.0, 0, 1])
     )
@@ -465,6 +488,9 @@ def test_damaged_checkpoints_are_named(tmp_path) -> None:
         ({"validation": torch.arange(0)}, "validation must have at least one graph"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"learning_rate": -1}, "learning_rate must be finite and at least 0, got -1"),
+        ({"weight_decay": float("nan")}, "weight_decay must be finite and at least 0, got nan"),
         (
             {"schedule": "linear"},
             "schedule must be one of constant, cosine, warmup-cosine, step, plateau, got 'linear'",
@@ -477,11 +503,33 @@ def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) 
         training.fit(new_model(), digits, **parts | options)
     with pytest.raises(TypeError, match="class_weight must be None, 'balanced' or a tensor of weights, got dict"):
         training.fit(new_model(), digits, **parts, class_weight={0: 1.0})
+    for wrong, message in (
+        ({"epochs": 1.5}, "epochs must be an int, got float"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a float, got str"),
+        ({"metric": "rocauc"}, "metric must be a function of class scores and labels, got str"),
+        ({"model": torch.nn.Linear(2, 2)}, "model must be a SPIN, a PAGNN or another GraphClassifier, got Linear"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            training.fit(**{"model": new_model(), "features": digits} | parts | wrong)
+    for weights, error in (("balanced", TypeError), (torch.ones(2), ValueError)):
+        with pytest.raises(error, match="class_weight must "):
+            training.Trainer(new_model(), class_weight=weights).step(digits)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        training.predict(new_model(), digits, batch_size=0)
 
 
 def test_labels_of_another_kind_are_named(digits: PowerFeatures) -> None:
-    for labels in (digits.labels.int(), digits.labels[:, None]):
-        with pytest.raises(ValueError, match=r"y must be int64 classes \[G\], or float tasks"):
+    tasks = torch.zeros(len(digits), 10)
+    for labels, message in (
+        (digits.labels.int(), r"y must be int64 classes \[G\], or float tasks"),
+        (digits.labels[:, None], r"y must be int64 classes \[G\], or float tasks"),
+        (digits.labels.float(), r"y must be int64 classes \[G\], or float tasks .*float32 of shape \[300\]"),
+        (tasks[:, :3], "y must have 10 tasks, the model's outputs, got 3"),
+        (tasks.index_fill(0, torch.arange(8), float("nan")), "train must have at least one label that is known"),
+        (tasks.index_fill(0, torch.arange(8, 16), float("nan")), "validation must have at least one label that is"),
+        (tasks.index_fill(0, torch.tensor([1]), -2.5), "y must be tasks of 0, 1 and NaN, got values from -2.5 to 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
             training.fit(new_model(), replace(digits, labels=labels), range(8), range(8, 16))
 
 
