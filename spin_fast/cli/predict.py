@@ -79,12 +79,14 @@ def predict(
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
     predicted = np.zeros(num_outputs, np.int64)
-    tasks, done = metadata.get("tasks") is not None, 0
     weighted = metadata.get("weighted")
     parts = _parts(dataset, root, metadata.get("node_features"), weighted, download)
     first = next(parts, None)
     if first is None or len(first[0]) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
+    y, done = first[0].y, 0
+    of_labels = y is not None and y.is_floating_point()  # where the checkpoint does not tell
+    tasks = metadata["tasks"] is not None if "tasks" in metadata else of_labels
     with (
         _files.replacing(out) as temporary,
         table_writer(temporary) as write,
@@ -93,7 +95,6 @@ def predict(
         for graphs, names, _ in itertools.chain([first], parts):
             if weighted and graphs.edge_weight is None and graphs.num_arcs:
                 raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-            tasks = tasks or (graphs.y is not None and graphs.y.is_floating_point())
             graphs = graphs.to(place) if prepared is None else prepared.transform(graphs.to(place))
             for scores in training.predict_chunks(model, graphs, chosen):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
