@@ -10,6 +10,7 @@ from torch import Tensor
 
 from . import _files
 from .nn import SPIN
+from .preprocessing import NodeFeatures
 
 CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
 STATE_FORMAT = "spin_fast training-state 1"
@@ -17,6 +18,8 @@ STATE_FORMAT = "spin_fast training-state 1"
 
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
+
+    Its ``node_features``, if there are any, become ``preprocessing`` in the metadata.
 
     The file is written under a temporary name and renamed, so a reader never sees half of it.
 
@@ -30,12 +33,14 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
             "keep the weights of others by torch.save(model.state_dict(), path)"
         )
     tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    if model.node_features is not None:
+        metadata["preprocessing"] = model.node_features.to_dict()
     header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
     _files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)
 
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
-    """Read a model and its metadata back.
+    """Read a model, with its ``node_features``, and its metadata back.
 
     Raises:
         FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
@@ -44,7 +49,10 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     state, header = _files.read_tensors(Path(path), CHECKPOINT_FORMAT)
     model = SPIN(**json.loads(header["config"]))
     model.load_state_dict(state)
-    return model, json.loads(header["metadata"])
+    metadata = json.loads(header["metadata"])
+    if metadata.get("preprocessing") is not None:
+        model.node_features = NodeFeatures.from_dict(metadata["preprocessing"])
+    return model, metadata
 
 
 def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:

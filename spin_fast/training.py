@@ -115,8 +115,8 @@ def predict_proba(
 
     Args:
         model: a classifier; it is put into evaluation mode.
-        graphs: the graphs, with the node features that the model was trained with: what ``NodeFeatures`` made then,
-            it has to make of these.
+        graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
+            trained with.
         operator: the one that the model was trained with, or those.
         progress: show a progress bar on the terminal.
 
@@ -135,6 +135,8 @@ def predict_chunks(
     """
     if not isinstance(graphs, GraphBatch):
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+    if model.node_features is not None:
+        graphs = model.node_features.transform(graphs)
     if model.in_features not in (None, graphs.num_features):
         raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):

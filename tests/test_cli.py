@@ -56,7 +56,8 @@ def test_train_with_nothing_else(tmp_path: Path) -> None:
     rows = dict(line.strip("│ ").split("│") for line in result.stdout.splitlines() if line.count("│") == 3)
     table = {name.strip(): value.strip() for name, value in rows.items()}
     assert float(table["test accuracy"].split("%")[0]) >= 93
-    assert table["test graphs seen in training"].startswith("0 of 180 ")
+    assert table["duplicates"].startswith("0 of the test graphs ")
+    assert table["settings"] == "sym over 3 hops, seed 0"
     for name in ("time per epoch", "graphs per second", "nodes per stored row", "kernels"):
         assert table[name]
     assert png_size(tmp_path / table["training curve"])[0] >= 800
@@ -343,13 +344,15 @@ def test_predict_makes_the_node_features_of_training(tmp_path: Path, monkeypatch
     graphs = datasets.load("digits")
     assert graphs.y is not None
     node_features = NodeFeatures("one-hot").fit(graphs, datasets.split("digits", graphs.y).train)
-    graphs = node_features.transform(graphs)
-    assert f"node features: {graphs.num_features}, 3 standardised on the training graphs" in stdout
+    prepared = node_features.transform(graphs)
+    assert f"node features: {prepared.num_features}, 3 standardised on the training graphs" in stdout
     model, metadata = training.load_checkpoint("run/model.safetensors")
     assert NodeFeatures.from_dict(metadata["preprocessing"]).to_dict() == node_features.to_dict()
     invoke("predict", "run/model.safetensors", "digits", "--out", "x.csv")
     written = torch.tensor(pandas.read_csv("x.csv").iloc[:, 2:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, training.predict_proba(model, graphs), rtol=1e-6, atol=1e-7)
+    scores = training.predict(model, PowerFeatures.from_graphs(prepared, 1))
+    torch.testing.assert_close(written, scores.softmax(1), rtol=1e-4, atol=1e-6)
 
 
 def test_own_features_of_a_dataset(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

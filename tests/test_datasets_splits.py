@@ -97,7 +97,7 @@ def test_wrong_folds_are_named(tmp_path: Path, folds: object, words: list[str]) 
 
 
 def test_files_that_are_no_folds(tmp_path: Path) -> None:
-    assert "absent.json does not exist" in error_of(
+    assert "or a folder of such files; " + str(tmp_path / "absent.json does not exist") in error_of(
         lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "absent.json")
     )
     (tmp_path / "cut.json").write_text('[{"test": [1, 2')

@@ -164,9 +164,14 @@ def test_a_checkpoint_carries_it(tmp_path) -> None:  # type: ignore[no-untyped-d
     graphs = typed()
     made = NodeFeatures("log").fit(graphs, [0, 3])
     model = spin_fast.SPIN(6, 4, 2, 1)
-    spin_fast.training.save_checkpoint(tmp_path / "x", model, preprocessing=made.to_dict())
-    _, metadata = spin_fast.training.load_checkpoint(tmp_path / "x")
-    assert vars(NodeFeatures.from_dict(metadata["preprocessing"])) == vars(made)
+    prepared = spin_fast.training.predict_proba(model, made.transform(graphs))
+    model.node_features = made
+    spin_fast.training.save_checkpoint(tmp_path / "x", model)
+    again, metadata = spin_fast.training.load_checkpoint(tmp_path / "x")
+    assert again.node_features is not None
+    assert vars(again.node_features) == vars(made)
+    assert metadata["preprocessing"] == made.to_dict()
+    assert torch.equal(spin_fast.training.predict_proba(again, graphs), prepared)
 
 
 @pytest.mark.parametrize(

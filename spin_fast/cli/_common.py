@@ -219,7 +219,8 @@ def read_dataset(dataset: str, root: Path | None, *, download: bool, features: A
 
 def title_of(dataset: str) -> str:
     """What a dataset is called in tables and file names: the last part of a path."""
-    return Path(dataset).expanduser().resolve().name if "/" in dataset or os.sep in dataset else dataset
+    is_path = "/" in dataset or os.sep in dataset or dataset in (os.curdir, os.pardir)
+    return Path(dataset).expanduser().resolve().name if is_path else dataset
 
 
 def show_bytes(number: int) -> str:

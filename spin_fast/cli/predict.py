@@ -16,7 +16,6 @@ from rich.text import Text
 from .. import _files, datasets, training
 from .._progress import progress_bar
 from ..graphs import GraphBatch
-from ..preprocessing import NodeFeatures
 from ._common import (
     DATASET,
     Debug,
@@ -74,8 +73,6 @@ def predict(
     chosen = chosen or asked
     if chosen is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
-    preprocessing = metadata.get("preprocessing")
-    prepared = None if preprocessing is None else NodeFeatures.from_dict(preprocessing)
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
     predicted = np.zeros(num_outputs, np.int64)
@@ -95,8 +92,7 @@ def predict(
         for graphs, names, _ in itertools.chain([first], parts):
             if weighted and graphs.edge_weight is None and graphs.num_arcs:
                 raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-            graphs = graphs.to(place) if prepared is None else prepared.transform(graphs.to(place))
-            for scores in training.predict_chunks(model, graphs, chosen):
+            for scores in training.predict_chunks(model, graphs.to(place), chosen):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
                 columns: Columns = {"graph": numbers}

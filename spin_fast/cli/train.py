@@ -172,12 +172,12 @@ def train(
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
     settings["weighted"] = graphs.edge_weight is not None
+    node_features = None
     if made is None:
         node_features = NodeFeatures(
             None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
         )
         graphs = node_features.fit(graphs, split.train).transform(graphs)
-        settings["preprocessing"] = node_features.to_dict()
         if degree is not None or node_features.columns_:
             number, standardized = graphs.num_features, len(node_features.columns_)
             console.print(
@@ -207,6 +207,7 @@ def train(
         batch_norm=batch_norm,
         dropout=dropout,
     ).to(place)
+    model.node_features = node_features
     if calibrate:
         model.calibrate(features[split.train])
     with board or nullcontext(), _termination_as_interruption() as signals:
@@ -327,7 +328,7 @@ def _write_and_report(
 ) -> Report:
     from ..plots import training_curve
 
-    kind = "SPIN-att" if model.config["attention"] else "SPIN-non-att"
+    kind = "SPIN-att" if model.config["attention"] else "SPIN-sum"
     checkpoint, curve = out / "model.safetensors", out / "training-curve.png"
     training.save_checkpoint(checkpoint, model, dataset=dataset, metric=metric_name, test=test, **settings)
     training_curve(curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
@@ -359,13 +360,16 @@ def _write_and_report(
         "training_curve": curve,
         "log": out / "log.csv",
     }
+    chosen = [f"{features.operator} over {features.num_hops} hops", f"seed {settings['seed']}"]
+    chosen += [] if settings["fold"] is None else [f"fold {settings['fold']}"]
     made = f"read from {escape(str(precomputation))}"
     if isinstance(precomputation, float):
         made = f"{1000 * precomputation:.1f} ms, once, deduplication included"
     rows = {
-        f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs, seen once)",
+        f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)",
         f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
-        "test graphs seen in training": f"{known} of {len(split.test)} (no SPIN can tell them from a training graph)",
+        "duplicates": f"{known} of the test graphs (no SPIN can tell them from a training graph)",
+        "settings": escape(", ".join(chosen)),
         "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",

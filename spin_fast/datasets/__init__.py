@@ -313,7 +313,7 @@ def num_node_attributes(name: str | Path, root: str | Path | None = None, *, fea
 def own_folder(name: str | Path, root: str | Path | None = None) -> Path | None:
     """The folder of your own graphs that ``load`` takes ``name`` for, or None for a set by name."""
     path = Path(name).expanduser()
-    if isinstance(name, Path) or "/" in name or os.sep in name:
+    if isinstance(name, Path) or "/" in name or os.sep in name or name in (os.curdir, os.pardir):
         return path
     if name in BUILT_IN or ogb.owns(name):
         return None

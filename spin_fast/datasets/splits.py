@@ -131,6 +131,8 @@ def read(path: str | Path, num_graphs: int) -> list[Split]:
 def locate(name: str, folders: Sequence[Path], splits: str | Path | None) -> Path:
     """The file of the folds of the set ``name``: ``splits``, or in it if it is a folder, or in ``FOLDER/splits``."""
     given = None if splits is None else Path(splits).expanduser()
+    if given is not None and not given.exists():
+        raise DatasetError(f"splits must be a file of folds, or a folder of such files; {given} does not exist")
     if given is not None and not given.is_dir():
         return given
     name = Path(name).name  # of a folder of one's own

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import _check
 from ..features import PowerFeatures
+from ..preprocessing import NodeFeatures
 from .layers import Rows
 
 
@@ -21,11 +22,14 @@ class GraphClassifier(nn.Module):
         num_branches: ``1 + k R``, of ``k`` operators and ``R`` hops; the features must have as many.
         in_features: ``d``, or None where the model's modules decide.
         out_features: number of class scores, or None where the model's modules decide.
+        node_features: what the graphs of its training went through before the powers, which ``training.predict_proba``
+            does to those that it gets, and a checkpoint keeps; None for graphs as they are.
     """
 
     num_branches: int
     in_features: int | None = None
     out_features: int | None = None
+    node_features: NodeFeatures | None = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -47,8 +47,8 @@ def export(model: SPIN, operator: str | Sequence[str] | None = None) -> Exported
     of several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes [G]``
     int64, the number of nodes of each graph. With it the program computes the powers itself, and takes
     ``edge_index [2, E]`` int64 in PyG's convention, in any order (``graphs.edge_index.long()`` of a ``GraphBatch``),
-    ``x [N, d]`` and ``sizes``. It returns class scores ``[G, out_features]``. Device and dtype are those that the model
-    has now.
+    ``x [N, d]``, which must have gone through ``model.node_features.transform`` if the model has any, and ``sizes``.
+    It returns class scores ``[G, out_features]``. Device and dtype are those that the model has now.
 
     The result is torch's: ``torch.export.save`` and ``load`` keep it, ``torch._inductor.aoti_compile_and_package``
     compiles it. A process that loads it must import ``spin_fast`` first, which registers the operations.
