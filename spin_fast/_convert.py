@@ -47,7 +47,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{name} must be numbers, or vectors of one length, got {error}") from error
     if array.size and array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be numbers, or vectors of one length, got {array.flat[0]!r}")
+        raise TypeError(f"{name} must be numbers, or vectors of one length, got {array.ravel()[:1].tolist()[0]!r}")
     return array
 
 

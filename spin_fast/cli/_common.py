@@ -191,7 +191,10 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 def _as_options(reason: str) -> str:
     """What to do, in the words of the command line."""
-    for argument, option in (("download=True", "--download"), ("by root", "by --root"), ("by splits", "by --splits")):
+    words = {"download=True": "--download", "by features": "by --node-features"}
+    words |= {f"by {argument}": f"by --{argument}" for argument in ("root", "splits")}
+    words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
+    for argument, option in words.items():
         reason = reason.replace(argument, option)
     return reason
 
