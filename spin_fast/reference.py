@@ -24,7 +24,7 @@ def _in_its_own_dtype(twin: Twin) -> Twin:
 
     @wraps(twin)
     def call(*args: Any, **kwargs: Any) -> Any:
-        device = args[0].device.type
+        device = next(value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if device == "meta" or not torch.is_autocast_enabled(device):  # there is no autocast of meta
             return twin(*args, **kwargs)
         with torch.autocast(device, enabled=False):
