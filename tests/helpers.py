@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from spin_fast import GraphBatch, datasets
+import spin_fast
+from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets
 
 # Tolerances against a float64 oracle; sizes in these tests are small.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.float64: {"rtol": 1e-11, "atol": 1e-11}}
@@ -207,3 +209,21 @@ def played_back(step: Callable[[], torch.Tensor], device: torch.device) -> tuple
                     old.copy_(new)
 
     return replay, result
+
+
+def work(graphs: GraphBatch, model: SPIN, *, forked: bool = False) -> list[torch.Tensor]:
+    """Something of everything, large enough for threads."""
+    rows = spin_fast.power_features(graphs.indptr, graphs.indices, graphs.x, 2, ptr=graphs.ptr)
+    readout = spin_fast.sum_readout(rows, graphs.ptr)
+    features = PowerFeatures.from_graphs(graphs, 2)
+    if forked:  # for what follows of torch
+        torch.set_num_threads(1)
+    model = copy.deepcopy(model)
+    scores = model(features)
+    scores.square().sum().backward()
+    return [rows, readout, scores.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def send_work(graphs: GraphBatch, model: SPIN, channel: Any, forked: bool) -> None:
+    """For a process, which imports this module, but not those of the tests."""
+    channel.send([value.numpy() for value in work(graphs, model, forked=forked)])

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from helpers import equal, random_graphs
+from helpers import equal, random_graphs, send_work, work
 from torch.autograd import forward_ad
 from torch.utils.data import DataLoader
 
@@ -358,23 +358,6 @@ def test_copies_of_features_and_graphs(copied: Callable[[Any], Any], mapped: boo
 # Processes and threads
 
 
-def work(graphs: GraphBatch, model: SPIN, *, forked: bool = False) -> list[torch.Tensor]:
-    """Something of everything, large enough for threads."""
-    rows = spin_fast.power_features(graphs.indptr, graphs.indices, graphs.x, 2, ptr=graphs.ptr)
-    readout = spin_fast.sum_readout(rows, graphs.ptr)
-    features = PowerFeatures.from_graphs(graphs, 2)
-    if forked:  # for what follows of torch
-        torch.set_num_threads(1)
-    model = copy.deepcopy(model)
-    scores = model(features)
-    scores.square().sum().backward()
-    return [rows, readout, scores.detach(), *(parameter.grad for parameter in model.parameters())]
-
-
-def send(graphs: GraphBatch, model: SPIN, channel: Any, forked: bool) -> None:
-    channel.send([value.numpy() for value in work(graphs, model, forked=forked)])
-
-
 def large_graphs() -> GraphBatch:
     return random_graphs([60] * 60, 0.1, 8, dtype=torch.float32)
 
@@ -387,7 +370,7 @@ def test_worker_processes(method: str, threads: None) -> None:
     expected = work(graphs, model)
     context = multiprocessing.get_context(method)
     receiver, sender = context.Pipe(duplex=False)
-    worker = context.Process(target=send, args=(graphs, model, sender, method == "fork"), daemon=True)
+    worker = context.Process(target=send_work, args=(graphs, model, sender, method == "fork"), daemon=True)
     worker.start()
     try:
         assert receiver.poll(90), f"the {method}ed worker hangs"
