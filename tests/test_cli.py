@@ -460,6 +460,7 @@ def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         "width": 3,
         "dtype": "float32",
         "parts": [{"width": 1, "kind": "constant"}, {"width": 2, "kind": "one-hot"}],
+        "unused": [],
     }
     assert facts["classes"] == [{"name": "no", "graphs": 1}, {"name": "yes", "graphs": 2}]
     assert facts["bytes"]["powers"] == 3 * 9 * 3 * 4
@@ -473,7 +474,7 @@ def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "10 graphs per class" in facts["splits_missing"]
     shown = invoke("info", "small")
     assert all(len(line) <= 80 for line in shown.splitlines()[:-1])
-    for row in ("directed", "1 constant, 2 one-hot (float32)", "no:1  yes:2", "at most 66.6667 %"):
+    for row in ("directed", "1 constant, 2 one-hot (float32)", "no:1  yes:2", "66.6667 %, 2 of all 3 graphs"):
         assert row in shown.replace("\u2502\n\u2502", " ") or row in " ".join(shown.replace("\u2502", " ").split())
 
 

@@ -7,13 +7,16 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 import torch
 import typer
 from rich.console import Console, RenderableType
@@ -23,7 +26,7 @@ from torch import Tensor
 
 from .. import __version__, _check, build_info, datasets, native_available, training
 from ..features import PowerFeatures
-from ..graphs import GraphBatch
+from ..graphs import REDUCTIONS, Arcs, GraphBatch
 
 app = typer.Typer(
     help="SPIN graph classification: message passing once, before training.",
@@ -47,6 +50,9 @@ class Device(str, Enum):
     cuda = "cuda"
 
 
+Coalesce = Enum("Coalesce", {name: name for name in REDUCTIONS}, type=str)  # type: ignore[misc]
+
+
 class Degree(str, Enum):
     raw = "raw"
     log = "log"
@@ -66,15 +72,14 @@ DATASET = typer.Argument(
     help="A built-in dataset, one found in the folder of datasets, or the path of a folder of your own graphs.",
     autocompletion=_complete_dataset,
 )
-Root = Annotated[
-    Path | None, typer.Option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")
-]
-Download = Annotated[bool, typer.Option("--download", help="Get a dataset that is not there from its official site.")]
+data_option = partial(typer.Option, rich_help_panel="Data")
+Root = Annotated[Path | None, data_option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")]
+Download = Annotated[bool, data_option("--download", help="Get a dataset that is not there from its official site.")]
 Splits = Annotated[
     Path | None,
-    typer.Option(help="File of published folds, or its folder.", show_default="splits/ beside the datasets"),
+    data_option(help="File of published folds, or its folder.", show_default="splits/ beside the datasets"),
 ]
-Fold = Annotated[int | None, typer.Option(min=0, help="Which of the published folds; the first is 0.")]
+Fold = Annotated[int | None, data_option(min=0, help="Which of the published folds; the first is 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")]
 
 
@@ -104,13 +109,48 @@ def operator_of(chosen: list[str] | None) -> str | None:
 
 OwnFeatures = Annotated[
     str | None,
-    typer.Option(
+    data_option(
         "--node-features",
         help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: one "
         "column, or degree.",
         show_default="the paper's choice, or all columns",
     ),
 ]
+Undirected = Annotated[
+    bool,
+    data_option("--undirected", help="Your own graphs: each edge is listed once, for both directions."),
+]
+MergeRepeated = Annotated[
+    Coalesce | None,
+    data_option(
+        "--coalesce",
+        help="Your own graphs: merge edges that are listed repeatedly; what becomes of their weights, 1 each if there "
+        "are none.",
+        show_default="each counts",
+    ),
+]
+SelfLoops = Annotated[
+    bool | None,
+    data_option(
+        "--self-loops/--no-self-loops",
+        help="Your own graphs: add to each node an edge to itself where there is none, or leave those out.",
+        show_default="as listed",
+    ),
+]
+
+
+def arcs_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> Arcs:
+    """What the three options say, without those that are not given."""
+    arcs = Arcs()
+    if undirected:
+        arcs["undirected"] = True
+    if coalesce is not None:
+        arcs["coalesce"] = coalesce.value
+    if self_loops is not None:
+        arcs["self_loops"] = self_loops
+    return arcs
+
+
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -196,7 +236,15 @@ def _as_options(reason: str) -> str:
     words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
     for argument, option in words.items():
         reason = reason.replace(argument, option)
-    return reason
+    arguments = r"\b(features|undirected|coalesce|self_loops)=(\w+|'[^']*')"
+    return re.sub(arguments, lambda found: as_option(found[1], found[2].strip("'")), reason)
+
+
+def as_option(argument: str, value: object) -> str:
+    """An argument of ``datasets.read`` as the command line has it."""
+    if argument in ("undirected", "self_loops"):
+        return f"--{'' if str(value) == 'True' else 'no-'}{argument.replace('_', '-')}"
+    return f"--{'node-' if argument == 'features' else ''}{argument} {value}"
 
 
 def _version(show: bool) -> None:
@@ -214,10 +262,68 @@ def _main(
     pass
 
 
-def read_dataset(dataset: str, root: Path | None, *, download: bool, features: Any = None) -> datasets.Folder:
-    """The graphs of a dataset or a folder, while the terminal says so."""
+def read_dataset(
+    dataset: str, root: Path | None, *, download: bool, features: Any = None, arcs: Arcs | None = None
+) -> tuple[datasets.Folder, Directions]:
+    """The graphs of a dataset or a folder, while the terminal says so, and how their edges are listed.
+
+    Raises:
+        ValueError: they are said to be listed once and are listed in both directions.
+    """
+    arcs = arcs or Arcs()
     with console.status(f"reading {title_of(dataset)}"):
-        return datasets.read(dataset, root, download=download, features=features)
+        read = datasets.read(dataset, root, download=download, features=features, **arcs)
+        directions = directions_of(read.graphs)
+    if arcs.get("undirected") and directions.twice:
+        raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
+    return read, directions
+
+
+class Directions(NamedTuple):
+    """How edges are listed, self-loops aside.
+
+    Attributes:
+        one_way: an arc lacks its reverse.
+        twice: each arc is repeated.
+    """
+
+    one_way: bool
+    twice: bool
+
+
+def directions_of(graphs: GraphBatch) -> Directions:
+    arcs = merged_arcs(graphs, np.ones(graphs.num_arcs, np.int32))
+    reverse = arcs.T.tocsr()
+    one_way = not (np.array_equal(arcs.indptr, reverse.indptr) and np.array_equal(arcs.indices, reverse.indices))
+    times = arcs.data[np.repeat(np.arange(graphs.num_nodes), np.diff(arcs.indptr)) != arcs.indices]
+    return Directions(one_way, len(times) > 0 and int(times.min()) > 1)
+
+
+def merged_arcs(graphs: GraphBatch, weight: np.ndarray) -> Any:
+    """The adjacency as a ``csr_array`` in canonical form; weights of repeated arcs are added up."""
+    from scipy.sparse import csr_array
+
+    shape = (graphs.num_nodes, graphs.num_nodes)
+    arcs = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
+    if not arcs.has_canonical_format:
+        arcs = arcs.copy()  # of the graphs' own arrays
+        arcs.sum_duplicates()
+    return arcs
+
+
+def hint_on_edges(dataset: str, root: Path | None, directions: Directions) -> str | None:
+    """Which option there is for a folder of one's own whose edges have one direction."""
+    if not directions.one_way or datasets.own_folder(dataset, root) is None:
+        return None
+    return "if each edge is listed once, for both directions, add --undirected"
+
+
+def hint_on_features(read: datasets.Folder, chosen: str | None) -> str | None:
+    """Which option takes the node features that a set has and that nobody has decided against."""
+    if chosen is not None or not read.unused:
+        return None
+    every = "+".join(part for part in ("attribute", "label") if part in read.unused or part in str(read.features))
+    return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
 
 
 def title_of(dataset: str) -> str:
@@ -241,6 +347,14 @@ def describe(name: str, graphs: GraphBatch) -> str:
         f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
         f"{graphs.num_arcs / num_graphs:.2f} arcs on average, {graphs.num_features} feature(s) per node"
     )
+
+
+def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
+    """What the graphs are, and the hints."""
+    console.print(describe(name, read.graphs), highlight=False)
+    for what, hint in (("edges are directed", edges), ("there are also", features)):
+        if hint is not None:
+            console.print(f"{what}: {hint}", highlight=False)
 
 
 def ratios_of(features: PowerFeatures) -> str:

@@ -27,14 +27,21 @@ from ._common import (
     Download,
     Fold,
     Json,
+    MergeRepeated,
     OwnFeatures,
     Report,
     Root,
+    SelfLoops,
     Splits,
+    Undirected,
     app,
+    arcs_of,
     by_branch,
     console,
+    hint_on_edges,
+    hint_on_features,
     kernels_on,
+    merged_arcs,
     one_line_errors,
     operator_of,
     operator_option,
@@ -57,6 +64,9 @@ def info(
     operators: Annotated[list[str] | None, operator_option("sym")] = None,
     hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
+    undirected: Undirected = False,
+    coalesce: MergeRepeated = None,
+    self_loops: SelfLoops = None,
     splits: Splits = None,
     fold: Fold = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, where it is drawn.")] = 0,
@@ -66,9 +76,10 @@ def info(
 ) -> Report:
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
-    Graphs are duplicates if no SPIN of these hops and this operator can tell them apart. Where the labels of duplicates
-    contradict each other none can be right about all: the accuracy has a bound. Test graphs with a duplicate in
-    training are those that a split has shown the model already; published folds are counted where they are found.
+    Graphs are duplicates if they look alike to every model of these hops and this operator, which then gives them the
+    same answer. Where duplicates have different labels that answer is wrong for some of them, whatever it is: so many
+    graphs can be right at best, in training and test together. Test graphs with a duplicate in training are those that
+    the model has seen already, as it were; published folds are counted where they are found.
 
     Edges are counted once however often an arc is repeated, in an undirected graph one for both directions, and
     self-loops with them; the density leaves self-loops out.
@@ -79,12 +90,13 @@ def info(
     torch.set_num_threads(threads)
     if dataset is None:
         return _installation(root)
-    read, name = read_dataset(dataset, root, download=download, features=own_features), title_of(dataset)
+    name, arcs = title_of(dataset), arcs_of(undirected, coalesce, self_loops)
+    read, directions = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
     operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
         facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
-        facts["features"] = _features(graphs, read.num_attributes)
+        facts["features"] = _features(graphs, read.num_attributes) | {"unused": list(read.unused)}
         facts |= _labels(graphs, read.classes)
     with console.status(f"computing {hops} hops of {name}"):
         features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
@@ -95,7 +107,11 @@ def info(
         first = features.identical_graphs()
         facts["duplicates"] = _duplicates(first, graphs.y)
     facts["splits"], facts["splits_missing"] = _splits(dataset, root, graphs.y, first, seed, splits, fold)
-    return Report(facts, _shown(facts))
+    hints = {
+        "edges": hint_on_edges(dataset, root, directions),
+        "node features": hint_on_features(read, own_features),
+    }
+    return Report(facts, _shown(facts, hints))
 
 
 def _installation(root: Path | None) -> Report:
@@ -113,14 +129,9 @@ def _installation(root: Path | None) -> Report:
 
 def _structure(graphs: GraphBatch) -> dict[str, Any]:
     """Counts of nodes and edges."""
-    from scipy.sparse import csr_array
-
     ptr, num_nodes = graphs.ptr.numpy(), graphs.num_nodes
     weight = np.ones(graphs.num_arcs, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
-    arcs = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=(num_nodes, num_nodes))
-    if not arcs.has_canonical_format:
-        arcs = arcs.copy()  # of the graphs' own arrays
-        arcs.sum_duplicates()
+    arcs = merged_arcs(graphs, weight)
     reverse = arcs.T.tocsr()
     directed = any(
         not np.array_equal(getattr(arcs, part), getattr(reverse, part)) for part in ("indptr", "indices", "data")
@@ -278,7 +289,7 @@ def _overlap(name: str, split: datasets.Split, first: Tensor) -> dict[str, Any]:
     return {"name": name} | {part: len(ids) for part, ids in split._asdict().items()} | seen
 
 
-def _shown(facts: dict[str, Any]) -> list[RenderableType]:
+def _shown(facts: dict[str, Any], hints: dict[str, str | None]) -> list[RenderableType]:
     names = ("mean", "median", "min", "max")
     per_graph = Table(title=escape(f"{facts['dataset']}: {facts['graphs']:,} graphs"), title_justify="left")
     per_graph.add_column("per graph")
@@ -289,7 +300,7 @@ def _shown(facts: dict[str, Any]) -> list[RenderableType]:
         cells = [_number(spread[key], key, name) for key in names]
         per_graph.add_row(name, *cells, f"{spread['total']:,}" if "total" in spread else "")
     table = Table(show_header=False)
-    for section in (_content(facts), _memory(facts), _indistinct(facts)):
+    for section in (_content(facts, hints), _memory(facts), _indistinct(facts)):
         for name, value in section.items():
             table.add_row(name, escape(value))
         table.add_section()
@@ -302,16 +313,16 @@ def _number(value: float | None, key: str, of: str) -> str:
     return f"{value:.4f}" if of == "density" else f"{value:,.2f}" if key == "mean" else f"{value:,.10g}"
 
 
-def _content(facts: dict[str, Any]) -> dict[str, str]:
+def _content(facts: dict[str, Any], hints: dict[str, str | None]) -> dict[str, str]:
     features = facts["features"]
     kinds = ", ".join(f"{part['width']:,} {part['kind']}" for part in features["parts"]) or "none"
     edges = "directed" if facts["directed"] else "undirected"
     rows = {
-        "edges": f"{edges}, weighted" if facts["weighted"] else edges,
+        "edges": edges + (", weighted" if facts["weighted"] else "") + _in_addition(hints["edges"]),
         "isolated nodes": f"{facts['isolated_nodes']:,}",
         "self-loops": f"{facts['self_loops']:,}",
         "repeated arcs": f"{facts['repeated_arcs']:,}",
-        "node features": f"{kinds} ({features['dtype']})",
+        "node features": f"{kinds} ({features['dtype']}){_in_addition(hints['node features'], 'not used: ')}",
     }
     if facts["tasks"] is not None:
         tasks = facts["tasks"]
@@ -323,6 +334,10 @@ def _content(facts: dict[str, Any]) -> dict[str, str]:
         more = f"  and {len(classes) - MOST_CLASSES} more" if len(classes) > MOST_CLASSES else ""
         rows["graphs by class"] = f"{'  '.join(classes[:MOST_CLASSES])}{more}"
     return rows
+
+
+def _in_addition(hint: str | None, head: str = "") -> str:
+    return "" if hint is None else f"; {head}{hint}"
 
 
 def _memory(facts: dict[str, Any]) -> dict[str, str]:
@@ -337,12 +352,15 @@ def _memory(facts: dict[str, Any]) -> dict[str, str]:
 
 
 def _indistinct(facts: dict[str, Any]) -> dict[str, str]:
-    found = facts["duplicates"]
-    rows = {"duplicates": f"{found['graphs']:,} graphs that no SPIN can tell from another one"}
+    found, number, hops = facts["duplicates"], facts["graphs"], facts["hops"]
+    rows = {"duplicates": f"{found['graphs']:,} graphs look just like another one to any model of {hops} hops"}
     if found["contradicting"]:
-        best = found["best_accuracy"]
-        bound = "" if best is None else f": an accuracy of at most {100 * best:.6g} %"
-        rows["contradictions"] = f"{found['contradicting']:,} of them, by their labels{bound}"
+        rows["contradictions"] = (
+            f"{found['contradicting']:,} of these look like one with another label; as graphs that look alike get the "
+            "same answer, no model can be right about all of them"
+        )
+        if (best := found["best_accuracy"]) is not None:
+            rows["accuracy at best"] = f"{100 * best:.6g} %, {round(best * number):,} of all {number:,} graphs"
     return rows
 
 

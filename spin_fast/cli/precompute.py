@@ -22,18 +22,23 @@ from ._common import (
     Debug,
     Download,
     Json,
+    MergeRepeated,
     OwnFeatures,
     Report,
     Root,
+    SelfLoops,
+    Undirected,
     app,
+    arcs_of,
     by_branch,
-    console,
-    describe,
+    hint_on_edges,
+    hint_on_features,
     one_line_errors,
     operator_of,
     operator_option,
     read_dataset,
     reports,
+    tell,
     title_of,
 )
 
@@ -61,6 +66,9 @@ def precompute(
     operators: Annotated[list[str] | None, operator_option("sym")] = None,
     hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
+    undirected: Undirected = False,
+    coalesce: MergeRepeated = None,
+    self_loops: SelfLoops = None,
     shard_size: Annotated[
         int | None,
         typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
@@ -82,8 +90,10 @@ def precompute(
     name = title_of(dataset)
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
-    graphs = read_dataset(dataset, root, download=download, features=own_features).graphs
-    console.print(describe(name, graphs), highlight=False)
+    arcs = arcs_of(undirected, coalesce, self_loops)
+    read, directions = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    graphs = read.graphs
+    tell(name, read, hint_on_edges(dataset, root, directions), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
     if shard_size is None:

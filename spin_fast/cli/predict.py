@@ -15,7 +15,7 @@ from rich.text import Text
 
 from .. import _files, datasets, training
 from .._progress import progress_bar
-from ..graphs import GraphBatch
+from ..graphs import Arcs, GraphBatch
 from ._common import (
     DATASET,
     Debug,
@@ -25,8 +25,11 @@ from ._common import (
     Report,
     Root,
     app,
+    as_option,
     console,
+    data_option,
     device_of,
+    directions_of,
     one_line_errors,
     operator_of,
     operator_option,
@@ -47,6 +50,14 @@ def predict(
     root: Root = None,
     download: Download = False,
     out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
+    undirected: Annotated[
+        bool | None,
+        data_option(
+            "--undirected/--no-undirected",
+            help="Your own graphs: each edge is listed once, for both directions, or in both.",
+            show_default="as in training",
+        ),
+    ] = None,
     operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
@@ -76,8 +87,7 @@ def predict(
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
     predicted = np.zeros(num_outputs, np.int64)
-    weighted = metadata.get("weighted")
-    parts = _parts(dataset, root, metadata.get("node_features"), weighted, download)
+    parts = _parts(dataset, root, metadata, undirected, download)
     first = next(parts, None)
     if first is None or len(first[0]) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
@@ -90,8 +100,6 @@ def predict(
         progress_bar("graphs", first[2], True) as advance,
     ):
         for graphs, names, _ in itertools.chain([first], parts):
-            if weighted and graphs.edge_weight is None and graphs.num_arcs:
-                raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
             for scores in training.predict_chunks(model, graphs.to(place), chosen):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
@@ -121,19 +129,63 @@ def predict(
 
 
 def _parts(
-    dataset: str, root: Path | None, features: Any, weighted: bool | None, download: bool
+    dataset: str, root: Path | None, metadata: dict[str, Any], undirected: bool | None, download: bool
 ) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
-    """Graphs, their names if they are of a folder, and how many there are in all if that is known."""
-    if (folder := datasets.own_folder(dataset, root)) is None:
-        graphs = read_dataset(dataset, root, download=download, features=features).graphs
-        yield graphs, None, len(graphs)
-        return
+    """Graphs, their names if they are of a folder, and how many there are in all if that is known.
+
+    Raises:
+        ValueError: they are not as those in training were.
+    """
+    features, arcs = metadata.get("node_features"), Arcs(**(metadata.get("arcs") or {}))
+    folder = datasets.own_folder(dataset, root)
+    if folder is None:
+        arcs = _of_a_set(dataset, arcs)
+    asked = arcs if undirected is None else arcs | Arcs(undirected=undirected)
+    if folder is None:
+        read, _ = read_dataset(dataset, root, download=download, features=features, arcs=asked)
+        parts, num_graphs = iter([read]), len(read.graphs)
+    else:
+        weight = None if metadata.get("weighted") is False else "weight"
+        parts = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight, **asked)
+        num_graphs = None
     with console.status(f"reading {title_of(dataset)}"):
-        weight = None if weighted is False else "weight"
-        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight)
-        first = next(read, None)
-    for part in itertools.chain([] if first is None else [first], read):
-        yield part.graphs, part.names, None
+        first = next(parts, None)
+    for part in itertools.chain([] if first is None else [first], parts):
+        if metadata.get("weighted") and part.weighted is False and part.graphs.num_arcs:
+            raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
+        if undirected is None:
+            _check_directions(dataset, part.graphs, arcs, metadata.get("directed"))
+        yield part.graphs, None if folder is None else part.names, num_graphs
+
+
+def _of_a_set(dataset: str, arcs: Arcs) -> Arcs:
+    """What training chose for a folder, as far as a set by name, with both directions of an edge, has room for it."""
+    others = [as_option(argument, value) for argument, value in arcs.items() if argument != "undirected"]
+    if others:
+        raise ValueError(
+            f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
+            "instead of a name give the path of a folder with its files"
+        )
+    return Arcs()
+
+
+def _check_directions(dataset: str, graphs: GraphBatch, arcs: Arcs, directed: bool | None) -> None:
+    """Check that edges are listed as in training.
+
+    Raises:
+        ValueError: says how else, and which option changes that.
+    """
+    directions = directions_of(graphs)
+    if arcs.get("undirected") and directions.twice:
+        raise ValueError(
+            f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
+            "--no-undirected takes them as they are"
+        )
+    if directed is False and directions.one_way:
+        raise ValueError(
+            f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
+            "if each edge is listed once, for both directions, or else --no-undirected"
+        )
 
 
 Columns = dict[str, np.ndarray]

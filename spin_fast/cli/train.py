@@ -32,15 +32,21 @@ from ._common import (
     Download,
     Fold,
     Json,
+    MergeRepeated,
     OwnFeatures,
     Readout,
     Report,
     Root,
+    SelfLoops,
     Splits,
+    Undirected,
     app,
+    arcs_of,
     console,
-    describe,
+    data_option,
     device_of,
+    hint_on_edges,
+    hint_on_features,
     kernels_on,
     metric_of,
     num_outputs_of,
@@ -51,6 +57,7 @@ from ._common import (
     read_dataset,
     reports,
     show_score,
+    tell,
     title_of,
     wait_for,
 )
@@ -63,9 +70,7 @@ class ClassWeight(str, Enum):
     balanced = "balanced"
 
 
-_data, _model, _training, _output = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Data", "Model", "Training", "Output")
-)
+_model, _training, _output = (partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Training", "Output"))
 
 
 @app.command(epilog="Example: spin-fast train NCI1 --root data --readout attention --epochs 50")
@@ -78,22 +83,26 @@ def train(
     splits: Splits = None,
     fold: Fold = None,
     features_file: Annotated[
-        Path | None, _data("--features", help="What spin-fast precompute has written, instead of computing it anew.")
+        Path | None,
+        data_option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
     ] = None,
     own_features: OwnFeatures = None,
+    undirected: Undirected = False,
+    coalesce: MergeRepeated = None,
+    self_loops: SelfLoops = None,
     degree: Annotated[
         Degree | None,
-        _data(help="Features made of the degree, beside the others, or in the place of the plain degree."),
+        data_option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
     ] = None,
     standardize: Annotated[
         bool | None,
-        _data(
+        data_option(
             "--standardize/--no-standardize",
             help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
             show_default="where there are other than whole numbers",
         ),
     ] = None,
-    deduplicate: Annotated[bool, _data(help="Store and evaluate each distinct row once (exact).")] = True,
+    deduplicate: Annotated[bool, data_option(help="Store and evaluate each distinct row once (exact).")] = True,
     readout: Annotated[Readout, _model(help="How a graph's nodes are summed.")] = Readout.sum,
     operators: Annotated[list[str] | None, operator_option("sym, or that of --features", "Model")] = None,
     hops: Annotated[
@@ -162,16 +171,17 @@ def train(
     if resume and not state.exists():
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
-    read = read_dataset(dataset, root, download=download, features=own_features)
+    arcs = arcs_of(undirected, coalesce, self_loops)
+    read, directions = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
     graphs = read.graphs
     if graphs.y is None:
         raise ValueError(f"{dataset} has no labels to train by")
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
-    console.print(describe(name, graphs), highlight=False)
+    tell(name, read, hint_on_edges(dataset, root, directions), hint_on_features(read, own_features))
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
-    settings["weighted"] = graphs.edge_weight is not None
+    settings |= {"weighted": bool(read.weighted), "arcs": arcs, "directed": directions.one_way}
     node_features = None
     if made is None:
         node_features = NodeFeatures(
@@ -279,7 +289,11 @@ def _check_features(
     if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
         raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
     if not _equal_sums(features, graphs):
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other node features; see --node-features")
+        options = "--node-features, or, of degrees, --undirected, --coalesce and --self-loops"
+        raise ValueError(f"{source} is not of {dataset}: its graphs have other node features; see {options}")
+    if not _equal_hops(features, graphs):
+        options = "--undirected, --coalesce and --self-loops"
+        raise ValueError(f"{source} is not of {dataset}: its graphs have other edges; give {options} as to precompute")
     if hops is not None and hops != features.num_hops:
         raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
     if operator is not None and operator != features.operator:
@@ -292,11 +306,30 @@ def _check_features(
 
 def _equal_sums(features: PowerFeatures, graphs: GraphBatch) -> bool:
     """Whether what no hop has changed yet adds up to the same in each graph."""
-    ptr, rows = features.ptr[: len(graphs) + 1], features.rows[: features.row_ptr[1]]
-    index, count = (None if part is None else part[: ptr[-1]] for part in (features.index, features.count))
-    found = sum_readout(rows.double(), ptr, index=index, count=count)
-    wanted = sum_readout(graphs.x.double(), graphs.ptr)
-    return bool(((found - wanted).abs() <= 1e-6 * wanted.abs().amax(0)).all())
+    return _close(_sums(features, 0), sum_readout(graphs.x.double(), graphs.ptr), 1e-6)
+
+
+def _equal_hops(features: PowerFeatures, graphs: GraphBatch) -> bool:
+    """Whether the first hop of each operator adds up to the same in each graph."""
+    if features.num_hops == 0:
+        return True
+    wanted = PowerFeatures.from_graphs(graphs, 1, features.operator, node_rows=False)
+    firsts = range(1, features.num_branches, features.num_hops)
+    return all(_close(_sums(features, first), _sums(wanted, number), 1e-5) for number, first in enumerate(firsts, 1))
+
+
+def _sums(features: PowerFeatures, branch: int) -> Tensor:
+    """``[G, d]``: rows of a branch, added up by graph."""
+    ptr = features.ptr[branch * len(features) : (branch + 1) * len(features) + 1]
+    first, last = features.row_ptr[branch : branch + 2].tolist()
+    entries = slice(int(ptr[0]), int(ptr[-1]))
+    index = None if features.index is None else features.index[entries] - first
+    count = None if features.count is None else features.count[entries]
+    return sum_readout(features.rows[first:last].double(), ptr - ptr[0], index=index, count=count)
+
+
+def _close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
+    return bool(((found - wanted).abs() <= tolerance * wanted.abs().amax(0)).all())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -19,12 +19,13 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .. import _check
-from ..graphs import GraphBatch
+from ..graphs import Arcs, GraphBatch
 from . import _download, citation, digits, folder, nel, ogb, tu
 from . import splits as _splits
 from ._common import DatasetError, Folder
@@ -34,6 +35,9 @@ from .ogb import evaluator
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 from .tables import Features
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = [
     "DatasetError",
@@ -78,6 +82,7 @@ def load(
     features: Features = None,
     dtype: torch.dtype = torch.float32,
     download: bool = False,
+    **arcs: Unpack[Arcs],
 ) -> GraphBatch:
     """Load a data set.
 
@@ -92,6 +97,8 @@ def load(
         dtype: float32 or float64, of the features.
         download: get the set from its official site if it is not there yet, as :func:`download` does. Files that were
             downloaded are compared at every loading with what they were then.
+        **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in :func:`load_folder`, for your own graphs alone:
+            the arcs of a set by name are known.
 
     Returns:
         The graphs with features ``x`` ``[N, d]`` and labels ``y``: int64 ``[G]`` in ``0..C-1``, or for OGB sets with
@@ -100,7 +107,7 @@ def load(
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
-    return read(name, root, features=features, dtype=dtype, download=download).graphs
+    return read(name, root, features=features, dtype=dtype, download=download, **arcs).graphs
 
 
 def read(
@@ -110,6 +117,7 @@ def read(
     features: Features = None,
     dtype: torch.dtype = torch.float32,
     download: bool = False,
+    **arcs: Unpack[Arcs],
 ) -> Folder:
     """Load a data set as :func:`load` does, with what its files call graphs and classes.
 
@@ -118,8 +126,10 @@ def read(
     """
     _check.flag("download", download)
     if (path := own_folder(name, root)) is not None:
-        return load_folder(path, features=features, dtype=dtype)
+        return load_folder(path, features=features, dtype=dtype, **arcs)
     name = str(name)
+    folder.check_arcs(arcs)
+    _refuse_arcs(name, arcs)
     if name in BUILT_IN:
         _refuse_features(name, features)
         return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
@@ -356,6 +366,15 @@ def _locate(name: str, root: str | Path | None) -> tuple[ModuleType, Path] | Non
 def _refuse_features(name: str, features: Features) -> None:
     if features is not None:
         raise DatasetError(f"features={features!r} is impossible for {name}, whose features are fixed; leave them out")
+
+
+def _refuse_arcs(name: str, arcs: Arcs) -> None:
+    for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
+        if (value := arcs.get(argument, default)) is not default:
+            raise DatasetError(
+                f"{argument}={value!r} is impossible for {name}, whose arcs are known; "
+                "it is for folders of your own graphs"
+            )
 
 
 def _unknown(name: str, root: str | Path | None) -> DatasetError:

@@ -44,6 +44,9 @@ class Folder(NamedTuple):
             alike: ``"label[1..37]"`` has a column for each of the labels 1 to 37, whichever occur. None for a set that
             leaves no choice.
         num_attributes: so many columns of ``x``, the first ones, are measured numbers; the others are codes or counts.
+        unused: what else a TU set has to make features of: ``"label"``, ``"attribute"``.
+        weighted: whether the files have edge weights; None where they have no edges. ``coalesce`` may make weights of
+            its own.
     """
 
     graphs: GraphBatch
@@ -51,6 +54,8 @@ class Folder(NamedTuple):
     classes: list[str] | None
     features: str | list[str] | None
     num_attributes: int
+    unused: Sequence[str] = ()
+    weighted: bool | None = False
 
 
 @contextmanager

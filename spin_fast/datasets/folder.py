@@ -129,6 +129,10 @@ def _check_arguments(features: Features, classes: Sequence[str] | None, dtype: t
             raise TypeError(f"{name} must be a list of names (str), got {value!r}")
         if len(set(value)) < max(len(value), 1):
             raise ValueError(f"{name} must be different names, at least one, got {value!r}")
+    check_arcs(arcs)
+
+
+def check_arcs(arcs: Arcs) -> None:
     if unknown := arcs.keys() - _ARCS:
         raise TypeError(f"{min(unknown)} is no option of reading a folder; those for arcs are {', '.join(_ARCS)}")
 

@@ -44,7 +44,7 @@ def load(
         known = [label for label in labels if label is not None] if with_labels and not missing else None
         graphs, named = labelled(graphs, known, classes, where)
         width = 0 if reader.chosen == "degree" else graphs.num_features
-        yield Folder(graphs, names, named, reader.chosen or "degree", width)
+        yield Folder(graphs, names, named, reader.chosen or "degree", width, weighted=reader.weighted)
 
 
 def _labels_of_files(table: Table, files: list[Path]) -> dict[str, str] | None:

@@ -126,7 +126,8 @@ def read(
         weight=np.array(weight * 2) if weights else None,
         dtype=dtype,
     )
-    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0)
+    unused = [] if parts else ["label"]
+    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0, unused)
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:

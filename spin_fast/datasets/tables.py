@@ -203,7 +203,7 @@ def load(
     labels = None if listed is None else labels_of(listed)
     read = labelled(graphs, labels, classes, of)
     width = 0 if x is None else x.shape[1]
-    return Folder(read[0], [str(name) for name in graph_names], read[1], chosen, width)
+    return Folder(read[0], [str(name) for name in graph_names], read[1], chosen, width, weighted=weight is not None)
 
 
 def columns_of(features: Features, found: list[str]) -> str | list[str]:

@@ -176,7 +176,8 @@ def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.fl
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
     y, classes = (None, None) if values is None else class_labels(values)
     graphs = assemble(rows, columns, ptr, x, y, dtype=dtype)
-    return Folder(graphs, [str(g + 1) for g in range(num_graphs)], classes, described(parts, spans), width)
+    unused = [part for part in ("label", "attribute") if files.has(f"node_{part}s") and part not in parts]
+    return Folder(graphs, [str(g + 1) for g in range(num_graphs)], classes, described(parts, spans), width, unused)
 
 
 def _check_indicator(files: Files, graph: np.ndarray) -> None:
