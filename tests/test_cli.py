@@ -377,7 +377,9 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
     assert "model.safetensors" in error(checkpoint, "digits", "model.safetensors/x.csv")
     assert "checkpoint" in error(tmp_path / "nosuch", "digits", "x.csv")
     assert "unknown data set 'nosuch'" in error(checkpoint, "nosuch", "x.csv")
-    assert "graphs must have 3 features as the model, got 50" in error(checkpoint, "erdos-renyi", "x.csv")
+    assert f"erdos-renyi has 50 feature(s) per node, and {checkpoint} takes 3" in error(
+        checkpoint, "erdos-renyi", "x.csv"
+    )
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "Parquet needs: pip install pyarrow" in error(checkpoint, "digits", "x.parquet")
     operator = training.load_checkpoint(checkpoint)[1]["operator"]
@@ -660,6 +662,144 @@ def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pyte
             invoke("predict", model, f"{new}/", "--out", "p.csv")
             tables[known, new] = Path("p.csv").read_text()
     assert tables["plain", "weighted"] == tables["plain", "plain"] != tables["weighted", "weighted"]
+
+
+def edges_once(path: Path) -> Path:
+    """The same folder with each edge in one direction."""
+    edges = pandas.read_csv(path / "edges.csv")
+    edges[edges["source"] < edges["target"]].to_csv(path / "edges.csv", index=False)
+    return path
+
+
+def test_edges_that_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--undirected`` all is as with both directions, and nothing is silently directed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spin_fast.plots.training_curve", lambda *_, **options: None)  # the slowest part
+    monkeypatch.setenv("COLUMNS", "200")
+    labels = ["a, b", "c"]
+    folder_of_graphs(tmp_path / "both", labels)
+    folder_of_graphs(tmp_path / "new", None, num_graphs=5)
+    edges_once(folder_of_graphs(tmp_path / "once", labels))
+    edges_once(folder_of_graphs(tmp_path / "new_once", None, num_graphs=5))
+    hint = "directed{} if each edge is listed once, for both directions, add --undirected"
+    small = ["--epochs", 1, "--hops", 1, "--layers", 1]
+    assert hint.format(":") in invoke("train", "once/", *small)
+    assert hint.format(";") in invoke("info", "once/")
+    assert "--undirected" not in invoke("info", "both/") + invoke("info", "once/", "--undirected")
+    assert facts_of("info", "once/", "--undirected") == facts_of("info", "both/") | {"dataset": "once"}
+    model = facts_of("train", "once/", "--undirected", *small)["model"]
+    other = facts_of("train", "both/", *small)["model"]
+    assert training.load_checkpoint(model)[1]["arcs"] == {"undirected": True}
+
+    def predicted(model: str, folder: str, *options: str) -> str:
+        invoke("predict", model, folder, *options, "--out", "p.csv")
+        return Path("p.csv").read_text()
+
+    want = predicted(other, "new/")
+    assert '"class_a, b"' in want
+    assert predicted(model, "new_once/") == want
+    assert predicted(model, "new/", "--no-undirected") == predicted(other, "new_once/", "--undirected") == want
+    assert "--no-undirected takes them" in invoke("predict", model, "new/", exit_code=1)
+    assert "add --undirected if each edge is listed once" in invoke("predict", other, "new_once/", exit_code=1)
+    assert predicted(other, "new_once/", "--no-undirected") != want
+    for command in ("train", "info", "precompute"):
+        error = invoke(command, "both/", "--undirected", exit_code=1)
+        assert "--undirected: both/ lists each edge in both directions already" in error
+        for option in ("--undirected", "--coalesce=sum", "--no-self-loops", "--self-loops"):
+            error = invoke(command, "digits", option, exit_code=1)
+            assert f"{option.replace('=', ' ')} is impossible for digits" in error
+
+
+def test_features_of_other_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file of features does not say which edges were meant: its hops do."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spin_fast.plots.training_curve", lambda *_, **options: None)  # the slowest part
+    edges_once(folder_of_graphs(tmp_path / "once", ["star", "ring"]))
+    nodes = [(f"mol {graph}", node, (graph * node) % 3) for graph in range(30) for node in range(4 + graph // 2 % 4)]
+    nodes += [(f"mol {graph}", 4 + graph // 2 % 4, 1) for graph in range(0, 30, 2)]  # stars have one more
+    pandas.DataFrame(nodes, columns=["graph", "node", "mass"]).to_csv("once/nodes.csv", index=False)
+    made = ["--operator", "sym,adj", "--hops", 2, "--out", "x.safetensors"]
+    choices: list[list[str]] = [[], ["--undirected"], ["--undirected", "--self-loops"]]
+    for options in choices:
+        invoke("precompute", "once/", *options, *made)
+        for others in choices:
+            train = ["train", "once/", "--features", "x.safetensors", "--epochs", 1, "--layers", 1, *others]
+            if others == options:
+                invoke(*train)
+            else:
+                error = invoke(*train, exit_code=1)
+                assert "x.safetensors is not of once: its graphs have other edges; give --undirected" in error
+
+
+def test_repeated_edges_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that ``--coalesce`` makes are none of the files."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spin_fast.plots.training_curve", lambda *_, **options: None)  # the slowest part
+    for name in ("plain", "weighted"):
+        folder_of_graphs(tmp_path / name, ["star", "ring"])
+        edges = pandas.read_csv(f"{name}/edges.csv")
+        edges = pandas.concat([edges, edges[:20]])
+        edges = edges.assign(weight=1 + np.arange(len(edges)) % 3) if name == "weighted" else edges
+        edges.to_csv(f"{name}/edges.csv", index=False)
+    small = ["--epochs", 1, "--hops", 1, "--layers", 1, "--coalesce", "sum", "--no-self-loops"]
+    metadata, tables = {}, {}
+    for known in ("plain", "weighted"):
+        model = facts_of("train", f"{known}/", *small)["model"]
+        metadata[known] = training.load_checkpoint(model)[1]
+        assert metadata[known]["arcs"] == {"coalesce": "sum", "self_loops": False}
+        if known == "weighted":
+            assert "plain/ has no edge weights" in invoke("predict", model, "plain/", exit_code=1)
+        for new in ("plain", "weighted")[known == "weighted" :]:
+            invoke("predict", model, f"{new}/", "--out", "p.csv")
+            tables[known, new] = Path("p.csv").read_text()
+    assert (metadata["plain"]["weighted"], metadata["weighted"]["weighted"]) == (False, True)
+    assert tables["plain", "plain"] == tables["plain", "weighted"] != tables["weighted", "weighted"]
+    assert "trained with --coalesce sum --no-self-loops" in invoke("predict", model, "digits", exit_code=1)
+
+
+def test_features_that_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spin_fast.plots.training_curve", lambda *_, **options: None)  # the slowest part
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("X").mkdir()
+    for part, text in (
+        ("A", "".join(f"{2 * g + 1}, {2 * g + 2}\n{2 * g + 2}, {2 * g + 1}\n" for g in range(20))),
+        ("graph_indicator", "".join(f"{g + 1}\n" * 2 for g in range(20))),
+        ("graph_labels", "1\n-1\n" * 10),
+        ("node_labels", "0\n1\n1\n" * 13 + "0\n"),
+        ("node_attributes", "0.5\n" * 40),
+    ):
+        Path("X", f"X_{part}.txt").write_text(text)
+    for choice, unused, hint in (
+        (None, ["attribute"], "node attributes, which --node-features attribute+label uses"),
+        ("degree", ["label", "attribute"], None),
+        ("attribute+label", [], None),
+    ):
+        options = ["X/", *([] if choice is None else ["--node-features", choice])]
+        assert facts_of("info", *options)["features"]["unused"] == unused
+        for command in (["info"], ["precompute"], ["train", "--epochs", 1, "--hops", 0]):
+            stdout = invoke(*command, *options)
+            assert ("uses" in stdout) == (hint is not None)
+            assert hint is None or hint in stdout
+
+
+def test_predict_with_a_checkpoint_made_in_python(tmp_path: Path) -> None:
+    """It may say less than that of a command, or other things."""
+    model, out = tmp_path / "model.safetensors", ["--out", tmp_path / "deep" / "p.csv"]
+    folder = f"{folder_of_graphs(tmp_path / 'new', None, num_graphs=3)}/"
+    training.save_checkpoint(model, SPIN(1, 8, 2, 1))
+    assert facts_of("predict", model, folder, "--operator", "sym", *out)["predicted"].keys() == {"0", "1"}
+    for classes in (["a", "b", "c"], ["a", "a"], 2):
+        training.save_checkpoint(model, SPIN(1, 8, 2, 1), operator="sym", classes=classes)
+        error = invoke("predict", model, folder, *out, exit_code=1)
+        assert f"classes of {model} must be 2 different names, one per output, got {classes}" in error
+    training.save_checkpoint(model, SPIN(3, 8, 2, 1), operator="sym")
+    error = invoke("predict", model, folder, *out, exit_code=1)
+    assert f"{folder} has 1 feature(s) per node, and {model} takes 3; node_features=... in save_checkpoint" in error
+    training.save_checkpoint(model, SPIN(1, 8, 2, 1), operator="sym", node_features=["mass"])
+    for dataset in (folder, "digits"):
+        error = invoke("predict", model, dataset, *out, exit_code=1)
+        assert f"{dataset} has no such node features as the model was trained on: mass" in error
 
 
 def test_own_features_of_a_list(tmp_path: Path) -> None:

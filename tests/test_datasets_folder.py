@@ -65,6 +65,35 @@ def test_direction_is_that_of_pyg(tmp_path: Path) -> None:
     assert (merged.num_arcs, merged.edge_weight.tolist()) == (1, [2])
 
 
+def test_arcs_of_a_folder_that_load_takes(tmp_path: Path) -> None:
+    write(tmp_path, edges="graph,source,target\na,x,y\na,x,y\na,y,y\n", graphs=None)
+    options = {"undirected": True, "coalesce": "max", "self_loops": False}
+    assert equal(datasets.load(tmp_path, **options), load_folder(tmp_path, **options).graphs)
+    assert sorted(arcs(datasets.load(tmp_path, **options))) == [(0, 1), (1, 0)]
+    assert len(datasets.load("CSL", tmp_path, undirected=False, coalesce=None, self_loops=None)) == 150
+    for name, value in options.items():
+        message = error_of(lambda name=name, value=value: datasets.read("digits", **{name: value}))
+        assert f"{name}={value!r} is impossible for digits" in message
+    with pytest.raises(TypeError, match="sort_nodes is no option"):
+        datasets.load("digits", sort_nodes=True)
+
+
+def test_what_the_files_weigh(tmp_path: Path) -> None:
+    """Weights that merging makes are none of theirs."""
+    write(tmp_path / "plain", edges="graph,source,target\na,x,y\na,x,y\n")
+    merged = load_folder(tmp_path / "plain", coalesce="sum")
+    assert (merged.graphs.edge_weight.tolist(), merged.weighted) == ([2], False)
+    write(tmp_path / "weighted", edges="graph,source,target,weight\na,x,y,3\n")
+    assert load_folder(tmp_path / "weighted").weighted
+    assert not load_folder(tmp_path / "weighted", edge_weight=None).weighted
+    (tmp_path / "xml").mkdir()
+    for number, times in enumerate((2, 1)):  # only the first file has something to merge
+        graph = networkx.MultiDiGraph([(0, 1)] * times)
+        networkx.write_graphml(graph, tmp_path / "xml" / f"{number}.graphml")
+    merged = load_folder(tmp_path / "xml", coalesce="sum")
+    assert (merged.graphs.edge_weight.tolist(), merged.weighted) == ([2, 1], False)
+
+
 def test_tables_that_may_be_missing(tmp_path: Path) -> None:
     read = load_folder(write(tmp_path, graphs=None))
     assert read.names == ["a", "b"]

@@ -28,6 +28,7 @@ from .. import __version__, _check, build_info, datasets, native_available, trai
 from ..features import PowerFeatures
 from ..graphs import REDUCTIONS, Arcs, GraphBatch
 
+HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
 app = typer.Typer(
     help="SPIN graph classification: message passing once, before training.",
     no_args_is_help=True,
@@ -73,7 +74,9 @@ DATASET = typer.Argument(
     autocompletion=_complete_dataset,
 )
 data_option = partial(typer.Option, rich_help_panel="Data")
-Root = Annotated[Path | None, data_option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data")]
+Root = Annotated[
+    Path | None, data_option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data, or the cache")
+]
 Download = Annotated[bool, data_option("--download", help="Get a dataset that is not there from its official site.")]
 Splits = Annotated[
     Path | None,
@@ -96,7 +99,8 @@ def operator_option(default: str, panel: str | None = None) -> Any:
         "--operator",
         parser=_operators,
         metavar="|".join(_check.OPERATORS),
-        help="The graph operator; given several times, or several with commas, their hops stand side by side.",
+        help="What a hop computes of the neighbours: their sum (adj), a sum weighted by degrees (sym), both added "
+        "(sym+adj), or their mean (rw). Several, with commas or one by one, are used side by side.",
         show_default=default,
         rich_help_panel=panel,
     )
@@ -124,8 +128,7 @@ MergeRepeated = Annotated[
     Coalesce | None,
     data_option(
         "--coalesce",
-        help="Your own graphs: merge edges that are listed repeatedly; what becomes of their weights, 1 each if there "
-        "are none.",
+        help="Your own graphs: merge repeated edges, with this of their weights, which are 1 where there are none.",
         show_default="each counts",
     ),
 ]
@@ -133,7 +136,7 @@ SelfLoops = Annotated[
     bool | None,
     data_option(
         "--self-loops/--no-self-loops",
-        help="Your own graphs: add to each node an edge to itself where there is none, or leave those out.",
+        help="Your own graphs: give each node an edge to itself, or leave such edges out.",
         show_default="as listed",
     ),
 ]

@@ -11,6 +11,7 @@ from ._common import (
     Debug,
     Root,
     app,
+    data_option,
     one_line_errors,
 )
 
@@ -24,7 +25,7 @@ def bench(
     context: typer.Context,
     root: Root = None,
     names: Annotated[
-        str | None, typer.Option("--datasets", help="Comma-separated.", show_default="those found")
+        str | None, data_option("--datasets", help="Which of them, with commas between.", show_default="those found")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few rounds on digits, to see that all runs.")] = False,
     results: Annotated[Path | None, typer.Option(help="Write JSON, a table and plots there.")] = None,

@@ -23,6 +23,7 @@ from ..graphs import GraphBatch
 from ._common import (
     DATASET,
     DEFAULT_HOPS,
+    HOPS,
     Debug,
     Download,
     Fold,
@@ -38,6 +39,7 @@ from ._common import (
     arcs_of,
     by_branch,
     console,
+    data_option,
     hint_on_edges,
     hint_on_features,
     kernels_on,
@@ -61,15 +63,15 @@ def info(
     dataset: Annotated[str | None, DATASET] = None,
     root: Root = None,
     download: Download = False,
-    operators: Annotated[list[str] | None, operator_option("sym")] = None,
-    hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
+    operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
+    hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
     undirected: Undirected = False,
     coalesce: MergeRepeated = None,
     self_loops: SelfLoops = None,
     splits: Splits = None,
     fold: Fold = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the split, where it is drawn.")] = 0,
+    seed: Annotated[int, data_option(min=0, help="Of the split, where it is drawn.")] = 0,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     as_json: Json = False,
     debug: Debug = False,
@@ -77,9 +79,9 @@ def info(
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
     Graphs are duplicates if they look alike to every model of these hops and this operator, which then gives them the
-    same answer. Where duplicates have different labels that answer is wrong for some of them, whatever it is: so many
-    graphs can be right at best, in training and test together. Test graphs with a duplicate in training are those that
-    the model has seen already, as it were; published folds are counted where they are found.
+    same answer. Where their labels differ it is wrong for some of them, whichever it is, which bounds the accuracy over
+    all graphs. Test graphs with a duplicate in training are like those that the model has learnt; published folds are
+    counted where they are found.
 
     Edges are counted once however often an arc is repeated, in an undirected graph one for both directions, and
     self-loops with them; the density leaves self-loops out.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +20,7 @@ from ..features import PowerFeatures, index_of
 from ._common import (
     DATASET,
     DEFAULT_HOPS,
+    HOPS,
     Debug,
     Download,
     Json,
@@ -55,6 +57,9 @@ def _bytes(text: str) -> int:
     return number
 
 
+_output = partial(typer.Option, rich_help_panel="Output")
+
+
 @app.command(epilog="Example: spin-fast precompute NCI1 --root data --out NCI1.safetensors")
 @one_line_errors
 @reports
@@ -62,19 +67,19 @@ def precompute(
     dataset: Annotated[str, DATASET],
     root: Root = None,
     download: Download = False,
-    out: Annotated[Path | None, typer.Option(help="Where to write.", show_default="DATASET.safetensors")] = None,
-    operators: Annotated[list[str] | None, operator_option("sym")] = None,
-    hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
+    out: Annotated[Path | None, _output(help="Where to write.", show_default="DATASET.safetensors")] = None,
+    operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
+    hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
     undirected: Undirected = False,
     coalesce: MergeRepeated = None,
     self_loops: SelfLoops = None,
     shard_size: Annotated[
         int | None,
-        typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
+        _output(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
-    node_rows: Annotated[bool, typer.Option(help="Keep the row of each node: what dropout needs.")] = False,
-    deduplicate: Annotated[bool, typer.Option(help="Store each distinct row once (exact).")] = True,
+    node_rows: Annotated[bool, _output("--node-rows", help="Keep the row of each node, for train --dropout.")] = False,
+    deduplicate: Annotated[bool, typer.Option(help="Store equal rows once.", rich_help_panel="Hops")] = True,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
     as_json: Json = False,
     debug: Debug = False,

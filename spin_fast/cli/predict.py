@@ -83,14 +83,18 @@ def predict(
         raise ValueError(f"--operator {asked}: {checkpoint} was trained with {chosen}")
     chosen = chosen or asked
     if chosen is None:
-        raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
+        raise ValueError(f"--operator must be given, that of training: {checkpoint} does not tell it")
     num_outputs = model.config["out_features"]
-    classes = metadata.get("classes") or list(map(str, range(num_outputs)))
+    classes = _classes(checkpoint, metadata, num_outputs)
     predicted = np.zeros(num_outputs, np.int64)
     parts = _parts(dataset, root, metadata, undirected, download)
     first = next(parts, None)
     if first is None or len(first[0]) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
+    width, wanted = first[0].num_features, model.config["in_features"]
+    if model.node_features is None and width != wanted:
+        how = "; node_features=... in save_checkpoint says which to read" if "node_features" not in metadata else ""
+        raise ValueError(f"{dataset} has {width} feature(s) per node, and {checkpoint} takes {wanted}{how}")
     y, done = first[0].y, 0
     of_labels = y is not None and y.is_floating_point()  # where the checkpoint does not tell
     tasks = metadata["tasks"] is not None if "tasks" in metadata else of_labels
@@ -128,6 +132,15 @@ def predict(
     return Report(facts, [Text(f"{out}: {done:,} graphs")])
 
 
+def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[str]:
+    """What the classes are called; by their numbers if the checkpoint does not tell."""
+    if (classes := metadata.get("classes")) is None:
+        return list(map(str, range(number)))
+    if not isinstance(classes, list) or len({*map(str, classes)}) != number or len(classes) != number:
+        raise ValueError(f"classes of {checkpoint} must be {number} different names, one per output, got {classes}")
+    return list(map(str, classes))
+
+
 def _parts(
     dataset: str, root: Path | None, metadata: dict[str, Any], undirected: bool | None, download: bool
 ) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
@@ -141,15 +154,21 @@ def _parts(
     if folder is None:
         arcs = _of_a_set(dataset, arcs)
     asked = arcs if undirected is None else arcs | Arcs(undirected=undirected)
-    if folder is None:
-        read, _ = read_dataset(dataset, root, download=download, features=features, arcs=asked)
-        parts, num_graphs = iter([read]), len(read.graphs)
-    else:
-        weight = None if metadata.get("weighted") is False else "weight"
-        parts = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight, **asked)
-        num_graphs = None
-    with console.status(f"reading {title_of(dataset)}"):
-        first = next(parts, None)
+    num_graphs = None
+    try:
+        if folder is None:
+            read, _ = read_dataset(dataset, root, download=download, features=features, arcs=asked)
+            parts, num_graphs = iter([read]), len(read.graphs)
+        else:
+            weight = None if metadata.get("weighted") is False else "weight"
+            parts = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight, **asked)
+        with console.status(f"reading {title_of(dataset)}"):
+            first = next(parts, None)
+    except datasets.DatasetError as error:
+        if "features=" in str(error) or "features must be" in str(error):  # nobody has asked for them here
+            names = features if isinstance(features, str) else ", ".join(features or ())
+            raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
+        raise
     for part in itertools.chain([] if first is None else [first], parts):
         if metadata.get("weighted") and part.weighted is False and part.graphs.num_arcs:
             raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")

@@ -26,6 +26,7 @@ from ..preprocessing import NodeFeatures
 from ._common import (
     DATASET,
     DEFAULT_HOPS,
+    HOPS,
     Debug,
     Degree,
     Device,
@@ -102,12 +103,12 @@ def train(
             show_default="where there are other than whole numbers",
         ),
     ] = None,
-    deduplicate: Annotated[bool, data_option(help="Store and evaluate each distinct row once (exact).")] = True,
+    deduplicate: Annotated[bool, data_option(help="Compute what is equal once, to the same result.")] = True,
     readout: Annotated[Readout, _model(help="How a graph's nodes are summed.")] = Readout.sum,
     operators: Annotated[list[str] | None, operator_option("sym, or that of --features", "Model")] = None,
     hops: Annotated[
         int | None,
-        _model(min=0, help="R: one branch, and R for each operator.", show_default=f"{DEFAULT_HOPS}, or as --features"),
+        _model(min=0, help=HOPS, show_default=f"{DEFAULT_HOPS}, or as --features"),
     ] = None,
     hidden: Annotated[int, _model(min=1, help="Width of a branch.")] = 32,
     layers: Annotated[int, _model(min=1, help="Linear layers of a branch.")] = 3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -92,7 +93,7 @@ class _GraphML:
                 batches[number] = self._convert(graph, file)
         for number, graph in waiting.items():
             batches[number] = self._convert(graph, files[number])
-        return GraphBatch.concatenate(batches[number] for number in range(len(files))), labels
+        return _joined([batches[number] for number in range(len(files))]), labels
 
     def _parse(self, file: Path) -> Any:
         networkx = _convert.library("networkx", "GraphML")
@@ -153,6 +154,16 @@ class _GraphML:
         if graphs.edge_weight is not None and not bool(graphs.edge_weight.isfinite().all()):
             raise DatasetError(f"{file}: edge attribute {weight!r} must be finite; correct it")
         return graphs
+
+
+def _joined(parts: list[GraphBatch]) -> GraphBatch:
+    """One batch, where merging repeated arcs may have made weights of some graphs: those of the others are 1."""
+    if any(part.edge_weight is not None for part in parts):
+        parts = [
+            part if part.edge_weight is not None else replace(part, edge_weight=part.x.new_ones(part.num_arcs))
+            for part in parts
+        ]
+    return GraphBatch.concatenate(parts)
 
 
 def _check_elements(file: Path) -> None:
