@@ -166,7 +166,7 @@ def _parts(
             first = next(parts, None)
     except datasets.DatasetError as error:
         if "features=" in str(error) or "features must be" in str(error):  # nobody has asked for them here
-            names = features if isinstance(features, str) else ", ".join(features or ())
+            names = features if isinstance(features, str) else ", ".join(map(str, features or ()))
             raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
         raise
     for part in itertools.chain([] if first is None else [first], parts):
