@@ -267,8 +267,8 @@ def _main(
 
 def read_dataset(
     dataset: str, root: Path | None, *, download: bool, features: Any = None, arcs: Arcs | None = None
-) -> tuple[datasets.Folder, Directions]:
-    """The graphs of a dataset or a folder, while the terminal says so, and how their edges are listed.
+) -> datasets.Folder:
+    """The graphs of a dataset or a folder, while the terminal says so.
 
     Raises:
         ValueError: they are said to be listed once and are listed in both directions.
@@ -276,10 +276,10 @@ def read_dataset(
     arcs = arcs or Arcs()
     with console.status(f"reading {title_of(dataset)}"):
         read = datasets.read(dataset, root, download=download, features=features, **arcs)
-        directions = directions_of(read.graphs)
-    if arcs.get("undirected") and directions.twice:
+        twice = arcs.get("undirected") and directions_of(read.graphs).twice
+    if twice:
         raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
-    return read, directions
+    return read
 
 
 class Directions(NamedTuple):
@@ -314,9 +314,9 @@ def merged_arcs(graphs: GraphBatch, weight: np.ndarray) -> Any:
     return arcs
 
 
-def hint_on_edges(dataset: str, root: Path | None, directions: Directions) -> str | None:
+def hint_on_edges(dataset: str, root: Path | None, graphs: GraphBatch) -> str | None:
     """Which option there is for a folder of one's own whose edges have one direction."""
-    if not directions.one_way or datasets.own_folder(dataset, root) is None:
+    if datasets.own_folder(dataset, root) is None or not directions_of(graphs).one_way:
         return None
     return "if each edge is listed once, for both directions, add --undirected"
 

@@ -93,7 +93,7 @@ def info(
     if dataset is None:
         return _installation(root)
     name, arcs = title_of(dataset), arcs_of(undirected, coalesce, self_loops)
-    read, directions = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    read = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
     operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
@@ -110,7 +110,7 @@ def info(
         facts["duplicates"] = _duplicates(first, graphs.y)
     facts["splits"], facts["splits_missing"] = _splits(dataset, root, graphs.y, first, seed, splits, fold)
     hints = {
-        "edges": hint_on_edges(dataset, root, directions),
+        "edges": hint_on_edges(dataset, root, graphs),
         "node features": hint_on_features(read, own_features),
     }
     return Report(facts, _shown(facts, hints))

@@ -96,9 +96,9 @@ def precompute(
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
     arcs = arcs_of(undirected, coalesce, self_loops)
-    read, directions = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    read = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
     graphs = read.graphs
-    tell(name, read, hint_on_edges(dataset, root, directions), hint_on_features(read, own_features))
+    tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
     if shard_size is None:

@@ -157,7 +157,7 @@ def _parts(
     num_graphs = None
     try:
         if folder is None:
-            read, _ = read_dataset(dataset, root, download=download, features=features, arcs=asked)
+            read = read_dataset(dataset, root, download=download, features=features, arcs=asked)
             parts, num_graphs = iter([read]), len(read.graphs)
         else:
             weight = None if metadata.get("weighted") is False else "weight"

@@ -46,6 +46,7 @@ from ._common import (
     console,
     data_option,
     device_of,
+    directions_of,
     hint_on_edges,
     hint_on_features,
     kernels_on,
@@ -173,16 +174,16 @@ def train(
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     arcs = arcs_of(undirected, coalesce, self_loops)
-    read, directions = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    read = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
     graphs = read.graphs
     if graphs.y is None:
         raise ValueError(f"{dataset} has no labels to train by")
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
-    tell(name, read, hint_on_edges(dataset, root, directions), hint_on_features(read, own_features))
+    tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
-    settings |= {"weighted": bool(read.weighted), "arcs": arcs, "directed": directions.one_way}
+    settings |= {"weighted": bool(read.weighted), "arcs": arcs, "directed": directions_of(graphs).one_way}
     node_features = None
     if made is None:
         node_features = NodeFeatures(
