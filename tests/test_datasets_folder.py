@@ -319,7 +319,7 @@ def test_numbers_as_categories(tmp_path: Path, kind: str) -> None:
         load_folder(tmp_path, features={"column": "ring", "categories": ["0", "1"]})
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
     names=st.lists(st.text("a,[]{}\"' é", min_size=1).filter(str.strip), min_size=1, max_size=3, unique=True),
     words=st.lists(st.text(st.characters(exclude_categories=("C", "Z", "N"))), min_size=2, max_size=4, unique=True),
@@ -440,7 +440,8 @@ def test_labels_that_are_partly_filled_in(tmp_path: Path) -> None:
     write_tasks(tmp_path / "tables", "tables", TASKS + "c,,,,\n")
     message = error_of(lambda: load_folder(tmp_path / "tables"))
     assert "graphs.csv, line 3, column 'label' is empty, and 1 more of 4 graphs have no label" in message
-    assert "label=None" in message
+    assert "label=['label'], or read no labels by label=None" in message
+    assert "as a task" not in error_of(lambda: load_folder(write(tmp_path / "words", graphs=GRAPHS + "c,\n")))
     message = error_of(lambda: load_folder(write_tasks(tmp_path / "graphml", "graphml")))
     assert "empty.graphml has no graph attribute 'label', but other files have" in message
     assert "label=None" in message

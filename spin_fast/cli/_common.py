@@ -221,11 +221,11 @@ def _as_options(reason: str) -> str:
     """What to do, in the words of the command line."""
     words = {"download=True": "--download", "by features": "by --node-features"}
     words |= {f"by {argument}": f"by --{argument}" for argument in ("root", "splits")}
-    words |= {"by label=None": 'by --label ""', "label=None": '--label ""'}
+    words["by label=None"] = 'by --label ""'
     words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
     for argument, option in words.items():
         reason = reason.replace(argument, option)
-    return reason
+    return re.sub(r"by label=\['(.*?)'\]", r'by --label "\1,"', reason)
 
 
 def _version(show: bool) -> None:
@@ -247,6 +247,9 @@ def read_dataset(
     dataset: str, root: Path | None, *, download: bool, features: Any = None, label: tuple[Any] | None = None
 ) -> datasets.Folder:
     """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says."""
+    if label is not None and datasets.own_folder(dataset, root) is None:
+        names = label[0] if isinstance(label[0], str) else json.dumps(label[0] or "")
+        raise ValueError(f"--label {names} is impossible for {dataset}, which is no folder of your own graphs")
     chosen = {} if label is None else {"label": label[0]}
     with console.status(f"reading {title_of(dataset)}"):
         return datasets.read(dataset, root, download=download, features=features, **chosen)

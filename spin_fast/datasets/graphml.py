@@ -75,7 +75,7 @@ def _classes(labels: list[Any], label: str, files: list[Path], whole: bool) -> l
     if not missing:
         return labels
     if len(missing) < len(files) or (label != LABEL and whole):
-        but = ", but other files have; label all, or read without labels by label=None"
+        but = ", but other files have; label all, or read no labels by label=None"
         raise DatasetError(f"{missing[0]} has no graph attribute {label!r}{but if len(missing) < len(files) else ''}")
     return None
 

@@ -181,9 +181,11 @@ def labels_of(table: Table, label: str) -> list[str] | None:
         return None
     if empty.any():
         more = f", and {empty.sum() - 1:,} more of {len(empty):,} graphs have no label" if empty.sum() > 1 else ""
+        binary = {*labels.dropna()} <= {"0", "1", "0.0", "1.0"}
+        task = f"read it as a task with missing labels by label={[label]}, " if binary else ""
         raise DatasetError(
             f"{table.where(int(empty.argmax()), label)} is empty{more}; fill in all, leave such graphs out of every "
-            "table, or read without labels by label=None"
+            f"table, {task}or read no labels by label=None"
         )
     return [str(name) for name in labels]
 
