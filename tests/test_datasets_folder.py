@@ -371,6 +371,19 @@ def test_mixed_words_if_asked_for(tmp_path: Path) -> None:
     assert read.num_attributes == 0
 
 
+def test_words_of_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    write_words(tmp_path, "tables")
+    table = pandas.read_csv(tmp_path / "nodes.csv")
+    (tmp_path / "nodes.csv").unlink()
+    table["element"] = pandas.Categorical(table["element"], categories=["O", "N", "C", "never"])
+    table.to_parquet(tmp_path / "nodes.parquet")
+    read = load_folder(tmp_path, features=["element", {"column": "ring", "categories": "auto"}])
+    assert [item["categories"] for item in read.features] == [["C", "N", "O"], ["0", "1", "2"]]
+    table.assign(element=[["C"]] * 5).to_parquet(tmp_path / "nodes.parquet")
+    assert "row 0, column 'element' must be a number" in error_of(lambda: load_folder(tmp_path))
+
+
 def test_a_name_of_each_node_is_no_category(tmp_path: Path) -> None:
     rows = "".join(f"g,{node},atom{node}\n" for node in range(1500))
     write(tmp_path, edges="graph,source,target\n", nodes=f"graph,node,id\n{rows}", graphs=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -64,7 +65,8 @@ class Column(NamedTuple):
 
 def as_categories(name: str) -> str:
     """How to ask for them, for messages."""
-    return f"to take them all as words, name it by features as {{'column': {name!r}, 'categories': 'auto'}}"
+    asked = json.dumps({"column": name, "categories": "auto"}, ensure_ascii=False)
+    return f"to take all of it as words, name it by features as {asked}"
 
 
 def check_features(features: object) -> None:

@@ -221,13 +221,14 @@ class _GraphML:
             for node, data in graph.nodes(data=True):
                 if column.name not in data:
                     continue  # which from_networkx says
-                where, value = f"{file}: node attribute {column.name!r} of node {node!r}", data[column.name]
-                if column.name in self.strict and not isinstance(value, str):
-                    raise DatasetError(f"{where} must be a word as in files before it, got {value!r}; correct it")
-                if not (word := str(value).strip()):
-                    raise DatasetError(f"{where} is empty; fill it in")
-                if known and word not in numbers:
-                    raise column.unknown(where, word)
+                value = data[column.name]
+                word = str(value).strip()
+                wrong_type = column.name in self.strict and not isinstance(value, str)
+                if wrong_type or not word or (known and word not in numbers):
+                    where = f"{file}: node attribute {column.name!r} of node {node!r}"
+                    if wrong_type:
+                        raise DatasetError(f"{where} must be a word as in files before it, got {value!r}; correct it")
+                    raise column.unknown(where, word) if word else DatasetError(f"{where} is empty; fill it in")
                 data[column.name] = numbers.setdefault(word, len(numbers))
             if not known and len(numbers) > MOST_CATEGORIES:
                 column.settled([*numbers], f"{file}: node attribute")

@@ -31,6 +31,7 @@ class Table:
         import pandas
 
         self.path = path
+        self.texts: set[str] = set()
         with reading(str(path)):
             if path.suffix == ".parquet":
                 try:
@@ -69,6 +70,7 @@ class Table:
         if self.path.suffix != ".parquet":  # blanks before names are gone already
             values = values.str.strip().replace("", None)
         self.frame[column] = values.astype("category")
+        self.texts.add(column)
 
     def require(self, column: str) -> None:
         if column not in self.frame:
@@ -93,13 +95,23 @@ class Table:
             raise DatasetError(f"{self.where(row, column)} names {self.frame[column][row]!r}, which {of} does not list")
         return numbers.astype(np.int64)
 
+    def parsed(self, column: str) -> np.ndarray:
+        """``[rows]`` float64, NaN for what is missing or no number."""
+        import pandas
+
+        self.require(column)
+        try:
+            numbers = pandas.to_numeric(self.frame[column], errors="coerce")
+        except TypeError as error:  # lists in Parquet
+            what = type(self.frame[column][0]).__name__
+            raise DatasetError(f"{self.where(0, column)} must be a number, got a value of type {what}") from error
+        return numbers.to_numpy(np.float64, na_value=np.nan)
+
     def numbers(self, column: str, dtype: torch.dtype) -> np.ndarray:
         """``[rows]`` float64, finite in ``dtype``, too."""
         import pandas
 
-        self.require(column)
-        values = self.frame[column]
-        numbers = pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        numbers, values = self.parsed(column), self.frame[column]
         if (wrong := np.isnan(numbers)).any():
             row = int(wrong.argmax())
             got = "is empty; fill it in" if pandas.isna(values[row]) else f"must be a number, got {values[row]!r}"
@@ -114,6 +126,8 @@ class Table:
         import pandas
 
         self.require(column)
+        if self.frame[column].dtype.kind in "biuf":
+            return False
         values = self.frame[column].dropna().astype("object")
         if pandas.api.types.infer_dtype(values) != "string":
             return False
@@ -135,7 +149,7 @@ class Table:
         import pandas
 
         self.require(column.name)
-        if self.frame[column.name].dtype != "category":
+        if column.name not in self.texts:
             self.as_text(column.name)
         codes, found = self.codes(column.name), [str(word) for word in self.categories(column.name)]
         column = column.settled(found, f"{self.path}, column")
@@ -147,13 +161,9 @@ class Table:
 
     def tasks(self, columns: Sequence[str]) -> np.ndarray:
         """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
-        import pandas
-
         tasks = []
         for column in columns:
-            self.require(column)
-            values = self.frame[column]
-            numbers = pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+            numbers, values = self.parsed(column), self.frame[column]
             if (wrong := ~np.isin(numbers, (0, 1)) & values.notna().to_numpy()).any():
                 row = int(wrong.argmax())
                 raise DatasetError(f"{self.where(row, column)} must be 0, 1 or empty as a task, got {values[row]!r}")
