@@ -677,6 +677,7 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     table.loc[[0, 7], "toxic"] = None
     table.rename(columns={"label": "kind"}).to_csv("known/graphs.csv", index=False)
     assert facts_of("info", "known/")["classes"] is None
+    assert "--label names the column that has them" in invoke("train", "known/", exit_code=1)
     facts = facts_of("info", "known/", "--label", "kind")
     assert facts["classes"] == [{"name": "a", "graphs": 15}, {"name": "b", "graphs": 15}]
     assert facts_of("info", "known/", "--label", "")["classes"] is None

@@ -167,7 +167,8 @@ def train(
     read = read_dataset(dataset, root, download=download, features=own_features, label=label)
     graphs = read.graphs
     if graphs.y is None:
-        raise ValueError(f"{dataset} has no labels to train by")
+        of_folder = "; --label names the column that has them" if datasets.own_folder(dataset, root) is not None else ""
+        raise ValueError(f"{dataset} has no labels to train by{of_folder}")
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
     console.print(describe(name, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
