@@ -111,13 +111,40 @@ def operator_of(chosen: list[str] | None) -> str | None:
     return _check.operators(",".join(chosen)) if chosen else None
 
 
+def _columns(text: str) -> Any:
+    """JSON, or one name, or several with commas; a comma at the end makes one name a list, those in [ ] separate none.
+
+    No text at all is None.
+    """
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise typer.BadParameter(f"must be JSON where it starts with {text[0]}: {error}") from None
+    names = re.split(r",(?![^\[]*\])", text)
+    return [name.strip() for name in names if name.strip()] if len(names) > 1 else text or None
+
+
 OwnFeatures = Annotated[
-    str | None,
+    Any,
     data_option(
         "--node-features",
-        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: one "
-        "column, or degree.",
+        parser=_columns,
+        metavar="NAMES",
+        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: "
+        "columns, with commas, of numbers or words, or JSON as in Folder.features; or degree.",
         show_default="the paper's choice, or all columns",
+    ),
+]
+Label = Annotated[
+    Any,
+    data_option(
+        "--label",
+        parser=lambda text: (_columns(text),),
+        metavar="NAMES",
+        help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, with "
+        'commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads none.',
+        show_default=datasets.LABEL,
     ),
 ]
 Undirected = Annotated[
@@ -236,9 +263,11 @@ def _as_options(reason: str) -> str:
     """What to do, in the words of the command line."""
     words = {"download=True": "--download", "by features": "by --node-features"}
     words |= {f"by {argument}": f"by --{argument}" for argument in ("root", "splits")}
+    words["by label=None"] = 'by --label ""'
     words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
     for argument, option in words.items():
         reason = reason.replace(argument, option)
+    reason = re.sub(r"by label=\['(.*?)'\]", r'by --label "\1,"', reason)
     arguments = r"\b(features|undirected|coalesce|self_loops)=(\w+|'[^']*')"
     return re.sub(arguments, lambda found: as_option(found[1], found[2].strip("'")), reason)
 
@@ -266,16 +295,26 @@ def _main(
 
 
 def read_dataset(
-    dataset: str, root: Path | None, *, download: bool, features: Any = None, arcs: Arcs | None = None
+    dataset: str,
+    root: Path | None,
+    *,
+    download: bool,
+    features: Any = None,
+    label: tuple[Any] | None = None,
+    arcs: Arcs | None = None,
 ) -> datasets.Folder:
-    """The graphs of a dataset or a folder, while the terminal says so.
+    """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says.
 
     Raises:
         ValueError: they are said to be listed once and are listed in both directions.
     """
+    if label is not None and datasets.own_folder(dataset, root) is None:
+        names = label[0] if isinstance(label[0], str) else json.dumps(label[0] or "")
+        raise ValueError(f"--label {names} is impossible for {dataset}, which is no folder of your own graphs")
+    chosen = {} if label is None else {"label": label[0]}
     arcs = arcs or Arcs()
     with console.status(f"reading {title_of(dataset)}"):
-        read = datasets.read(dataset, root, download=download, features=features, **arcs)
+        read = datasets.read(dataset, root, download=download, features=features, **chosen, **arcs)
         twice = arcs.get("undirected") and directions_of(read.graphs).twice
     if twice:
         raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
@@ -321,7 +360,7 @@ def hint_on_edges(dataset: str, root: Path | None, graphs: GraphBatch) -> str | 
     return "if each edge is listed once, for both directions, add --undirected"
 
 
-def hint_on_features(read: datasets.Folder, chosen: str | None) -> str | None:
+def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
     """Which option takes the node features that a set has and that nobody has decided against."""
     if chosen is not None or not read.unused:
         return None

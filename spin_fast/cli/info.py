@@ -28,6 +28,7 @@ from ._common import (
     Download,
     Fold,
     Json,
+    Label,
     MergeRepeated,
     OwnFeatures,
     Report,
@@ -66,6 +67,7 @@ def info(
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
+    label: Label = None,
     undirected: Undirected = False,
     coalesce: MergeRepeated = None,
     self_loops: SelfLoops = None,
@@ -93,13 +95,13 @@ def info(
     if dataset is None:
         return _installation(root)
     name, arcs = title_of(dataset), arcs_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
     operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
         facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
         facts["features"] = _features(graphs, read.num_attributes) | {"unused": list(read.unused)}
-        facts |= _labels(graphs, read.classes)
+        facts |= _labels(graphs, read.classes, read.tasks)
     with console.status(f"computing {hops} hops of {name}"):
         features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
         powers = num_branches_of(hops, operator) * graphs.x.nbytes
@@ -192,8 +194,8 @@ def _kind(x: Tensor, degree: Tensor) -> str:
     return "whole numbers" if bool((x == x.round()).all()) else "real numbers"
 
 
-def _labels(graphs: GraphBatch, names: Sequence[str] | None) -> dict[str, Any]:
-    """Sizes of the classes, or what of several tasks is known."""
+def _labels(graphs: GraphBatch, names: Sequence[str] | None, task_names: Sequence[str] | None) -> dict[str, Any]:
+    """Sizes of the classes, or what of several tasks is known, with their names where they have any."""
     y = graphs.y
     if y is None:
         return {"classes": None, "tasks": None}
@@ -201,7 +203,7 @@ def _labels(graphs: GraphBatch, names: Sequence[str] | None) -> dict[str, Any]:
         tasks = y.view(len(y), -1)
         known = tasks == tasks
         share = known.double().mean().item() if known.numel() else None
-        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share}}
+        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share, "names": task_names}}
     sizes = torch.bincount(y, minlength=0 if names is None else len(names)).tolist()
     names = list(map(str, range(len(sizes)))) if names is None else names
     return {
@@ -328,7 +330,10 @@ def _content(facts: dict[str, Any], hints: dict[str, str | None]) -> dict[str, s
     }
     if facts["tasks"] is not None:
         tasks = facts["tasks"]
-        rows["labels"] = f"{tasks['number']} task(s), {_percent(tasks['labelled'])} labelled"
+        names = tasks["names"] or []
+        more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
+        named = f" ({', '.join(names[:MOST_CLASSES])}{more})" if names else ""
+        rows["labels"] = f"{tasks['number']} task(s){named}, {_percent(tasks['labelled'])} labelled"
     elif facts["classes"] is None:
         rows["labels"] = "none"
     else:

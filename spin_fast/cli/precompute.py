@@ -24,6 +24,7 @@ from ._common import (
     Debug,
     Download,
     Json,
+    Label,
     MergeRepeated,
     OwnFeatures,
     Report,
@@ -71,6 +72,7 @@ def precompute(
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
+    label: Label = None,
     undirected: Undirected = False,
     coalesce: MergeRepeated = None,
     self_loops: SelfLoops = None,
@@ -96,7 +98,7 @@ def precompute(
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
     arcs = arcs_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
     graphs = read.graphs
     tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"

@@ -68,7 +68,8 @@ def predict(
 
     A row has the number of the graph, from 0; its name, if it is from a folder of your own; the predicted class; and
     the probability of each class, class_NAME, where names are those of the training set. Of a model for several tasks
-    it has the probability of each task. A folder needs no labels; its edges have weights if those in training had.
+    it has the probability of each task, task_NAME or, where training knew no names, its number. Labels of a folder are
+    not read; its edges have weights if those in training had, and its nodes only words that occurred there.
 
     Keys of --json: model, dataset, operator, out, graphs, predicted.
     """
@@ -86,6 +87,7 @@ def predict(
         raise ValueError(f"--operator must be given, that of training: {checkpoint} does not tell it")
     num_outputs = model.config["out_features"]
     classes = _classes(checkpoint, metadata, num_outputs)
+    task_names = metadata.get("task_names") or range(num_outputs)
     predicted = np.zeros(num_outputs, np.int64)
     parts = _parts(dataset, root, metadata, undirected, download)
     first = next(parts, None)
@@ -112,7 +114,7 @@ def predict(
                     columns["name"] = np.array(names[: len(scores)], dtype=object)
                     names = names[len(scores) :]
                 if tasks:
-                    heads = [f"task_{number}" for number in range(num_outputs)]
+                    heads = [f"task_{name}" for name in task_names]
                 else:
                     best = probabilities.argmax(1)
                     columns["prediction"] = np.array(classes, dtype=object)[best]
@@ -161,12 +163,14 @@ def _parts(
             parts, num_graphs = iter([read]), len(read.graphs)
         else:
             weight = None if metadata.get("weighted") is False else "weight"
-            parts = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight, **asked)
+            parts = datasets.iter_folder(
+                folder, CHUNK_GRAPHS, features=features, label=None, edge_weight=weight, **asked
+            )
         with console.status(f"reading {title_of(dataset)}"):
             first = next(parts, None)
     except datasets.DatasetError as error:
         if "features=" in str(error) or "features must be" in str(error):  # nobody has asked for them here
-            names = features if isinstance(features, str) else ", ".join(map(str, features or ()))
+            names = features if isinstance(features, str) else _listed(features)
             raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
         raise
     for part in itertools.chain([] if first is None else [first], parts):
@@ -205,6 +209,11 @@ def _check_directions(dataset: str, graphs: GraphBatch, arcs: Arcs, directed: bo
             f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
             "if each edge is listed once, for both directions, or else --no-undirected"
         )
+
+
+def _listed(features: Any) -> str:
+    """The columns of tables, as ``Folder.features`` has them."""
+    return ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in features)
 
 
 Columns = dict[str, np.ndarray]

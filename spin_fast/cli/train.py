@@ -33,6 +33,7 @@ from ._common import (
     Download,
     Fold,
     Json,
+    Label,
     MergeRepeated,
     OwnFeatures,
     Readout,
@@ -89,6 +90,7 @@ def train(
         data_option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
     ] = None,
     own_features: OwnFeatures = None,
+    label: Label = None,
     undirected: Undirected = False,
     coalesce: MergeRepeated = None,
     self_loops: SelfLoops = None,
@@ -174,15 +176,17 @@ def train(
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     arcs = arcs_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, arcs=arcs)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
     graphs = read.graphs
     if graphs.y is None:
-        raise ValueError(f"{dataset} has no labels to train by")
+        of_folder = "; --label names the column that has them" if datasets.own_folder(dataset, root) is not None else ""
+        raise ValueError(f"{dataset} has no labels to train by{of_folder}")
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
     tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
+    settings["task_names"] = read.tasks
     settings |= {"weighted": bool(read.weighted), "arcs": arcs, "directed": directions_of(graphs).one_way}
     node_features = None
     if made is None:

@@ -127,7 +127,7 @@ def read(
         dtype=dtype,
     )
     unused = [] if parts else ["label"]
-    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0, unused)
+    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0, unused=unused)
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:
