@@ -19,7 +19,6 @@ from .checkpoints import load_state, save_state
 from .features import PowerFeatures
 from .trainer import Trainer
 
-
 START_ANEW = "resume=False starts anew"  # what to do, at the end of errors
 
 

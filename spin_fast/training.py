@@ -183,7 +183,7 @@ def fit(
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
     Of epochs with the same metric, or with none that is a number, the one with the lower validation loss is kept.
-    Ctrl-C ends training as early stopping does. Whatever ends it, an error too, the model holds the best weights so far.
+    Ctrl-C ends training as early stopping does. Whatever ends it, errors too, the model then holds the best weights.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
     ``resume=True`` and otherwise the same arguments, on the same kind of device, every number is that of a run without
@@ -358,6 +358,7 @@ def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
             if not math.isclose(_rate_of(scheduler), epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
                 raise ValueError(
                     f"epochs and schedule must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
-                    f"{epoch.number}, got {_rate_of(scheduler):.6g}: a cosine needs the number of epochs it began with; {START_ANEW}"
+                    f"{epoch.number}, got {_rate_of(scheduler):.6g}: a cosine needs the number of epochs that it began "
+                    f"with; {START_ANEW}"
                 )
             advance(scheduler, epoch.validation_loss, epoch.validation)

@@ -261,7 +261,7 @@ def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> 
 def test_weights_by_the_training_graphs_do_not_hide_that_these_differ(digits: PowerFeatures, tmp_path: Path) -> None:
     options = {"class_weight": "balanced", "epochs": 1, "state": tmp_path / "state"}
     training.fit(new_model(), digits, range(64), range(64, 96), **options)
-    with pytest.raises(ValueError, match="^train must be the same 64 graphs in the same order to go on"):
+    with pytest.raises(ValueError, match=r"^train must be the same 64 graphs in the same order to go on"):
         training.fit(new_model(), digits, range(9), range(64, 96), resume=True, **options)
 
 
