@@ -194,10 +194,10 @@ class OtherRunError(ValueError):
             graphs, others = (str(value).partition(" (")[0] for value in (there, here))
             return name, f"be the same {graphs} in the same order", "others" if graphs == others else others
         argument, _, setting = name.replace(": ", ".").partition(".")
-        if not setting:
-            return name, f"be {there!r}", repr(here)
         if name in _ALIKE:
             return argument, _ALIKE[name], "others"
+        if not setting:
+            return name, f"be {there!r}", repr(here)
         return argument, _OF_VALUE.get(name, f"have {setting}={{!r}}").format(there), str(here)
 
 
