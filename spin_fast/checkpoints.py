@@ -64,4 +64,10 @@ def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what :func:`save_state` has written; errors are those of :func:`load_checkpoint`."""
     tensors, header = _files.read_tensors(path, STATE_FORMAT)
-    return tensors, json.loads(header["record"])
+    try:
+        record = json.loads(header["record"])
+    except (KeyError, ValueError):
+        record = None
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} is damaged: it must have the record of a run, a JSON object")
+    return tensors, record

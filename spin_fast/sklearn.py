@@ -177,7 +177,9 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
             features = _labelled(features, torch.from_numpy(codes))
-            with _seeded(seed, features.rows.device):
+            with _seeded(seed, features.rows.device), warnings.catch_warnings():
+                if self.validation_fraction == 0:  # as was asked for
+                    warnings.filterwarnings("ignore", "validation has .* of train", UserWarning)
                 model = self._model(features, len(classes))
                 if self.calibrate:
                     model.calibrate(features[train])

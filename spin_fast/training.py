@@ -7,7 +7,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
-from ._run import Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
+from ._run import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
@@ -183,7 +183,7 @@ def fit(
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
     Of epochs with the same metric, or with none that is a number, the one with the lower validation loss is kept.
-    Ctrl-C ends training as early stopping does: the model holds the best weights so far.
+    Ctrl-C ends training as early stopping does. Whatever ends it, errors too, the model then holds the best weights.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
     ``resume=True`` and otherwise the same arguments, on the same kind of device, every number is that of a run without
@@ -193,8 +193,8 @@ def fit(
     Args:
         model: trained in place.
         features: of all graphs, with labels.
-        train: the training graphs: ids, a slice or a mask.
-        validation: the validation graphs, likewise.
+        train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
+        validation: the validation graphs, likewise; a ``UserWarning`` says if some are training graphs.
         epochs: at most so many passes, at least 1.
         batch_size: graphs per step.
         learning_rate: of Adam, at the start.
@@ -218,7 +218,8 @@ def fit(
         progress: show a progress bar on the terminal.
 
     Raises:
-        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``.
+        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``; a
+            ``state`` that is damaged, or something else.
         OSError: ``state`` cannot be written.
     """
     if not isinstance(model, GraphClassifier):
@@ -251,6 +252,12 @@ def fit(
     for name, labels in (("train", train_labels), ("validation", target)):
         if labels.is_floating_point() and bool(labels.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
+    shared = int(torch.isin(features.storage_ids(validation), features.storage_ids(train)).sum())
+    if shared:
+        warnings.warn(
+            f"validation has {shared} graph(s) of train, so that its metric, which chooses the epoch, is too good",
+            stacklevel=2,
+        )
     weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
     torch.manual_seed(seed)
@@ -268,13 +275,13 @@ def fit(
             learning_rate=learning_rate,
             schedule=_name_of(schedule),
             weight_decay=weight_decay,
-            class_weight=None if weights is None else weights.tolist(),
+            class_weight=class_weight if weights is None or isinstance(class_weight, str) else weights.tolist(),
             seed=seed,
             metric=_name_of(metric),
         )
         file = RunFile(Path(state), settings, sample_of(features, train))
         if resume and file.path.exists():
-            run = file.read()
+            run = file.read(like=replace(run, last=snapshot(trainer, order)))
             _check_past(run, file.path, epochs, patience)
             _replay(run, scheduler, file.path)
             restore(trainer, order, run)
@@ -305,10 +312,10 @@ def fit(
                 raise
             interrupted = True
         finally:
-            if file is not None:
+            model.load_state_dict(run.best)
+            model.unflatten_parameters()
+            if file is not None:  # last, as it may fail
                 file.keep(run, now=True)
-    model.load_state_dict(run.best)
-    model.unflatten_parameters()
     return Fit(list(run.epochs), run.best_epoch, interrupted)
 
 
@@ -331,11 +338,15 @@ def _name_of(function: object) -> str:
 def _check_past(run: Run, path: Path, epochs: int, patience: int) -> None:
     """That a run with these limits would have come as far."""
     if len(run.epochs) > epochs:
-        raise ValueError(f"epochs must be at least {len(run.epochs)}, as many as {path} has, got {epochs}")
+        raise ValueError(
+            f"epochs must be at least {len(run.epochs)}, as many as {path} has, got {epochs}; {START_ANEW}"
+        )
     sooner = Run()
     for epoch in run.epochs:
         if sooner.is_over(epochs, patience):
-            raise ValueError(f"patience must not stop the run of {path} before its last epoch, got {patience}")
+            raise ValueError(
+                f"patience must not stop the run of {path} before its last epoch, got {patience}; {START_ANEW}"
+            )
         sooner = sooner.after(epoch, {}, {})
 
 
@@ -347,6 +358,7 @@ def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
             if not math.isclose(_rate_of(scheduler), epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
                 raise ValueError(
                     f"epochs and schedule must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
-                    f"{epoch.number}, got {_rate_of(scheduler):.6g}; a cosine needs the number of epochs it began with"
+                    f"{epoch.number}, got {_rate_of(scheduler):.6g}: a cosine needs the number of epochs that it began "
+                    f"with; {START_ANEW}"
                 )
             advance(scheduler, epoch.validation_loss, epoch.validation)

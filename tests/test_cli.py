@@ -108,8 +108,104 @@ def test_going_on_after_an_interruption(tmp_path: Path) -> None:
     pandas.testing.assert_frame_equal(*logs, check_exact=True)
     for name, value in models[0].items():
         assert torch.equal(value, models[1][name]), name
-    error = invoke(*command, "--resume", "--seed", 1, "--out", tmp_path / "whole", exit_code=1)
-    assert "seed must be 0 to go on from" in error
+
+
+QUICK = ("--epochs", 2, "--hops", 0, "--layers", 1, "--hidden", 4, "--batch-size", 400, "--no-calibrate")
+
+
+def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def error(*options: object, dataset: str = "digits") -> str:
+        stderr = invoke("train", dataset, *QUICK, *options, "--resume", "--out", out, exit_code=1)
+        assert stderr.count("\n") == 1
+        assert stderr.endswith("without --resume training starts anew\n")
+        return stderr
+
+    invoke("train", *QUICK, "--out", out)
+    for here, there in (
+        ("--seed 1", "--seed 0"),
+        ("--hidden 8", "--hidden 4"),
+        ("--readout attention", "--readout sum"),
+        ("--batch-norm", "--no-batch-norm"),
+        ("--class-weight balanced", "--class-weight none"),
+        ("--operator adj", "--operator sym"),
+        ("--layers 2", "--layers 1"),
+    ):
+        assert f"error: {here}: the run in {out} has {there}; the same command goes on, " in error(*here.split())
+    assert f"digits: the run in {out} is of other node features (see --node-features" in error("--degree", "log")
+    assert "error: --epochs must be at least 2, as many as" in error("--epochs", 1)
+    assert "error: --epochs and --schedule must give the learning rates of" in error("--epochs", 3)
+    assert f"CSL: the run in {out} is of other graphs" in error(dataset="CSL")
+    (out / "state.safetensors").write_bytes(b"something else")
+    assert f"{out / 'state.safetensors'} is not a readable safetensors file" in error()
+
+
+def test_another_fold_does_not_go_on(tmp_path: Path, data_root: Path) -> None:
+    options = *QUICK, "--root", data_root, "--class-weight", "balanced", "--resume", "--out", tmp_path, "--fold"
+    invoke("train", "IMDB-BINARY", *options, 0)
+    error = invoke("train", "IMDB-BINARY", *options, 1, exit_code=1)
+    assert f"--fold 1: the run in {tmp_path} has another split" in error
+
+
+def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, accuracy = tmp_path / "runs" / "digits", training.accuracy
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def ended_in(epoch: int, error: type[BaseException], *options: object) -> str:
+        calls = []
+
+        def metric(*arguments: torch.Tensor) -> float:
+            calls.append(1)
+            if len(calls) == epoch:
+                raise error
+            return accuracy(*arguments)
+
+        metric.__qualname__ = "accuracy"
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "accuracy", metric)
+            return CliRunner().invoke(app, ["train", *map(str, (*QUICK, *options))]).stdout
+
+    facts = facts_of("train", *QUICK)
+    first = files()
+    assert sorted(first) == [
+        "log.csv",
+        "model.safetensors",
+        "result.json",
+        "state.safetensors",
+        "training-curve.png",
+    ]
+    assert json.loads(first["result.json"]) == facts
+    assert facts["result"] == str(Path("runs", "digits", "result.json"))
+    said = f"runs/digits has a result, test accuracy {100 * facts['test']:.2f} %: this run replaces it"
+    for error in (KeyboardInterrupt, MemoryError):
+        assert said in ended_in(1, error, "--seed", 1)
+        assert files() == first
+    ended_in(2, MemoryError, "--seed", 1)  # where the model is still that of the first run
+    assert sorted(files()) == ["log.csv", "model.safetensors", "state.safetensors", "training-curve.png"]
+    stdout = invoke("train", *QUICK, "--seed", 1, "--resume")
+    assert "has a result" not in stdout
+    assert json.loads((out / "result.json").read_bytes())["seed"] == 1
+    assert "has a result" not in invoke("train", *QUICK, "--seed", 1, "--resume")
+    (out / "result.json").write_text("[]")
+    assert "runs/digits has a result: this run replaces it" in invoke("train", *QUICK)
+
+
+@pytest.mark.parametrize(
+    "name", ["log.csv", "model.safetensors", "result.json", "training-curve.png", "state.safetensors"]
+)
+def test_train_finds_what_it_cannot_write_before_it_works(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: pytest.fail("read before the place was found bad"))
+    (tmp_path / name).mkdir()
+    error = invoke("train", "--out", tmp_path, exit_code=1)
+    assert error == f"spin-fast: error: {tmp_path / name} cannot be written: it is a folder\n"
 
 
 def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +233,12 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--epochs", 1, "--hops", 0, "--layers", 1, "--out", tmp_path / "run", "--tensorboard"]
     invoke("train", *options)
     names = sorted(path.name.partition(".")[0] for path in (tmp_path / "run").iterdir())
-    assert names == ["events", "log", "model", "state", "training-curve"]
+    assert names == ["events", "log", "model", "result", "state", "training-curve"]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "TensorBoard logs need: pip install tensorboard" in invoke("train", *options, exit_code=1)
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: pytest.fail("read before tensorboard was missed"))
+    error = invoke("train", *options, exit_code=1)
+    assert "TensorBoard logs need: pip install tensorboard" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -234,7 +333,7 @@ def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.
     assert (len(made), made.num_hops, made.operator, made.row_of_node) == (1797, 1, "sym", None)
     lines = []
     for options in (["--features", "digits.safetensors"], ["--hops", 1, "--no-standardize"]):
-        stdout = invoke("train", "--epochs", 2, *options)
+        stdout = invoke("train", "--epochs", 2, "--out", tmp_path / str(len(lines)), *options)
         assert ("not standardised, which train without --features does" in stdout) == ("--features" in options)
         lines.append([line.split() for line in stdout.splitlines() if "accuracy" in line])
     assert lines[0] == lines[1] != []

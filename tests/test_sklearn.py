@@ -263,6 +263,7 @@ def test_labels_of_a_selection(features: PowerFeatures, classifier: SPINClassifi
     np.testing.assert_allclose(classifier.predict_proba(features), 0.5, atol=0.1)
 
 
+@pytest.mark.filterwarnings("error")
 def test_no_graphs_held_out(graphs: GraphBatch, classifier: SPINClassifier) -> None:
     few = graphs[:3]
     with pytest.raises(ValueError, match=r"validation_fraction must .*every class, got 0.1 of n_samples=3"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -214,12 +215,16 @@ def test_more_epochs_and_patience(digits: PowerFeatures, tmp_path: Path) -> None
     short = training.fit(new_model(), *parts, epochs=4, schedule="constant", state=state)
     assert numbers(short) == numbers(long)[:4]
     assert numbers(going_on(epochs=9, schedule="constant")) == numbers(long)
-    with pytest.raises(ValueError, match=r"epochs must be at least 9, as many as .*state has, got 8"):
+    with pytest.raises(
+        ValueError, match=r"epochs must be at least 9, as many as .*state has, got 8; resume=False starts"
+    ):
         going_on(epochs=8, schedule="constant")
     flat = {"schedule": "constant", "metric": lambda *_: 0.5}
     assert len(training.fit(new_model(), *parts, epochs=9, patience=2, state=state, **flat).epochs) == 3
     assert len(going_on(epochs=9, patience=4, **flat).epochs) == 5
-    with pytest.raises(ValueError, match=r"patience must not stop the run of .*state before its last epoch, got 3"):
+    with pytest.raises(
+        ValueError, match=r"patience must not stop the run of .*state before its last epoch, got 3; resume"
+    ):
         going_on(epochs=9, patience=3, **flat)
     training.fit(new_model(), *parts, epochs=3, state=state)
     with pytest.raises(ValueError, match=r"epochs and schedule must give the learning rates of .*state, .* in epoch 2"):
@@ -240,17 +245,66 @@ def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> 
     for options in ({"batch_size": 8}, {"learning_rate": 1e-3}, {"weight_decay": 0.1}, {"class_weight": [1.0] * 10}):
         (name,) = options
         assert error(**options).startswith(f"{name} must be ")
-    assert error(seed=1) == f"seed must be 0 to go on from {state}, got 1"
+    assert error(seed=1) == f"seed must be 0 to go on from {state}, got 1; resume=False starts anew"
     assert error(metric=lambda *_: 0.5).startswith("metric must be 'accuracy' to go on")
     assert error(schedule="step").startswith("schedule must be 'cosine' to go on")
-    assert error(train=range(63)).startswith("train must be '64 graphs (")
-    assert error(model=new_model(dropout=0.5)).startswith("model.dropout must be 0.0 to go on")
-    assert error(replace(digits, rows=digits.rows * 1.5)).startswith(f"features must have the rows of {state}")
+    assert error(train=range(63)).startswith("train must be the same 64 graphs in the same order to go on")
+    assert error(model=new_model(dropout=0.5)).startswith("model must have dropout=0.0 to go on")
+    assert error(replace(digits, rows=digits.rows * 1.5)).startswith("features must have the same rows to go on")
     assert error(state=None) == "resume must come with state, the file to go on from"
     fit = training.fit(new_model(), digits, **parts, epochs=2, state=state, resume=True)
     assert numbers(fit) == numbers(before)
     with pytest.raises(TypeError, match="resume must be a bool, got str"):
         training.fit(new_model(), digits, **parts, state=state, resume=str(state))
+
+
+def test_weights_by_the_training_graphs_do_not_hide_that_these_differ(digits: PowerFeatures, tmp_path: Path) -> None:
+    options = {"class_weight": "balanced", "epochs": 1, "state": tmp_path / "state"}
+    training.fit(new_model(), digits, range(64), range(64, 96), **options)
+    with pytest.raises(ValueError, match=r"^train must be the same 64 graphs in the same order to go on"):
+        training.fit(new_model(), digits, range(9), range(64, 96), resume=True, **options)
+
+
+def test_a_state_that_cannot_be_written_costs_no_weights(digits: PowerFeatures, tmp_path: Path) -> None:
+    state, scores, best = tmp_path / "deep" / "state", iter([0.1, 0.9, 0.5]), []
+
+    def metric(logits: torch.Tensor, y: torch.Tensor) -> float:
+        score = next(scores)
+        if score == 0.9:
+            best.append(logits)
+        if score == 0.5:  # what comes is the last epoch
+            shutil.rmtree(state.parent)
+            state.parent.touch()
+        return score
+
+    model = new_model()
+    with pytest.raises(OSError, match=f"^{state} cannot be written"):
+        training.fit(model, digits, range(64), range(64, 96), epochs=3, metric=metric, state=state)
+    assert torch.equal(training.predict(model, digits, range(64, 96)), best[0])
+    assert model.layers[0].weight.untyped_storage().nbytes() == model.layers[0].weight.nbytes
+
+
+def test_whatever_ends_training_the_best_weights_stay(digits: PowerFeatures) -> None:
+    seen = []
+
+    def metric(logits: torch.Tensor, y: torch.Tensor) -> float:
+        seen.append(logits)
+        if len(seen) == 3:
+            raise MemoryError
+        return 1 / len(seen)
+
+    model = new_model()
+    with pytest.raises(MemoryError):
+        training.fit(model, digits, range(64), range(64, 96), epochs=3, metric=metric)
+    assert torch.equal(training.predict(model, digits, range(64, 96)), seen[0])
+
+
+def test_validation_on_training_graphs_is_said(digits: PowerFeatures, recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.warns(UserWarning, match=r"validation has 2 graph\(s\) of train") as caught:
+        training.fit(new_model(), digits[[5, 6, 7, 8, 6]], [0, 1, 2], [2, 3, 4], epochs=1)
+    assert caught[0].filename == __file__
+    training.fit(new_model(), digits, [0, 1, 1, 0], [2, 3, 3], epochs=1)  # a bootstrap
+    assert not recwarn.list
 
 
 def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> None:
@@ -356,7 +410,7 @@ def test_weights_turn_a_rare_class_up(digits: PowerFeatures) -> None:
     for class_weight in ([1.0, 0.0], None, "balanced", [0.0, 1.0]):
         torch.manual_seed(0)
         model = SPIN(3, 16, 2, 2, attention=False)
-        training.fit(model, rare, ids, ids, epochs=4, class_weight=class_weight, metric=lambda *_: 0.0)
+        training.fit(model, rare, ids, range(200, 300), epochs=4, class_weight=class_weight, metric=lambda *_: 0.0)
         found.append(training.predict(model, rare, ids).softmax(1)[:, 1].mean().item())
     assert found[0] < 0.1
     assert found[0] < found[1] < found[2] < found[3]
@@ -398,7 +452,7 @@ def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, optio
     model = SPIN(3, 16, 4, 2, num_operators=2, **options)
     model.calibrate(features)
     before = training.loss_of(training.predict(model, features), graphs.y)
-    training.fit(model, features, slice(None), slice(None), epochs=3, batch_size=8)
+    training.fit(model, features, slice(20), slice(20, None), epochs=3, batch_size=8)
     assert training.loss_of(training.predict(model, features), graphs.y) < before
     training.save_checkpoint(tmp_path / "x", model, operator=features.operator)
     model, metadata = training.load_checkpoint(tmp_path / "x")

@@ -207,7 +207,7 @@ def reports(command: Callable[..., Report]) -> Callable[..., None]:
         if as_json:
             with contextlib.redirect_stdout(sys.stderr):  # progress bars and what other libraries print, too
                 report = command(*args, **options)
-            print(json.dumps(_plain(report.facts), indent=2, allow_nan=False))
+            print(document_of(report))
         else:
             report = command(*args, **options)
             for part in report.shown:
@@ -217,6 +217,11 @@ def reports(command: Callable[..., Report]) -> Callable[..., None]:
             raise typer.Exit(report.exit_code)
 
     return wrapped
+
+
+def document_of(report: Report) -> str:
+    """Its facts as JSON."""
+    return json.dumps(_plain(report.facts), indent=2, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -89,7 +89,7 @@ def precompute(
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
     They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
-    the training graphs, which are not chosen yet.
+    the training graphs, which are not chosen yet. The files of an earlier call with the same --out are replaced.
 
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """
