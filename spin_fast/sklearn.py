@@ -83,7 +83,8 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         classes_: ``[C]`` the labels, sorted.
         n_features_in_: features of a node.
         node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
-        model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch.
+        model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch; it knows ``node_features_`` and the
+            operator, as ``training.predict_proba`` asks and ``training.save_checkpoint`` keeps.
         history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
             ``validation`` (the accuracy), ``learning_rate`` and ``seconds``.
         best_epoch_: the position in ``history_`` of the epoch whose weights were kept.
@@ -197,8 +198,8 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
                     metric=training.accuracy if weights is None else _weighted_accuracy(weights),
                     progress=bool(self.verbose),
                 )
-        self.model_ = model
-        self._operator, self.node_features_ = features.operator, node_features
+        model.node_features = node_features
+        self.model_, self.node_features_ = model, node_features
         self.classes_, self.n_features_in_ = classes, graphs.num_features
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
         if result.interrupted:
@@ -361,18 +362,13 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         _check_finite(graphs)
         graphs = graphs.to(weight.device)
         if isinstance(graphs, PowerFeatures):
-            if graphs.operator != self._operator:
-                raise ValueError(f"X must be of the operator {self._operator!r} as in fit, got {graphs.operator!r}")
             made = self.node_features_
             if made is not None and (made.degree is not None or made.columns_):
                 raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
             return training.predict(self.model_, graphs)
         if graphs.x.dtype != weight.dtype:
             raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
-        if self.node_features_ is not None:
-            graphs = self.node_features_.transform(graphs)
-        none = weight.new_empty(0, len(self.classes_))
-        return torch.cat([none, *training.predict_chunks(self.model_, graphs, self._operator)])
+        return torch.cat(list(training.predict_chunks(self.model_, graphs)))
 
 
 @contextmanager

@@ -206,7 +206,7 @@ class Trainer:
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
     Args:
-        model: trained in place.
+        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
         learning_rate: of Adam.
         weight_decay: L2 penalty of Adam.
         class_weight: see :func:`loss_of`; floats ``[C]`` or ``[T]``.
@@ -257,10 +257,11 @@ class Trainer:
     def _prepared(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss."""
         model = self.model
-        model.check(features)
+        model.check_training(features)
         if self._num_outputs is None:
             self._num_outputs = model.num_outputs(features)
         check_labels(features, self._num_outputs)
+        model.operator = features.operator
         model.train()
         flat = model.flatten_parameters()
         if len(flat) != len(self._flat):

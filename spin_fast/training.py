@@ -88,7 +88,12 @@ class Fit:
 def predict(
     model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
 ) -> Tensor:
-    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order."""
+    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
+
+    Raises:
+        TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
+    """
+    model.check_training(features)
     batch_size = _check.integer("batch_size", batch_size, 1)
     model.eval()
     selected = features if ids is None else features[ids]
@@ -105,7 +110,7 @@ GPU_CHUNK_BYTES = 256 << 20
 
 @torch.inference_mode()
 def predict_proba(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
@@ -117,17 +122,18 @@ def predict_proba(
         model: a classifier; it is put into evaluation mode.
         graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
             trained with.
-        operator: the one that the model was trained with, or those.
+        operator: the one that the model was trained with, or those; None for ``model.operator``.
         progress: show a progress bar on the terminal.
 
     Raises:
-        TypeError, ValueError: graphs that do not fit the model, or an unknown operator.
+        TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
+            ``model.operator``; none given where the model does not know its own.
     """
     return torch.cat([scores.softmax(1) for scores in predict_chunks(model, graphs, operator, progress=progress)])
 
 
 def predict_chunks(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
@@ -191,7 +197,7 @@ def fit(
     cosine is over all ``epochs``, so these stay as they were.
 
     Args:
-        model: trained in place.
+        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
         features: of all graphs, with labels.
         train: the training graphs: ids, a slice or a mask.
         validation: the validation graphs, likewise.
@@ -223,7 +229,7 @@ def fit(
     """
     if not isinstance(model, GraphClassifier):
         raise TypeError(f"model must be a SPIN, a PAGNN or another GraphClassifier, got {type(model).__name__}")
-    model.check(features)
+    model.check_training(features)
     epochs, batch_size, patience, seed = (
         _check.integer(name, value, minimum)
         for name, value, minimum in (
@@ -278,6 +284,7 @@ def fit(
             _check_past(run, file.path, epochs, patience)
             _replay(run, scheduler, file.path)
             restore(trainer, order, run)
+    model.operator = features.operator  # also where no epoch is left to train
     interrupted = False
     with progress_bar("epoch", epochs, progress) as advance_bar:
         advance_bar("", len(run.epochs))

@@ -338,7 +338,7 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
     wide = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.expand(-1, 2), graphs.y)
     with pytest.raises(ValueError, match="X has 2 features, but SPINClassifier is expecting 1 features as input"):
         classifier.predict(wide)
-    with pytest.raises(ValueError, match="operator 'sym' as in fit, got 'rw'"):
+    with pytest.raises(ValueError, match="features must be of 'sym', which the model was trained with, got 'rw'"):
         classifier.predict(PowerFeatures.from_graphs(graphs, 2, "rw"))
     with pytest.raises(ValueError, match="must have 2 hops"):
         classifier.predict(PowerFeatures.from_graphs(graphs, 1))
