@@ -1,4 +1,4 @@
-"""A scikit-learn classifier of graphs."""
+"""A classifier of graphs and a transformer of their node features, as estimators of scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from joblib import effective_n_jobs
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags, check_random_state, column_or_1d, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
@@ -33,7 +33,123 @@ READOUTS = ("attention", "sum")
 _random_state = threading.Lock()  # torch has one for all threads: fits of one process come one after the other
 
 
-class SPINClassifier(ClassifierMixin, BaseEstimator):
+class _GraphEstimator(BaseEstimator):
+    """What estimators of graphs share: ``X`` is no array."""
+
+    n_features_in_: int
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
+        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
+        if isinstance(X, Graphs):
+            return X
+        if isinstance(X, np.ndarray) and X.dtype == object:
+            X = list(X)
+        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
+        if isinstance(first, GraphBatch):
+            return GraphBatch.concatenate(X)
+        if isinstance(first, PowerFeatures):
+            return PowerFeatures.concatenate(X)
+        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
+        if "torch_geometric" in libraries:
+            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
+        if "networkx" in libraries:
+            return GraphBatch.from_networkx(X)
+        if "dgl" in libraries:
+            return GraphBatch.from_dgl(X)
+        if "scipy" in libraries:
+            return GraphBatch.from_scipy(X)
+        raise TypeError(
+            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
+            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
+        )
+
+    def _check_features(self, graphs: Graphs) -> None:
+        if graphs.num_features != self.n_features_in_:
+            raise ValueError(
+                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input."
+            )
+        _check_finite(graphs)
+
+
+class NodeFeaturesTransformer(TransformerMixin, _GraphEstimator):
+    """:class:`spin_fast.NodeFeatures` as a transformer of scikit-learn, for pipelines and searches.
+
+    ``Pipeline([("features", NodeFeaturesTransformer("log")), ("spin", SPINClassifier())])`` fits both on the training
+    graphs of every fold. :class:`SPINClassifier` has ``degree`` and ``standardize`` of its own, which are enough where
+    all columns are treated alike; where ``columns`` or ``standardize=False`` here say which are not to be standardised,
+    give it ``standardize=False``, too.
+
+    ``X`` is a :class:`spin_fast.GraphBatch`, or a list of graphs as :class:`SPINClassifier` takes it. Labels in a list
+    are read by ``fit_transform`` without ``y``, but not by ``transform``.
+
+    Args:
+        degree, keep_x, standardize, columns: those of :class:`spin_fast.NodeFeatures`.
+
+    Attributes:
+        n_features_in_: features of a node before.
+        node_features_: the fitted :class:`spin_fast.NodeFeatures`.
+    """
+
+    node_features_: NodeFeatures
+
+    def __init__(
+        self,
+        degree: Degree | None = None,
+        *,
+        keep_x: bool | Literal["auto"] = "auto",
+        standardize: bool | Literal["auto"] = "auto",
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        self.degree = degree
+        self.keep_x = keep_x
+        self.standardize = standardize
+        self.columns = columns
+
+    def fit(self, X: Any, y: Any = None) -> NodeFeaturesTransformer:
+        """Learn from all graphs of ``X``; ``y`` is not used.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        self._fit(self._batch(X))
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> GraphBatch:
+        """Learn from all graphs of ``X`` and return them as :meth:`transform` does."""
+        graphs = self._batch(X, with_labels=y is None)
+        self._fit(graphs)
+        return self.node_features_.transform(graphs)
+
+    def transform(self, X: Any) -> GraphBatch:
+        """The graphs with other node features.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        check_is_fitted(self)
+        graphs = self._batch(X)
+        self._check_features(graphs)
+        return self.node_features_.transform(graphs)
+
+    def _batch(self, X: Any, with_labels: bool = False) -> GraphBatch:
+        graphs = self._graphs(X, with_labels)
+        if isinstance(graphs, PowerFeatures):
+            raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
+        return graphs
+
+    def _fit(self, graphs: GraphBatch) -> None:
+        _check_finite(graphs)
+        made = NodeFeatures(self.degree, keep_x=self.keep_x, standardize=self.standardize, columns=self.columns)
+        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features
+
+
+class SPINClassifier(ClassifierMixin, _GraphEstimator):
     """SPIN as an estimator of scikit-learn: precomputation, training with early stopping, prediction.
 
     ``X`` is a :class:`spin_fast.GraphBatch`, from which scikit-learn selects graphs as it selects rows of an array, in
@@ -229,36 +345,6 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         graphs = self._graphs(X, with_labels=y is None)
         return super().score(graphs, self._labels(graphs.y if y is None else y), sample_weight)
 
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = False
-        return tags
-
-    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
-        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
-        if isinstance(X, Graphs):
-            return X
-        if isinstance(X, np.ndarray) and X.dtype == object:
-            X = list(X)
-        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
-        if isinstance(first, GraphBatch):
-            return GraphBatch.concatenate(X)
-        if isinstance(first, PowerFeatures):
-            return PowerFeatures.concatenate(X)
-        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
-        if "torch_geometric" in libraries:
-            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
-        if "networkx" in libraries:
-            return GraphBatch.from_networkx(X)
-        if "dgl" in libraries:
-            return GraphBatch.from_dgl(X)
-        if "scipy" in libraries:
-            return GraphBatch.from_scipy(X)
-        raise TypeError(
-            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
-            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
-        )
-
     def _labels(self, y: Any) -> np.ndarray:
         if y is None:
             raise ValueError(
@@ -354,12 +440,7 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
     def _scores_of(self, X: Any) -> Tensor:
         graphs = self._graphs(X)
         weight = next(self.model_.parameters())
-        if graphs.num_features != self.n_features_in_:
-            raise ValueError(
-                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
-                "features as input."
-            )
-        _check_finite(graphs)
+        self._check_features(graphs)
         graphs = graphs.to(weight.device)
         if isinstance(graphs, PowerFeatures):
             made = self.node_features_
@@ -400,9 +481,13 @@ def _weighted_accuracy(class_weight: list[float]) -> training.Metric:
 
 
 def _check_finite(graphs: Graphs) -> None:
-    x = graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"Input X contains {'NaN' if bool(x.isnan().any()) else 'infinity'}: features must be finite")
+    parts = [("features", graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x)]
+    if isinstance(graphs, GraphBatch) and graphs.edge_weight is not None:
+        parts.append(("edge weights", graphs.edge_weight))
+    for name, values in parts:
+        if not bool(torch.isfinite(values).all()):
+            found = "NaN" if bool(values.isnan().any()) else "infinity"
+            raise ValueError(f"Input X contains {found}: {name} must be finite")
 
 
 def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:

@@ -21,18 +21,18 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import VotingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import _safe_indexing
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from sklearn.utils.validation import check_array
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
-from spin_fast.sklearn import SPINClassifier
+from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier
 
 NAMES = np.array(["ring", "path", "star"])
 
 
-class RowClassifier(SPINClassifier):
+class TakesRows:
     """Takes arrays, as the checks of scikit-learn want: a row is a graph of one node."""
 
     def _graphs(self, X: Any, with_labels: bool = False) -> GraphBatch:
@@ -43,17 +43,33 @@ class RowClassifier(SPINClassifier):
         return GraphBatch(ptr, indptr=torch.zeros_like(ptr), indices=ptr[:0], x=x)
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
         tags.input_tags.two_d_array = True
         return tags
+
+
+class RowClassifier(TakesRows, SPINClassifier):
+    pass
+
+
+class RowTransformer(TakesRows, NodeFeaturesTransformer):
+    """Returns arrays, too."""
+
+    def transform(self, X: Any) -> Any:
+        return super().transform(X).x.numpy()
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        return super().fit_transform(X, y).x.numpy()
 
 
 SMALL = {"hidden_features": 8, "num_layers": 2, "classifier_features": (8,), "epochs": 12, "random_state": 0}
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL)])
-def test_checks_of_scikit_learn(estimator: RowClassifier, check: Callable[[Any], None]) -> None:
+@parametrize_with_checks(
+    [RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL), RowTransformer("log")]
+)
+def test_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
 
@@ -220,6 +236,80 @@ def test_node_features_are_those_of_the_training_graphs(graphs: GraphBatch, clas
     for parameters in ({"degree": "log"}, {"standardize": True}):
         with pytest.raises(ValueError, match=f"{next(iter(parameters))} must be left out where X is PowerFeatures"):
             clone(classifier).set_params(**parameters).fit(rows)
+
+
+@pytest.mark.filterwarnings("error")
+def test_node_features_in_a_pipeline(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    """Fitted on the training graphs of each fold, searched, cloned, and the same as by hand."""
+    y = NAMES[graphs.y]
+    scaled = replace(graphs, x=torch.cat([1000 + 0.5 * graphs.x, graphs.x], dim=1))
+    classifier.set_params(epochs=8)
+    pipeline = Pipeline([("features", NodeFeaturesTransformer("log", columns=[0])), ("spin", classifier)])
+    pipeline.set_params(spin__standardize=False)
+    made = NodeFeatures("log", columns=[0]).fit(scaled)
+    expected = clone(pipeline[-1]).fit(made.transform(scaled), y).predict_proba(made.transform(scaled))
+    assert np.array_equal(pipeline.fit(scaled, y).predict_proba(scaled), expected)
+    assert pipeline[0].node_features_.to_dict() == made.to_dict()
+    assert (pipeline.n_features_in_, pipeline[-1].n_features_in_) == (2, 3)
+    assert clone(pipeline).get_params()["features__columns"] == [0]
+    assert np.array_equal(pickle.loads(pickle.dumps(pipeline)).predict_proba(scaled), expected)
+    again = clone(pipeline).set_params(spin__standardize="auto").fit(scaled)  # standardised twice
+    assert again.score(scaled) > 0.5
+    search = GridSearchCV(pipeline, {"features__degree": ["log", "one-hot", None], "features__columns": [None]}, cv=2)
+    assert search.fit(scaled, y).score(scaled, y) > 0.5
+    assert not any(np.isnan(search.cv_results_["mean_test_score"]))
+    assert "NodeFeaturesTransformer" in pipeline._repr_html_()
+
+
+def test_a_pipeline_takes_lists_of_graphs(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    pipeline = make_pipeline(NodeFeaturesTransformer("log", keep_x=True), classifier.set_params(epochs=3))
+    expected = clone(pipeline).fit(graphs).predict_proba(graphs)
+    for X, y in (
+        (graphs.to_pyg(), None),
+        (graphs.to_networkx(undirected=True), graphs.y.numpy()),
+        (list(graphs), None),
+    ):
+        made = clone(pipeline).fit(X, y)
+        np.testing.assert_allclose(made.predict_proba(X), expected, atol=1e-4)
+        assert made.score(X, graphs.y.numpy()) > 0.3
+        assert made[0].fit_transform(X, y).num_features == made[0].transform(X).num_features == 2
+
+
+def test_wrong_data_of_the_transformer(graphs: GraphBatch, features: PowerFeatures) -> None:
+    transformer = NodeFeaturesTransformer("log")
+    with pytest.raises(NotFittedError):
+        transformer.transform(graphs)
+    with pytest.raises(TypeError, match="X must be graphs, of which no powers are computed yet, got PowerFeatures"):
+        transformer.fit(features)
+    with pytest.raises(ValueError, match="degree must be one of raw, log, one-hot or None, got 'cubic'"):
+        clone(transformer).set_params(degree="cubic").fit(graphs)
+    wide = replace(graphs, x=graphs.x.expand(-1, 2))
+    with pytest.raises(ValueError, match="X has 2 features, but NodeFeaturesTransformer is expecting 1 features"):
+        transformer.fit(graphs).transform(wide)
+
+
+@pytest.mark.parametrize(("value", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity"), (-torch.inf, "infinity")])
+def test_what_is_not_finite_is_named(graphs: GraphBatch, classifier: SPINClassifier, value: float, name: str) -> None:
+    """In features and in edge weights, when fitting and after."""
+
+    def spoilt(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[3] = value
+        return tensor
+
+    weights = torch.ones(graphs.num_arcs)
+    for part, wrong in (
+        ("features", replace(graphs, x=spoilt(graphs.x))),
+        ("edge weights", replace(graphs, edge_weight=spoilt(weights))),
+    ):
+        for estimator in (clone(classifier).set_params(epochs=1), NodeFeaturesTransformer("log")):
+            message = f"Input X contains {name}: {part} must be finite"
+            with pytest.raises(ValueError, match=message):
+                estimator.fit(wrong, graphs.y.numpy())
+            estimator.fit(graphs, graphs.y.numpy())
+            apply = estimator.predict if isinstance(estimator, SPINClassifier) else estimator.transform
+            with pytest.raises(ValueError, match=message):
+                apply(wrong)
 
 
 def test_operators_side_by_side(graphs: GraphBatch, classifier: SPINClassifier) -> None:
