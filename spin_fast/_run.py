@@ -131,8 +131,8 @@ def settings_of(
         "dtype": str(features.rows.dtype),
         "hops": features.num_hops,
         "operator": features.operator,
-        "sizes": _digest(features.selected_ptr),
-        "labels": _digest(features.y),
+        "sizes": digest(features.selected_ptr),
+        "labels": digest(features.y),
     }
     settings = options | {f"model.{name}": value for name, value in config.items()}
     settings |= {f"features: {name}": value for name, value in data.items()}
@@ -140,7 +140,7 @@ def settings_of(
     return json.loads(json.dumps(settings, default=repr))
 
 
-def _digest(values: Tensor | None) -> str:
+def digest(values: Tensor | None) -> str:
     return "" if values is None else hashlib.sha256(values.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
@@ -152,7 +152,7 @@ def sample_of(features: PowerFeatures, train: Tensor) -> Tensor:
 
 
 def _described(ids: Tensor) -> str:
-    return f"{len(ids)} graphs ({_digest(ids)})"
+    return f"{len(ids)} graphs ({digest(ids)})"
 
 
 class RunFile:

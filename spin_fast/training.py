@@ -19,13 +19,13 @@ from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
-from ._run import Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
+from ._run import Epoch, Run, RunFile, copied, digest, restore, sample_of, settings_of, snapshot
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import GraphClassifier
 from .schedules import SCHEDULES, Schedule, advance, scheduler_of
-from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of
+from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of, weights_of
 
 __all__ = [
     "SCHEDULES",
@@ -176,6 +176,7 @@ def fit(
     schedule: Schedule = "cosine",
     weight_decay: float = 0.0,
     class_weight: ClassWeight = None,
+    graph_weight: Tensor | Sequence[float] | None = None,
     patience: int = 30,
     seed: int = 0,
     metric: Metric = accuracy,
@@ -212,6 +213,8 @@ def fit(
         class_weight: None; ``"balanced"``, by the training graphs as in scikit-learn; or weights ``[C]`` as those of
             torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as ``pos_weight`` of its
             ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric.
+        graph_weight: None; or ``[len(features)]``, how often each graph counts in both losses, but not in the metric.
+            Steps with it are those of autograd, which are slower.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
         metric: from class scores and labels to a number that should rise.
@@ -259,6 +262,11 @@ def fit(
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
     weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
+    if graph_weight is not None:
+        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows)
+        for name, ids in (("train", train), ("validation", validation)):
+            if not bool((graph_weight[ids] > 0).any()):
+                raise ValueError(f"graph_weight must not be all 0 in {name}")
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=weights)
@@ -275,6 +283,7 @@ def fit(
             schedule=_name_of(schedule),
             weight_decay=weight_decay,
             class_weight=None if weights is None else weights.tolist(),
+            graph_weight=digest(graph_weight),
             seed=seed,
             metric=_name_of(metric),
         )
@@ -291,14 +300,15 @@ def fit(
         try:
             while not run.is_over(epochs, patience):
                 number, rate, start = len(run.epochs) + 1, _rate_of(scheduler), time.perf_counter()
-                loss = trainer.epoch(features, train, batch_size, order)
+                loss = trainer.epoch(features, train, batch_size, order, graph_weight)
                 seconds = time.perf_counter() - start
                 if not math.isfinite(loss):
                     raise ValueError(
                         f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate"
                     )
                 logits = predict(model, features, validation)
-                validation_loss = loss_of(logits, target, weights).item()
+                of_validation = None if graph_weight is None else graph_weight[validation]
+                validation_loss = loss_of(logits, target, weights, of_validation).item()
                 epoch = Epoch(number, loss, validation_loss, float(metric(logits, target)), rate, seconds)
                 if on_epoch is not None:
                     on_epoch(epoch)
