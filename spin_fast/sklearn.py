@@ -15,10 +15,16 @@ import torch
 from joblib import effective_n_jobs
 from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import Tags, check_random_state, column_or_1d, compute_class_weight
+from sklearn.utils import Tags, check_array, check_random_state, column_or_1d, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    assert_all_finite,
+    check_consistent_length,
+    check_is_fitted,
+)
 from torch import Tensor
+from torch.nn import functional as F
 
 from . import _check, training
 from .features import PowerFeatures
@@ -185,9 +191,11 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
         schedule: of the learning rate, see :func:`spin_fast.training.fit`.
         weight_decay: L2 penalty of Adam.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
-            in the accuracy that the epoch is chosen by.
+            in the accuracy that the epoch is chosen by. Of several labels per graph ``"balanced"`` weighs each against
+            its absence, in the loss alone.
         patience: stop after so many epochs without a better accuracy on the graphs held out.
-        validation_fraction: the share of graphs that ``fit`` holds out, stratified by class, to choose the epoch by.
+        validation_fraction: the share of graphs that ``fit`` holds out, stratified by class (but not by several labels
+            per graph), to choose the epoch by.
             With 0 it trains on all and chooses by them.
         device: where to train, as torch names it; None for the device of ``X``.
         n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all.
@@ -196,7 +204,7 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
         verbose: show progress bars on the terminal.
 
     Attributes:
-        classes_: ``[C]`` the labels, sorted.
+        classes_: ``[C]`` the labels, sorted; of several labels per graph their numbers.
         n_features_in_: features of a node.
         node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
         model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch; it knows ``node_features_`` and the
@@ -268,32 +276,41 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None) -> SPINClassifier:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> SPINClassifier:
         """Train a new model. Ctrl-C ends training with a warning; the model then has the best weights so far.
 
         Args:
             X: the graphs, see the class.
-            y: ``[G]`` labels of any kind that sorts, strings too; None for those of ``X``.
+            y: ``[G]`` labels of any kind that sorts, strings too; or ``[G, T]`` of 0 and 1, several labels per graph;
+                None for those of ``X``.
+            sample_weight: ``[G]``, how often each graph counts in the loss, and in the accuracy that the epoch is
+                chosen by; None for once. A graph of weight 0 is left out. What standardises node features and
+                ``calibrate`` count every other graph once. Steps with weights are slower.
 
         Raises:
-            TypeError, ValueError: name the argument and what is wrong with it. There are no weights of samples, and
-                labels are one class per graph: several tasks per graph (OGB) train by :func:`spin_fast.training.fit`.
+            TypeError, ValueError: name the argument and what is wrong with it. Labels of which some are unknown (OGB)
+                train by :func:`spin_fast.training.fit`.
         """
         graphs = self._graphs(X, with_labels=y is None)
         y = self._labels(graphs.y if y is None else y)
         check_consistent_length(graphs, y)
         _check_finite(graphs)
         self._check_arguments(graphs)
-        classes, codes = np.unique(y, return_inverse=True)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
+        multilabel = y.ndim == 2
+        classes, codes = (np.arange(y.shape[1]), y) if multilabel else np.unique(y, return_inverse=True)
         random = check_random_state(self.random_state)
-        train, validation = self._split(y, random)
-        weights = None
-        if self.class_weight is not None:
-            weights = compute_class_weight(self.class_weight, classes=classes, y=y[train]).tolist()
+        train, validation = self._split(y, sample_weight, random)
+        class_weight = self._class_weight(classes, y[train], None if sample_weight is None else sample_weight[train])
         seed = int(random.randint(2**31 - 1))
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
-            features = _labelled(features, torch.from_numpy(codes))
+            labels = torch.from_numpy(codes)
+            features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
+            shares = _shares(
+                codes[validation], class_weight, None if sample_weight is None else sample_weight[validation]
+            )
             with _seeded(seed, features.rows.device):
                 model = self._model(features, len(classes))
                 if self.calibrate:
@@ -308,42 +325,54 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
                     learning_rate=self.learning_rate,
                     schedule=self.schedule,
                     weight_decay=self.weight_decay,
-                    class_weight=weights,
+                    class_weight=class_weight,
+                    graph_weight=sample_weight,
                     patience=self.patience,
                     seed=seed,
-                    metric=training.accuracy if weights is None else _weighted_accuracy(weights),
+                    metric=training.accuracy if shares is None else _weighted_accuracy(shares),
                     progress=bool(self.verbose),
                 )
         model.node_features = node_features
         self.model_, self.node_features_ = model, node_features
-        self.classes_, self.n_features_in_ = classes, graphs.num_features
+        self.classes_, self.n_features_in_, self._multilabel = classes, graphs.num_features, multilabel
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
         if result.interrupted:
             warnings.warn("Training interrupted by user.", stacklevel=2)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The labels ``[G]`` of the graphs, from ``classes_``."""
-        best = self._scores(X).argmax(1).numpy()
-        return self.classes_[best]
+        """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1."""
+        scores = self._scores(X)
+        return (scores > 0).long().numpy() if self._multilabel else self.classes_[scores.argmax(1).numpy()]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The class probabilities ``[G, C]``, in the order of ``classes_``."""
-        return self._scores(X).softmax(1).numpy()
+        """The class probabilities ``[G, C]``, in the order of ``classes_``; or ``[G, T]``, of each label on its own."""
+        scores = self._scores(X)
+        return (scores.sigmoid() if self._multilabel else scores.softmax(1)).numpy()
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """The logarithms of the class probabilities, ``[G, C]``."""
-        return self._scores(X).log_softmax(1).numpy()
+        """The logarithms of :meth:`predict_proba`."""
+        scores = self._scores(X)
+        return (F.logsigmoid(scores) if self._multilabel else scores.log_softmax(1)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """The class scores before the softmax, ``[G, C]``; of two classes how much more the second has, ``[G]``."""
+        """The scores before softmax or sigmoid; of two classes ``[G]``, how much more the second has."""
         scores = self._scores(X)
-        return (scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores).numpy()
+        binary = not self._multilabel and scores.shape[1] == 2
+        return (scores[:, 1] - scores[:, 0] if binary else scores).numpy()
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The accuracy on the graphs; ``y`` None takes the labels of ``X``."""
+        """The accuracy on the graphs; ``y`` None takes the labels of ``X``.
+
+        Of several labels per graph it is the share of graphs where all are right, as in all of scikit-learn.
+        """
         graphs = self._graphs(X, with_labels=y is None)
         return super().score(graphs, self._labels(graphs.y if y is None else y), sample_weight)
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.multi_label = True
+        return tags
 
     def _labels(self, y: Any) -> np.ndarray:
         if y is None:
@@ -351,12 +380,13 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y is None "
                 "and X has no labels."
             )
-        y = y.cpu().numpy() if isinstance(y, Tensor) else y
-        try:
-            y = column_or_1d(y, warn=True)
-        except ValueError as error:
-            message = f"{error} Several tasks per graph train by spin_fast.training.fit."
-            raise ValueError(message) from error
+        y = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        if y.ndim == 2 and y.shape[1] != 1:
+            y = check_array(y, dtype=None, input_name="y")
+            if not np.isin(y, (0, 1)).all():
+                raise ValueError("y must be one label per graph, or 0 and 1 for each of several, got other values")
+            return y.astype(np.int64)
+        y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
         return y
@@ -389,17 +419,37 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
                 f"got {graphs.num_hops} of {graphs.operator!r}"
             )
 
-    def _split(self, y: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-        """The graphs to train on and those to choose the epoch by."""
-        everything = np.arange(len(y))
+    def _class_weight(self, classes: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Any:
+        """What ``training.fit`` takes, by the labels and weights of the training graphs."""
+        if self.class_weight is None:
+            return None
+        if y.ndim == 2:
+            if self.class_weight != "balanced":
+                raise ValueError(
+                    f"class_weight must be None or 'balanced' for several labels per graph, got {self.class_weight!r}"
+                )
+            return "balanced"
+        options = {} if weight is None else {"sample_weight": weight}
+        return compute_class_weight(self.class_weight, classes=classes, y=y, **options)
+
+    def _split(
+        self, y: np.ndarray, weight: np.ndarray | None, random: np.random.RandomState
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The graphs to train on and those to choose the epoch by; graphs without weight are neither."""
+        everything = np.arange(len(y)) if weight is None else np.flatnonzero(weight)
         if self.validation_fraction == 0:
             return everything, everything
         try:
-            parts = train_test_split(everything, test_size=self.validation_fraction, stratify=y, random_state=random)
+            parts = train_test_split(
+                everything,
+                test_size=self.validation_fraction,
+                stratify=y[everything] if y.ndim == 1 else None,
+                random_state=random,
+            )
         except ValueError as error:
             raise ValueError(
                 f"validation_fraction must let fit hold out graphs of every class, got {self.validation_fraction} of "
-                f"n_samples={len(y)}: {error} Take another, or 0 to hold out none."
+                f"n_samples={len(everything)}: {error} Take another, or 0 to hold out none."
             ) from error
         return np.sort(parts[0]), np.sort(parts[1])
 
@@ -470,12 +520,19 @@ def _threads(n_jobs: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _weighted_accuracy(class_weight: list[float]) -> training.Metric:
+def _shares(codes: np.ndarray, class_weight: Any, sample_weight: np.ndarray | None) -> np.ndarray | None:
+    """What each graph counts in the accuracy; None where all count the same."""
+    if class_weight is None or codes.ndim == 2:
+        return sample_weight
+    return class_weight[codes] * (1 if sample_weight is None else sample_weight)
+
+
+def _weighted_accuracy(shares: np.ndarray) -> training.Metric:
     """An accuracy that does not choose what the weights are there to avoid."""
 
     def accuracy(logits: Tensor, y: Tensor) -> float:
-        weight = torch.tensor(class_weight, dtype=torch.float64, device=y.device)[y]
-        return (weight @ (logits.argmax(1) == y).double() / weight.sum()).item()
+        right = ((logits > 0) == (y > 0.5)).double().mean(1) if y.is_floating_point() else logits.argmax(1) == y
+        return float(np.average(right.cpu().numpy(), weights=shares))
 
     return accuracy
 
@@ -491,11 +548,11 @@ def _check_finite(graphs: Graphs) -> None:
 
 
 def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
-    """The features with other labels ``[G]`` of the selected graphs."""
+    """The features with other labels, ``[G]`` or ``[G, T]``, of the selected graphs."""
     y = y.to(features.rows.device)
     if features.ids is None:
         return replace(features, labels=y)
-    labels = y.new_zeros(features.node_ptr.numel() - 1)
+    labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
     labels[features.ids] = y
     if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
         return replace(features.take(), labels=y)

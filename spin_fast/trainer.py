@@ -37,7 +37,7 @@ def loss_of(
         losses = losses.where(~y.isnan(), 0).sum(1)
     else:
         losses = F.cross_entropy(logits, y, class_weight, reduction="none")
-    total = losses.sum() if graph_weight is None else losses @ graph_weight
+    total = (losses if graph_weight is None else losses * graph_weight).sum()
     return total / shares.sum().clamp(min=torch.finfo(total.dtype).tiny)
 
 

@@ -23,7 +23,7 @@ from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
 from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import _safe_indexing
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_dense_data, parametrize_with_checks
 from sklearn.utils.validation import check_array
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
@@ -67,10 +67,19 @@ SMALL = {"hidden_features": 8, "num_layers": 2, "classifier_features": (8,), "ep
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
-    [RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL), RowTransformer("log")]
+    [RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL), RowTransformer("log")],
+    expected_failed_checks=lambda _: {"check_sample_weight_equivalence_on_dense_data": "see the test of it"},
 )
 def test_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
+
+
+def test_sample_weights_are_repetitions() -> None:
+    """Where nothing counts graphs but the loss: not their batches, nor what is fitted to their features before."""
+    options = {"batch_size": 1000, "calibrate": False, "standardize": False, "validation_fraction": 0}
+    for more in ({}, {"class_weight": "balanced"}, {"batch_norm": False, "readout": "attention"}):
+        estimator = RowClassifier(num_hops=0, learning_rate=0.02, **options, **SMALL).set_params(**more)
+        check_sample_weight_equivalence_on_dense_data("RowClassifier", estimator)
 
 
 @pytest.fixture(scope="module")
@@ -334,6 +343,65 @@ def test_class_weight(features: PowerFeatures, classifier: SPINClassifier) -> No
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+def test_graphs_without_weight_are_as_if_they_were_not_there(
+    graphs: GraphBatch, classifier: SPINClassifier, class_weight: str | None
+) -> None:
+    y, weight = NAMES[graphs.y], np.random.default_rng(0).integers(0, 2, 60) * 3.0
+    classifier.set_params(epochs=5, class_weight=class_weight, validation_fraction=0.2)
+    expected = clone(classifier).fit(graphs[weight > 0], y[weight > 0])
+    made = classifier.fit(graphs, y, sample_weight=weight)
+    np.testing.assert_allclose(made.predict_proba(graphs), expected.predict_proba(graphs), atol=1e-4)
+    assert made.history_[-1].validation == pytest.approx(expected.history_[-1].validation)
+    with pytest.raises(ValueError, match=r"got 0\.2 of n_samples=2"):
+        classifier.fit(graphs, y, sample_weight=np.arange(60) < 2)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_weights_decide_where_labels_differ(features: PowerFeatures, classifier: SPINClassifier, several: bool) -> None:
+    """Every graph is there with both labels, one of three times the weight of the other."""
+    twice, y, weight = features[np.repeat(np.arange(60), 2)], np.tile([0, 1], 60), np.tile([1, 3], 60)
+    y = np.stack([y, 1 - y], axis=1) if several else NAMES[y]
+    classifier.set_params(validation_fraction=0).fit(twice, y, sample_weight=weight)
+    expected = [0.75, 0.25] if several else [0.75, 0.25][:: 1 if NAMES[1] < NAMES[0] else -1]
+    np.testing.assert_allclose(classifier.predict_proba(features), np.tile(expected, (60, 1)), atol=0.1)
+    assert classifier.history_[classifier.best_epoch_].validation == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("kind", ["graphs", "features", "selection", "labels of X"])
+def test_several_labels_per_graph(
+    graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier, kind: str
+) -> None:
+    y = np.stack([graphs.y == 0, graphs.num_nodes_per_graph > 8], axis=1).astype(int)
+    X: Any = graphs if kind == "graphs" else features
+    if kind == "selection":
+        ids = np.random.default_rng(0).permutation(60)
+        X, y = features[ids], y[ids]
+    given = None if kind == "labels of X" else y
+    X = X if given is not None else replace(features, labels=torch.tensor(y).float())
+    classifier.set_params(epochs=60, learning_rate=0.02, batch_size=16).fit(X, given)
+    assert (classifier.classes_.tolist(), classifier.model_.config["out_features"]) == ([0, 1], 2)
+    scores, probabilities, predicted = (
+        method(X) for method in (classifier.decision_function, classifier.predict_proba, classifier.predict)
+    )
+    assert scores.shape == probabilities.shape == predicted.shape == (60, 2)
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-scores)), rtol=1e-5)
+    np.testing.assert_allclose(classifier.predict_log_proba(X), np.log(probabilities), rtol=1e-4, atol=1e-6)
+    assert predicted.dtype.kind == "i"
+    assert np.array_equal(predicted, scores > 0)
+    assert classifier.score(X, given) == (predicted == y).all(1).mean() > 0.7
+    assert classifier.history_[classifier.best_epoch_].validation > 0.7
+
+
+def test_several_labels_in_scikit_learns_tools(features: PowerFeatures, classifier: SPINClassifier) -> None:
+    y = np.stack([features.y == 0, features.y != 1], axis=1)
+    classifier.set_params(epochs=3)
+    search = GridSearchCV(classifier, {"class_weight": [None, "balanced"]}, cv=2, scoring="roc_auc").fit(features, y)
+    assert not any(np.isnan(search.cv_results_["mean_test_score"]))
+    with pytest.raises(ValueError, match="class_weight must be None or 'balanced' for several labels per graph"):
+        classifier.set_params(class_weight={0: 1, 1: 2}).fit(features, y)
+
+
 def test_features_of_a_file(tmp_path: Path, features: PowerFeatures, classifier: SPINClassifier) -> None:
     features.save(tmp_path / "features.safetensors")
     mapped = PowerFeatures.load(tmp_path / "features.safetensors")
@@ -417,12 +485,14 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
     raises(TypeError, "got list of str", ["a", "b"])
     raises(ValueError, "Input X contains NaN", nan)
     raises(ValueError, "inconsistent numbers of samples: [60, 59]", graphs, np.zeros(59))
-    raises(ValueError, "Several tasks per graph train by spin_fast.training.fit", graphs, np.zeros((60, 2)))
+    raises(ValueError, "y must be one label per graph, or 0 and 1 for each", graphs, np.full((60, 2), 3))
+    raises(ValueError, "Input y contains NaN", graphs, np.full((60, 2), np.nan))
     raises(ValueError, "Input y contains NaN", graphs, np.full(60, np.nan))
     raises(ValueError, "Unknown label type: continuous", graphs, np.linspace(0, 1, 60))
     raises(ValueError, "target y is None and X has no labels", graphs.to_networkx())
-    with pytest.raises(TypeError, match="sample_weight"):
-        classifier.fit(graphs, graphs.y, sample_weight=np.ones(60))
+    for weight, message in ((np.ones(59), "sample_weight.shape == "), (-np.ones(60), "Negative values"), (["a"], "a")):
+        with pytest.raises(ValueError, match=message):
+            classifier.fit(graphs, graphs.y, sample_weight=weight)
 
     classifier.fit(graphs)
     wide = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.expand(-1, 2), graphs.y)

@@ -356,6 +356,77 @@ def test_weighted_steps_are_those_of_autograd(native, digits: PowerFeatures, mon
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("class_weight", [None, [0.0, 1, 2, 1, 1, 1, 1, 1, 1, 3]])
+def test_graph_weights_are_repetitions(digits: PowerFeatures, class_weight: list[float] | None, tasks: bool) -> None:
+    """In the loss, its gradient and the loss of an epoch; on a selection, where a graph may be twice, too."""
+    times = torch.tensor([2, 0, 1, 3] * 3)
+    ids = torch.tensor([7, 3, 3, 150, 20, 21, 22, 23, 24, 299, 0, 1])
+    if tasks:
+        labels = torch.nn.functional.one_hot(digits.labels, 10).float()
+        labels[::3, ::2] = float("nan")
+        digits = replace(digits, labels=labels)
+    digits = replace(digits, rows=digits.rows.double())
+    weights = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
+    selected, repeated = digits[ids], digits[ids.repeat_interleave(times)]
+    model, twin = new_model().double(), new_model().double()
+    expected = training.loss_of(twin(repeated), repeated.y, weights)
+    torch.testing.assert_close(training.loss_of(model(selected), selected.y, weights, times.double()), expected)
+    trainer, other = (training.Trainer(each, class_weight=weights) for each in (model, twin))
+    for _ in range(3):
+        loss = trainer.epoch(selected, range(12), 99, graph_weight=times.float())
+        assert loss == pytest.approx(other.epoch(repeated, range(18), 99))
+    torch.testing.assert_close(model.flatten_parameters(), twin.flatten_parameters())
+    trainer = training.Trainer(model, learning_rate=0.0, class_weight=weights)
+    losses = [trainer.epoch(selected, range(12), size, graph_weight=times.double()) for size in (1, 5, 12)]
+    assert losses == pytest.approx(losses[:1] * 3)
+
+
+def test_fit_with_graph_weights(tmp_path: Path, digits: PowerFeatures) -> None:
+    weight = torch.ones(300)
+    weight[digits.labels > 4] = 0
+    options = {"epochs": 8, "batch_size": 16, "learning_rate": 0.02}
+    model = new_model()
+    fit = training.fit(model, digits, range(200), range(200, 300), graph_weight=weight, state=tmp_path / "x", **options)
+    assert training.predict(model, digits).argmax(1).max() <= 4
+    logits, counted = training.predict(model, digits, range(200, 300)), weight[200:] > 0
+    best = fit.epochs[fit.best_epoch]
+    expected = training.loss_of(logits[counted], digits.labels[200:][counted])
+    assert best.validation_loss == pytest.approx(expected.item(), rel=1e-4)
+    assert best.validation == training.accuracy(logits, digits.labels[200:])
+    same = training.fit(
+        new_model(),
+        digits,
+        range(200),
+        range(200, 300),
+        graph_weight=weight.tolist(),
+        state=tmp_path / "x",
+        resume=True,
+        **options,
+    )
+    assert same.epochs == fit.epochs
+    for wrong, message in (
+        (None, "graph.weight must be"),
+        (torch.ones(200), r"graph_weight must have shape \[300\], got \[200\]"),
+        (torch.full((300,), float("nan")), "graph_weight must be finite"),
+        (-weight, "graph_weight must be finite, at least 0 and not all 0, got values from -1 to -?0"),
+        (torch.arange(300) < 200, "graph_weight must not be all 0 in validation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            training.fit(
+                new_model(),
+                digits,
+                range(200),
+                range(200, 300),
+                graph_weight=wrong,
+                state=tmp_path / "x",
+                resume=True,
+                **options,
+            )
+    with pytest.raises(TypeError, match="graph_weight must be None or a tensor of weights, got str"):
+        training.fit(new_model(), digits, range(200), range(200, 300), graph_weight="balanced")
+
+
 def test_weights_turn_a_rare_class_up(digits: PowerFeatures) -> None:
     rare = replace(digits, labels=(digits.labels == 8).long())
     ids, found = torch.arange(200), []
