@@ -131,16 +131,20 @@ def settings_of(
         "dtype": str(features.rows.dtype),
         "hops": features.num_hops,
         "operator": features.operator,
-        "sizes": digest(features.selected_ptr),
-        "labels": digest(features.y),
+        "sizes": _digest(features.selected_ptr),
+        "labels": _digest(features.y),
     }
     settings = options | {f"model.{name}": value for name, value in config.items()}
     settings |= {f"features: {name}": value for name, value in data.items()}
     settings |= {"train": _described(train), "validation": _described(validation)}
-    return json.loads(json.dumps(settings, default=repr))
+    return json.loads(json.dumps(settings, default=_as_text))
 
 
-def digest(values: Tensor | None) -> str:
+def _as_text(value: Any) -> str:
+    return _digest(value) if isinstance(value, Tensor) else repr(value)
+
+
+def _digest(values: Tensor | None) -> str:
     return "" if values is None else hashlib.sha256(values.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
@@ -152,7 +156,7 @@ def sample_of(features: PowerFeatures, train: Tensor) -> Tensor:
 
 
 def _described(ids: Tensor) -> str:
-    return f"{len(ids)} graphs ({digest(ids)})"
+    return f"{len(ids)} graphs ({_digest(ids)})"
 
 
 class RunFile:

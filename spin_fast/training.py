@@ -19,7 +19,7 @@ from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
-from ._run import Epoch, Run, RunFile, copied, digest, restore, sample_of, settings_of, snapshot
+from ._run import Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
@@ -283,7 +283,7 @@ def fit(
             schedule=_name_of(schedule),
             weight_decay=weight_decay,
             class_weight=None if weights is None else weights.tolist(),
-            graph_weight=digest(graph_weight),
+            graph_weight=graph_weight,
             seed=seed,
             metric=_name_of(metric),
         )
