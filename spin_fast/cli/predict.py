@@ -68,12 +68,12 @@ def predict(
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
-    asked, chosen = operator_of(operators), metadata.get("operator")
-    if asked is not None and chosen not in (None, asked):
-        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {chosen}")
-    chosen = chosen or asked
-    if chosen is None:
+    asked = operator_of(operators)
+    if asked is not None and model.operator not in (None, asked):
+        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {model.operator}")
+    if asked is None and model.operator is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
+    operator = model.check_operator(asked)
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
     task_names = metadata.get("task_names") or range(num_outputs)
@@ -94,7 +94,7 @@ def predict(
         for graphs, names, _ in itertools.chain([first], parts):
             if weighted and graphs.edge_weight is None and graphs.num_arcs:
                 raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-            for scores in training.predict_chunks(model, graphs.to(place), chosen):
+            for scores in training.predict_chunks(model, graphs.to(place), operator):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
                 columns: Columns = {"graph": numbers}
@@ -114,7 +114,7 @@ def predict(
     facts = {
         "model": checkpoint,
         "dataset": title_of(dataset),
-        "operator": chosen,
+        "operator": operator,
         "out": out,
         "graphs": done,
         "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),
