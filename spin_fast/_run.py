@@ -139,7 +139,11 @@ def settings_of(
     settings = options | {f"features: {name}": value for name, value in data.items()}
     settings |= {"train": _described(train), "validation": _described(validation)}
     settings |= {f"model.{name}": value for name, value in config.items()}  # last: it follows from the others, mostly
-    return json.loads(json.dumps(settings, default=repr))
+    return json.loads(json.dumps(settings, default=_as_text))
+
+
+def _as_text(value: Any) -> str:
+    return _digest(value) if isinstance(value, Tensor) else repr(value)
 
 
 def _digest(values: Tensor | None) -> str:
@@ -162,6 +166,7 @@ _ALIKE = {
     "features: labels": "have the same labels",
     "features: rows": "have the same rows",
     "model.modules": "be made of the same modules",
+    "graph_weight": "be the same",
 }
 _OF_VALUE = {
     "features: graphs": "have {} graphs",

@@ -419,7 +419,7 @@ def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pyt
     table = pandas.read_csv(out) if suffix == "csv" else pandas.read_parquet(out)
     assert list(table) == ["graph", "prediction", *(f"class_{i}" for i in range(10))]
     assert table["graph"].tolist() == list(range(1797))
-    expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"), "sym+adj")
+    expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"))
     written = torch.tensor(table.iloc[:, 2:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, expected, rtol=1e-6, atol=1e-7)
     assert table["prediction"].astype(int).tolist() == expected.argmax(1).tolist()
@@ -432,7 +432,7 @@ def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: py
     invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
     table = pandas.read_csv(tmp_path / "x.csv")
     assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]
-    (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs, "sym+adj")
+    (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs)
     written = torch.tensor(table.iloc[:, 1:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, scores.sigmoid(), rtol=1e-6, atol=1e-7)
 
@@ -735,9 +735,9 @@ def test_predict_has_the_columns_of_training(tmp_path: Path, monkeypatch: pytest
     write("others", [2, 3, 4, 4] * 10)
     model = facts_of("train", "known/", "--epochs", 1, "--hops", 1)["model"]
     invoke("predict", model, "fewer/")
-    net, metadata = training.load_checkpoint(model)
+    net, _ = training.load_checkpoint(model)
     graphs = datasets.load("known/")[[1]]  # 3, 3
-    want = training.predict_proba(net, graphs, metadata["operator"])[0].tolist()
+    want = training.predict_proba(net, graphs)[0].tolist()
     assert pandas.read_csv("probabilities.csv").iloc[0, 3:].tolist() == pytest.approx(want, rel=1e-5)
     assert "holds labels 2..4, but features only have columns for 1..3" in invoke(
         "predict", model, "others/", exit_code=1

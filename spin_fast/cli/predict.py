@@ -79,12 +79,12 @@ def predict(
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
-    asked, chosen = operator_of(operators), metadata.get("operator")
-    if asked is not None and chosen not in (None, asked):
-        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {chosen}")
-    chosen = chosen or asked
-    if chosen is None:
+    asked = operator_of(operators)
+    if asked is not None and model.operator not in (None, asked):
+        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {model.operator}")
+    if asked is None and model.operator is None:
         raise ValueError(f"--operator must be given, that of training: {checkpoint} does not tell it")
+    operator = model.check_operator(asked)
     num_outputs = model.config["out_features"]
     classes = _classes(checkpoint, metadata, num_outputs)
     task_names = metadata.get("task_names") or range(num_outputs)
@@ -106,7 +106,7 @@ def predict(
         progress_bar("graphs", first[2], True) as advance,
     ):
         for graphs, names, _ in itertools.chain([first], parts):
-            for scores in training.predict_chunks(model, graphs.to(place), chosen):
+            for scores in training.predict_chunks(model, graphs.to(place), operator):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
                 columns: Columns = {"graph": numbers}
@@ -126,7 +126,7 @@ def predict(
     facts = {
         "model": checkpoint,
         "dataset": title_of(dataset),
-        "operator": chosen,
+        "operator": operator,
         "out": out,
         "graphs": done,
         "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),

@@ -268,7 +268,6 @@ def train(
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    settings["operator"] = features.operator
     report = _write_and_report(outputs, name, features, model, fit, split, metric_name, test, seconds, settings)
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
