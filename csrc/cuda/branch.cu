@@ -24,6 +24,7 @@ namespace {
 constexpr int64_t combine_threads = 128;
 constexpr int pack_threads = 1024;
 constexpr int classifier_tile = 16;
+constexpr int64_t most_weights = INT32_MAX / 16;  // of a layer
 constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
 
 // What of a block's memory is shared memory, how much that is, and how many threads a block has.
@@ -439,7 +440,7 @@ Stack stack_of(const Model& model, bool with_gradient, bool with_input_gradient)
   int64_t at = model.attention ? model.readout_width() : 0;
   for (int l = 0; l < stack.depth; ++l) {
     const int64_t in = model.below(l), out = model.widths[l];
-    STD_TORCH_CHECK(in * out <= INT32_MAX / 16, "widths must not be so large");
+    require(in * out <= most_weights, "widths must make layers of at most ", most_weights, " weights, got ", in * out);
     Linear& layer = stack.layers[l];
     layer.in = static_cast<int>(in);
     layer.out = static_cast<int>(out);
@@ -468,7 +469,8 @@ Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths
   int64_t at = model.parameters(), in = model.readout_width();
   for (int l = 0; l < stack.depth; ++l) {
     const int64_t out = widths[l];
-    STD_TORCH_CHECK(in * out <= INT32_MAX / 16, "classifier_widths must not be so large");
+    require(in * out <= most_weights, "classifier_widths must make layers of at most ", most_weights, " weights, got ",
+            in * out);
     Linear& layer = stack.layers[l];
     layer.in = static_cast<int>(in);
     layer.out = static_cast<int>(out);
@@ -506,7 +508,7 @@ Fit fit_of(Stack& stack, const Device& device, int rows) {
     }
   }
   if (!fit.tile) lay_out(stack, rows);
-  STD_TORCH_CHECK(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
+  require(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
   int widest = 0;
   for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
   const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
@@ -520,7 +522,7 @@ class Pass {
  public:
   Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
       : device_(device), model_(of.model), tf32_(tf32 && has_tf32()) {
-    STD_TORCH_CHECK(model_.branches <= 65535, "there must be at most 65535 branches");
+    require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
     call_.seg = of.seg;
     call_.ids = of.ids;
     call_.graphs = of.graphs;
@@ -646,7 +648,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                  negative_slope, shared, true, 0);
   const ScalarType value = rows.scalar_type();
   const int64_t width = of.model.readout_width(), features = rows.size(1);
-  expect("grad", grad, {of.graphs, width}, value);
+  expect("grad", grad, {of.graphs, width}, {value});
   const Device device(rows);
   Tensor gradient = device.empty({parameters.numel()}, value);
   Tensor drows = device.empty({with_rows ? rows.size(0) : 0, features}, value);
@@ -696,8 +698,8 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                        negative_slope, false, true, more);
   const ScalarType value = rows.scalar_type();
-  expect("y", y, {of.seg.graphs}, ScalarType::Long);
-  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, value);
+  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
+  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
   const Device device(rows);
   Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
   dispatch_compute(value, [&](auto tag) {

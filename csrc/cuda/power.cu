@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../arguments.h"
 #include "hop.h"
 #include "ops.h"
 #include "power_graphs.h"
@@ -205,23 +206,14 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
 // Checks the arguments that both directions share.
 Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes, int64_t width,
                        const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op) {
-  STD_TORCH_CHECK(op == "adj" || op == "sym" || op == "sym+adj" || op == "rw",
-                  "operator must be one of adj, sym, sym+adj, rw");
-  STD_TORCH_CHECK(width < INT32_MAX - 4, "there are too many features");
-  expect("indptr", indptr, {nodes + 1}, indptr.scalar_type());
-  expect("indices", indices, {-1}, indptr.scalar_type());
-  if (ptr) expect("ptr", *ptr, {-1}, ScalarType::Long);
-  STD_TORCH_CHECK(!ptr || ptr->numel() > 0, "ptr must have at least one entry");
-  if (edge_weight)
-    expect("edge_weight", *edge_weight, {indices.numel()},
-           value == ScalarType::Double ? ScalarType::Double : ScalarType::Float);
+  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
+  constexpr int64_t most = INT32_MAX - 4;
+  require(width <= most, "x must have at most ", most, " features, got ", width);
   Adjacency a = {{}, indptr.scalar_type(), edge_weight ? edge_weight->const_data_ptr() : nullptr};
-  if (a.index == ScalarType::Int) {
+  if (a.index == ScalarType::Int)
     a.csr = {indptr.const_data_ptr<int32_t>(), indices.const_data_ptr<int32_t>(), nullptr, nullptr};
-  } else {
-    STD_TORCH_CHECK(a.index == ScalarType::Long, "indices must be int32 or int64");
+  else
     a.csr = {nullptr, nullptr, indptr.const_data_ptr<int64_t>(), indices.const_data_ptr<int64_t>()};
-  }
   a.op = op == "adj"   ? Operator::plain
          : op == "rw"  ? Operator::row
          : op == "sym" ? Operator::symmetric
@@ -236,14 +228,13 @@ Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType v
 // Where ptr is a run of the offsets, out has a row for each of its nodes.
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                         OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
-  const ScalarType value = x.scalar_type();
-  expect("x", x, {-1, -1}, value);
-  STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
+  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  check_num_hops(num_hops);
   const int64_t nodes = x.size(0), width = x.size(1);
-  expect("out", out, {num_hops + 1, ptr ? -1 : nodes, width}, value);
+  expect("out", out, {num_hops + 1, ptr ? -1 : nodes, width}, {value});
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
   const int64_t rows = out.size(1);
-  STD_TORCH_CHECK(rows <= nodes, "out has more rows than there are nodes");
+  require(rows <= nodes, "out must have at most ", nodes, " rows (nodes), got ", rows);
   if (rows == 0 || width == 0 || (ptr && a.graphs == 0)) return;
   const Device device(x);
   dispatch_storage(value, [&](auto tag) {
@@ -271,9 +262,9 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                       OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
-  expect("x", x, {-1, -1}, x.scalar_type());
-  STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
-  Tensor out = Device(x).empty({num_hops + 1, x.size(0), x.size(1)}, x.scalar_type());
+  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  check_num_hops(num_hops);
+  Tensor out = Device(x).empty({num_hops + 1, x.size(0), x.size(1)}, value);
   power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
   return out;
 }
@@ -336,10 +327,7 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
 
 Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
                                OptionalTensor ptr, OptionalTensor edge_weight, bool checked) {
-  const ScalarType value = grad.scalar_type();
-  expect("grad", grad, {-1, -1, -1}, value);
-  STD_TORCH_CHECK(grad.size(0) >= 1, "grad must have at least one branch");
-  STD_TORCH_CHECK(value == ScalarType::Float || value == ScalarType::Double, "grad must be float32 or float64");
+  const ScalarType value = check_powers_gradient(grad);
   const int64_t hops = grad.size(0) - 1, nodes = grad.size(1), width = grad.size(2);
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
   const Device device(grad);

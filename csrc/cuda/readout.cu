@@ -303,15 +303,17 @@ dim3 blocks_for_entries(const Segments& seg, int64_t rows_of_round, int64_t tile
   constexpr int64_t most = 4096;
   const int64_t mean = (seg.entries + seg.branches - 1) / seg.branches;
   const int64_t blocks = std::clamp<int64_t>((mean + 2 * rows_of_round - 1) / (2 * rows_of_round), 1, most);
-  STD_TORCH_CHECK(seg.branches <= UINT16_MAX && tiles <= UINT16_MAX, "the input is too large for one launch");
+  require(seg.branches <= UINT16_MAX && tiles <= UINT16_MAX, "the input is too large for one launch");
   return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(seg.branches), static_cast<unsigned>(tiles));
 }
 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
                    bool shared, bool) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, true);
-  STD_TORCH_CHECK(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have num_branches branches");
+  require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
+          z.size(0));
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, true);
   const Device device(z);
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, value);
   dispatch_storage(value, [&](auto tag) {
@@ -328,11 +330,11 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                             int64_t num_branches, int64_t num_rows, bool shared, bool) {
-  const ScalarType value = grad.scalar_type();
-  expect("grad", grad, {-1, -1}, value);
-  STD_TORCH_CHECK(num_branches >= 1 && grad.size(1) % num_branches == 0, "grad has the wrong shape");
+  const ScalarType value = expect("grad", grad, {-1, -1}, stored_types);
+  require(num_branches >= 1, "num_branches must be at least 1, got ", num_branches);
+  require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, true);
-  STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
+  expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
   const Device device(grad);
   Tensor dz = device.empty({num_rows, form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
@@ -351,8 +353,9 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
 
 std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                              OptionalTensor count, bool shared, bool) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
   const Device device(z);
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, computed);
   Tensor alpha = device.empty({form.entries}, computed);
@@ -435,12 +438,13 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
                                                       bool shared, bool) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, computed);
-  expect("readout", readout, {form.graphs, form.branches * form.width}, computed);
-  expect("alpha", alpha, {form.entries}, computed);
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, computed);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  expect("grad", grad, {form.graphs, form.branches * form.width}, {computed});
+  expect("readout", readout, {form.graphs, form.branches * form.width}, {computed});
+  expect("alpha", alpha, {form.entries}, {computed});
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {computed});
   const Device device(z);
   const auto like = [&](const Tensor& t) {
     if (t.dim() == 1) return device.empty({t.size(0)}, value);

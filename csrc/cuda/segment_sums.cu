@@ -337,7 +337,7 @@ void segment_sums(const Device& device, const SegmentSums<S>& of) {
     if (at_once * (warp_size / plan.group) * 4 < mean) plan.team = threads;
     const int64_t blocks = chunks + (segments + threads / plan.team - 1) / (threads / plan.team);
     while (chunks > 0 && 2 * plan.every * chunks <= blocks) plan.every *= 2;
-    STD_TORCH_CHECK(blocks <= INT32_MAX && tiling.tiles <= UINT16_MAX, "the input is too large for one launch");
+    require(blocks <= INT32_MAX && tiling.tiles <= UINT16_MAX, "the input is too large for one launch");
     const bool shares = chunks > 0 || plan.team > warp_size;
     const int64_t shared = shares ? warps * (2 + tiling.columns) * static_cast<int64_t>(sizeof(double)) : 0;
     const auto kernel = of.alpha && !computed_before ? &sums_kernel<S, v, k, true> : &sums_kernel<S, v, k, false>;
