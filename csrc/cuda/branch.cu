@@ -27,7 +27,8 @@ constexpr int classifier_tile = 16;
 constexpr int64_t most_weights = INT32_MAX / 16;  // of a layer
 constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
 
-// What of a block's memory is shared memory, how much that is, and how many threads a block has.
+// What of a block's memory is shared memory (the gradient only with the weights, these only with the tile), how much
+// that is, and how many threads a block has.
 struct Fit {
   bool tile, weights, gradient;
   int64_t shared_bytes, threads;
@@ -73,22 +74,22 @@ __host__ __device__ inline int64_t begin_of(const Segments& seg, int64_t branch,
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
-// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed.
-template <class T>
+// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed. `Shared`: the tile
+// and the weights are shared memory; kernels are compiled for that by itself, as loads that may be of any memory take
+// longer.
+template <bool Shared, class T>
 __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T* parameters, int64_t branch, T* tiles,
                                      T* weights, T* kept) {
-  const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
-  T* shared = shared_memory<T>();
-  const auto take = [&](bool fits, T* otherwise, int64_t size) {
-    T* here = fits ? shared : otherwise;
-    shared += fits ? size : 0;
-    return here;
-  };
+  T* const shared = shared_memory<T>();
   Memory<T> memory;
-  memory.tile = take(fit.tile, tiles + block * stack.tile_size, stack.tile_size);
-  memory.weights = take(fit.weights, weights + branch * stack.weights_size, stack.weights_size);
-  memory.gradient = take(fit.gradient, kept, stack.gradient_size);
-  if (fit.weights) pack(stack, parameters, branch, memory.weights);
+  if constexpr (Shared) {
+    memory = {shared, shared + stack.tile_size, kept};
+    if (fit.gradient) memory.gradient = memory.weights + stack.weights_size;
+    pack(stack, parameters, branch, memory.weights);
+  } else {
+    const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+    memory = {fit.tile ? shared : tiles + block * stack.tile_size, weights + branch * stack.weights_size, kept};
+  }
   for (int i = threadIdx.x; stack.with_gradient && i < stack.gradient_size; i += blockDim.x) memory.gradient[i] = T(0);
   return memory;
 }
@@ -137,12 +138,13 @@ __device__ T rectified(T value) {
   return value < 0 ? T(0) : value;
 }
 
-template <Math math, class T>
+template <Math math, bool Shared, class T>
 __global__ void forward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
   const int64_t branch = blockIdx.y;
   T* none = nullptr;
-  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
+  const Memory<T> memory =
+      memory_of_block<Shared>(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
   T* weight = memory.tile + stack.per_row;
   T* beta = weight + stack.ld;
   T* sum = memory.tile + stack.per_column;
@@ -230,12 +232,13 @@ __global__ void combine_kernel(Call<T> call) {
   }
 }
 
-template <Math math, class T>
+template <Math math, bool Shared, class T>
 __global__ void backward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
   const int64_t branch = blockIdx.y;
   T* kept = call.partial + (branch * gridDim.x + blockIdx.x) * stack.gradient_size;
-  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
+  const Memory<T> memory =
+      memory_of_block<Shared>(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
   T* alpha = memory.tile + stack.per_row;
   T* dbeta = alpha + stack.ld;
   T* ds = memory.tile + stack.per_column;
@@ -314,12 +317,12 @@ __global__ void weigh_kernel(const T* class_weight, int classes, const int64_t* 
 }
 
 // The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
-template <class T>
+template <bool Shared, class T>
 __global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, const T* parameters, const T* readout,
                                   const int64_t* y, const T* class_weight, const double* total_weight,
                                   const int64_t* ids, int64_t graphs, T* grad, T* partial, double* loss) {
   T* kept = partial + blockIdx.x * static_cast<int64_t>(stack.gradient_size);
-  const Memory<T> memory = memory_of_block(stack, fit, parameters, 0, tiles, weights, kept);
+  const Memory<T> memory = memory_of_block<Shared>(stack, fit, parameters, 0, tiles, weights, kept);
   const int width = stack.in(), classes = stack.out();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
   const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
@@ -545,14 +548,7 @@ class Pass {
     call_.sum = memory(sum_);
     call_.scale = memory(scale_);
     call_.readout = readout;
-    if constexpr (std::is_same_v<T, float>) {
-      if (uses_tf32())
-        run(&forward_kernel<Math::tf32, T>);
-      else
-        run(&forward_kernel<Math::exact, T>);
-    } else {
-      run(&forward_kernel<Math::exact, T>);
-    }
+    dispatch([&](auto math, auto shared) { run(&forward_kernel<math, shared, T>); });
     device_.launch(&combine_kernel<T>, blocks_for(chosen, combine_threads / warp_size), combine_threads, 0, call_);
   }
 
@@ -561,14 +557,7 @@ class Pass {
     prepare(stack_of(model_, true, dx != nullptr));
     call_.grad = grad;
     call_.dx = dx;
-    if constexpr (std::is_same_v<T, float>) {
-      if (uses_tf32())
-        run(&backward_kernel<Math::tf32, T>);
-      else
-        run(&backward_kernel<Math::exact, T>);
-    } else {
-      run(&backward_kernel<Math::exact, T>);
-    }
+    dispatch([&](auto math, auto shared) { run(&backward_kernel<math, shared, T>); });
   }
 
   int64_t blocks() const { return blocks_; }
@@ -593,12 +582,22 @@ class Pass {
 
   bool has_tf32() const {
     if constexpr (std::is_same_v<T, float>)
-      return device_.has_tf32(&forward_kernel<Math::tf32, T>);
+      return device_.has_tf32(&forward_kernel<Math::tf32, true, T>);
     else
       return false;
   }
 
-  bool uses_tf32() const { return tf32_ && call_.stack.tile % 16 == 0; }
+  // Calls f(constant Math, constant of whether tile and weights are shared memory).
+  template <class F>
+  void dispatch(F f) const {
+    const auto with = [&](auto math) {
+      if (call_.fit.weights) return f(math, std::true_type{});
+      f(math, std::false_type{});
+    };
+    if constexpr (std::is_same_v<T, float>)
+      if (tf32_ && call_.stack.tile % 16 == 0) return with(std::integral_constant<Math, Math::tf32>{});
+    with(std::integral_constant<Math, Math::exact>{});
+  }
 
   // On as many blocks as the device holds at once, or fewer.
   void run(void (*kernel)(Call<T>)) {
@@ -725,7 +724,8 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     if (of_class)
       device.launch(&weigh_kernel<T>, dim3(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(), of.ids,
                     of.graphs, total_weight);
-    device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
+    const auto kernel = fit.weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>;
+    device.launch(kernel, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
                   Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of_class,
                   static_cast<const double*>(total_weight), of.ids, of.graphs, Pass<T>::memory(grad),
                   Pass<T>::memory(partial), loss_of_block);
