@@ -423,8 +423,8 @@ __global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, i
 
 // Rows of the gradient, each the sum of those of its entries (or of the positions of a graph in ids), in their order.
 template <class T>
-__global__ void gather_kernel(const int64_t* offsets, const int64_t* entries, const T* from, int64_t rows,
-                              int64_t width, T* to) {
+__global__ void gather_kernel(const int64_t* offsets, Integers entries, const T* from, int64_t rows, int64_t width,
+                              T* to) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= rows * width) return;
   const int64_t row = i / width, column = i % width;
@@ -655,8 +655,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     using T = typename decltype(tag)::type;
     const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
       device.launch(&gather_kernel<T>, blocks_for(to_rows * columns, threads), threads, 0,
-                    by.offsets.template const_data_ptr<int64_t>(), by.entries.template const_data_ptr<int64_t>(), from,
-                    to_rows, columns, to);
+                    by.offsets.template const_data_ptr<int64_t>(), integers_of(by.entries), from, to_rows, columns, to);
     };
     // How many entries the chosen graphs have is not known here. Where each needs a place for its gradient, take all
     // graphs: gradients are linear in `grad`, so that of a graph chosen twice is the sum, and of one left out 0.

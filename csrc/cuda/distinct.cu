@@ -135,15 +135,6 @@ __global__ void entries_kernel(int64_t size, const uint64_t* key, const int64_t*
   count[entry[k]] = static_cast<int32_t>(first_not_below(key, size, key[k] + 1) - k);
 }
 
-// Calls a primitive of CUB: without memory it says how much it needs.
-template <class F>
-void with_memory(const Device& device, F primitive) {
-  size_t bytes = 0;
-  check(primitive(nullptr, bytes));
-  Tensor memory = device.bytes_for<char>(static_cast<int64_t>(bytes));
-  check(primitive(memory.mutable_data_ptr(), bytes));
-}
-
 // In place.
 void exclusive_sum(const Device& device, int64_t* values, int64_t n) {
   with_memory(device, [&](void* memory, size_t& bytes) {

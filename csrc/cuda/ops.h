@@ -130,6 +130,15 @@ class Device {
   cudaStream_t stream_ = nullptr;
 };
 
+// Calls a primitive of CUB: without memory it says how much it needs.
+template <class F>
+void with_memory(const Device& device, F primitive) {
+  size_t bytes = 0;
+  check(primitive(nullptr, bytes));
+  Tensor memory = device.bytes_for<char>(static_cast<int64_t>(bytes));
+  check(primitive(memory.mutable_data_ptr(), bytes));
+}
+
 // Blocks for n items, so many each; a grid has at most 2^31 - 1.
 inline dim3 blocks_for(int64_t n, int64_t each) {
   const int64_t blocks = (n + each - 1) / each;

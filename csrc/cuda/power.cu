@@ -272,13 +272,14 @@ Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor&
 // ---- The gradient
 
 // One thread per arc of the transpose: the row and the weight of the arc that it was. `weight` may be null.
-template <class V>
-__global__ void __launch_bounds__(256) arcs_kernel(Csr csr, int64_t nodes, int64_t arcs, const int64_t* entries,
-                                                   const V* weight, int64_t* neighbours, V* weights) {
+template <class V, class I>
+__global__ void __launch_bounds__(256)
+    arcs_kernel(Csr csr, int64_t nodes, int64_t arcs, Integers entries, const V* weight, I* neighbours, V* weights) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= arcs) return;
   const int64_t e = entries[i];
-  neighbours[i] = csr.wide_indptr ? run_of(csr.wide_indptr, nodes, e) : run_of(csr.narrow_indptr, nodes, e);
+  const int64_t row = csr.wide_indptr ? run_of(csr.wide_indptr, nodes, e) : run_of(csr.narrow_indptr, nodes, e);
+  neighbours[i] = static_cast<I>(row);
   if (weight) weights[i] = weight[e];
 }
 
@@ -301,13 +302,17 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
   }
 
   const void* const indices = a.csr.wide_indices ? static_cast<const void*>(a.csr.wide_indices) : a.csr.narrow_indices;
-  Transposed back = transposed(device, a.index, indices, a.arcs, a.nodes);
-  Tensor neighbours = device.empty({a.arcs}, ScalarType::Long);
+  const Transposed back = transposed(device, a.index, indices, a.arcs, a.nodes);
+  Tensor sources = device.empty({a.arcs}, index_type_for(a.nodes));
   Tensor weights = device.empty({a.weight ? a.arcs : 0}, value);
-  device.launch(&arcs_kernel<V>, blocks_for(a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
-                back.entries.mutable_data_ptr<int64_t>(), static_cast<const V*>(a.weight),
-                neighbours.mutable_data_ptr<int64_t>(), pointer<V>(weights));
-  const Csr csr = {nullptr, nullptr, back.offsets.mutable_data_ptr<int64_t>(), neighbours.mutable_data_ptr<int64_t>()};
+  dispatch_index(sources.scalar_type(), [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    device.launch(&arcs_kernel<V, I>, blocks_for(a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
+                  integers_of(back.entries), static_cast<const V*>(a.weight), sources.mutable_data_ptr<I>(),
+                  pointer<V>(weights));
+  });
+  const Integers neighbours = integers_of(sources);
+  const Csr csr = {nullptr, neighbours.narrow, back.offsets.const_data_ptr<int64_t>(), neighbours.wide};
 
   const HopByHop work(device, csr, a.arcs, rows, blocks, width, a.op, nullptr);
   Gather<V> hop = {csr, a.weight ? pointer<V>(weights) : nullptr};

@@ -240,19 +240,19 @@ __global__ void __launch_bounds__(threads) spread_kernel(Segments seg, const S* 
 }
 
 // What each row of z collects, in the order of `entries`: from which row of the readout, how much of that and of w.
-template <class T>
+template <class T, class I>
 struct Collected {
-  int64_t* place;
+  I* place;
   T* scale;
   T* dbeta;  // or null
 };
 
-template <class T>
-__global__ void collect_kernel(Segments seg, const int64_t* entries, const T* alpha, const T* dbeta, Collected<T> to) {
+template <class T, class I>
+__global__ void collect_kernel(Segments seg, Integers entries, const T* alpha, const T* dbeta, Collected<T, I> to) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= seg.entries) return;
   const int64_t e = entries[i];
-  to.place[i] = place_of(seg, segment_of(seg, e));
+  to.place[i] = static_cast<I>(place_of(seg, segment_of(seg, e)));
   to.scale[i] = alpha ? alpha[e] : static_cast<T>(seg.count ? seg.count[e] : 1);
   if (to.dbeta) to.dbeta[i] = dbeta[e];
 }
@@ -270,27 +270,33 @@ void rows_backward(const Device& device, const Segments& seg, const OptionalTens
                    const Compute<S>* alpha, const Compute<S>* dbeta, const Compute<S>* w, Tensor& dz) {
   using T = Compute<S>;
   const Transposed of_rows = transposed(device, index->scalar_type(), index->const_data_ptr(), seg.entries, seg.rows);
-  Tensor places = device.bytes_for<int64_t>(seg.entries), scales = device.bytes_for<T>(seg.entries);
+  const int64_t num_places = seg.graphs * seg.branches;
+  Tensor places = device.empty({seg.entries}, index_type_for(num_places)), scales = device.bytes_for<T>(seg.entries);
   Tensor dbetas = device.bytes_for<T>(dbeta ? seg.entries : 0);
-  const Collected<T> to = {static_cast<int64_t*>(places.mutable_data_ptr()), static_cast<T*>(scales.mutable_data_ptr()),
-                           dbeta ? static_cast<T*>(dbetas.mutable_data_ptr()) : nullptr};
-  device.launch(&collect_kernel<T>, blocks_for(seg.entries, threads), threads, 0, seg,
-                of_rows.entries.const_data_ptr<int64_t>(), alpha, dbeta, to);
+  T* scale = static_cast<T*>(scales.mutable_data_ptr());
+  T* dbeta_of_row = dbeta ? static_cast<T*>(dbetas.mutable_data_ptr()) : nullptr;
+  dispatch_index(places.scalar_type(), [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    const Collected<T, I> to = {places.mutable_data_ptr<I>(), scale, dbeta_of_row};
+    device.launch(&collect_kernel<T, I>, blocks_for(seg.entries, threads), threads, 0, seg,
+                  integers_of(of_rows.entries), alpha, dbeta, to);
+  });
+  const Integers place = integers_of(places);
   SegmentSums<S> sums;
   sums.seg = {of_rows.offsets.const_data_ptr<int64_t>(),
-              nullptr,
-              to.place,
+              place.narrow,
+              place.wide,
               nullptr,
               seg.rows,
               1,
               0,
               0,
               seg.width,
-              seg.graphs * seg.branches,
+              num_places,
               seg.entries};
   sums.z = grad;
-  sums.weight = to.scale;
-  sums.also = to.dbeta;
+  sums.weight = scale;
+  sums.also = dbeta_of_row;
   sums.vectors = w;
   sums.num_vectors = seg.branches;
   sums.out = dz.mutable_data_ptr();
