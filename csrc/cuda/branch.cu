@@ -15,7 +15,7 @@
 
 #include "../model.h"
 #include "mlp.h"
-#include "ops.h"
+#include "segments.h"
 #include "transpose.h"
 
 namespace spin_fast {
@@ -70,10 +70,6 @@ __host__ __device__ inline Tile tile_of(int64_t begin, int64_t entries, int64_t 
   return {begin + number * tile, static_cast<int>(left < tile ? left : tile)};
 }
 
-__host__ __device__ inline int64_t begin_of(const Segments& seg, int64_t branch, int64_t graph) {
-  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
-}
-
 // The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed. `Shared`: the tile
 // and the weights are shared memory; kernels are compiled for that by itself, as loads that may be of any memory take
 // longer.
@@ -119,11 +115,6 @@ __device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
   return rows;
 }
 
-template <class T>
-__device__ T count_of(const Call<T>& call, int64_t entry) {
-  return call.seg.count ? static_cast<T>(call.seg.count[entry]) : T(1);
-}
-
 // <w, z> of one row.
 template <class T>
 __device__ T logit_of(const Stack& stack, const T* w, const T* z, int row) {
@@ -155,7 +146,8 @@ __global__ void forward_kernel(Call<T> call) {
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
     const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
-    const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
+    const int64_t begin = first_entry(call.seg, branch, graph),
+                  entries = first_entry(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
     T top = 0, total = 0;
     for (int j = threadIdx.x; j < width; j += blockDim.x) sum[j] = 0;
@@ -176,7 +168,7 @@ __global__ void forward_kernel(Call<T> call) {
         top = highest;
       }
       for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
-        weight[row] = count_of(call, tile.first + row) * (stack.w >= 0 ? exp(beta[row] - top) : T(1));
+        weight[row] = count_of<T>(call.seg, tile.first + row) * (stack.w >= 0 ? exp(beta[row] - top) : T(1));
       __syncthreads();
       T added = 0;
       for (int row = 0; row < tile.rows; ++row) added += weight[row];
@@ -200,7 +192,7 @@ __global__ void combine_kernel(Call<T> call) {
   if (s >= call.seg.branches * call.graphs) return;
   const int64_t branch = s / call.graphs, position = s % call.graphs, width = call.stack.out();
   const int64_t graph = call.ids ? call.ids[position] : position;
-  const int64_t entries = begin_of(call.seg, branch, graph + 1) - begin_of(call.seg, branch, graph);
+  const int64_t entries = first_entry(call.seg, branch, graph + 1) - first_entry(call.seg, branch, graph);
   const int64_t tiles = tiles_of(entries, call.stack.tile), parts = tiles < call.parts ? tiles : call.parts;
   const T* tops = call.top + s * call.parts;
   T top = 0;
@@ -250,7 +242,8 @@ __global__ void backward_kernel(Call<T> call) {
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
     const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
-    const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
+    const int64_t begin = first_entry(call.seg, branch, graph),
+                  entries = first_entry(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
     const int64_t s = branch * call.graphs + position, at = (position * call.seg.branches + branch) * width;
     __syncthreads();  // the item before is done with
@@ -270,7 +263,7 @@ __global__ void backward_kernel(Call<T> call) {
       for (int row = threadIdx.x; row < rows; row += blockDim.x) {
         T a = 0, b = 0;
         if (row < tile.rows) {
-          a = count_of(call, tile.first + row);
+          a = count_of<T>(call.seg, tile.first + row);
           if (stack.w >= 0) {
             const T logit = logit_of(stack, w, z, row);
             T dot = 0;
@@ -576,8 +569,8 @@ class Pass {
     if (call_.fit.weights) return;
     weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
     call_.weights = memory(weights_);
-    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), pack_threads, 0, call_.stack,
-                   call_.parameters, call_.weights);
+    device_.launch(&pack_kernel<T>, grid_of(model_.branches), pack_threads, 0, call_.stack, call_.parameters,
+                   call_.weights);
   }
 
   bool has_tf32() const {
@@ -610,8 +603,7 @@ class Pass {
     tiles_ = device_.bytes_for<T>(fit.tile ? 0 : all * call_.stack.tile_size);
     call_.partial = memory(partial_);
     call_.tiles = memory(tiles_);
-    const dim3 grid(static_cast<unsigned>(blocks_), static_cast<unsigned>(model_.branches));
-    device_.launch(kernel, grid, fit.threads, fit.shared_bytes, call_);
+    device_.launch(kernel, grid_of(blocks_, model_.branches), fit.threads, fit.shared_bytes, call_);
   }
 
   const Device& device_;
@@ -716,13 +708,14 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
     const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
+    if (!fit.weights)
+      device.launch(&pack_kernel<T>, grid_of(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
     Tensor total = device.bytes_for<double>(1);
     double* total_weight = static_cast<double*>(total.mutable_data_ptr());
     const T* of_class = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
     if (of_class)
-      device.launch(&weigh_kernel<T>, dim3(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(), of.ids,
-                    of.graphs, total_weight);
+      device.launch(&weigh_kernel<T>, grid_of(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(),
+                    of.ids, of.graphs, total_weight);
     const auto kernel = fit.weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>;
     device.launch(kernel, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
                   Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of_class,

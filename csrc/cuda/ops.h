@@ -139,11 +139,12 @@ void with_memory(const Device& device, F primitive) {
   check(primitive(memory.mutable_data_ptr(), bytes));
 }
 
-// Blocks for n items, so many each; a grid has at most 2^31 - 1.
-inline dim3 blocks_for(int64_t n, int64_t each) {
-  const int64_t blocks = (n + each - 1) / each;
-  require(blocks <= INT32_MAX, "the input is too large for one launch");
-  return dim3(static_cast<unsigned>(blocks));
+inline dim3 grid_of(int64_t x, int64_t y = 1, int64_t z = 1) {
+  require(x <= INT32_MAX && y <= UINT16_MAX && z <= UINT16_MAX, "the input is too large for one launch");
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
+
+// Blocks for n items, so many each.
+inline dim3 blocks_for(int64_t n, int64_t each) { return grid_of((n + each - 1) / each); }
 
 }  // namespace spin_fast

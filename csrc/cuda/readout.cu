@@ -89,13 +89,7 @@ __global__ void __launch_bounds__(threads, K == 1 && sizeof(S) <= 4 ? 5 : 1)
     const S* from[U];
     find_rows(seg, of.z, at, groups, left, from);
     Pack<S, V> row[U][K];
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        row[u][k] = {};
-        if (is_there(u) && column(k) < width) row[u][k] = load<V>(from[u] + column(k));
-      }
+    load_rows(from, is_there, column, width, row);
     // Each lane looks for the graph of one of the next 32 entries, and of as many more as a round has.
     int64_t graph[U], place[U];
 #pragma unroll
@@ -229,11 +223,11 @@ __global__ void __launch_bounds__(threads) spread_kernel(Segments seg, const S* 
   GraphOfEntry graph_of(seg, branch, share);
   for (int64_t e = share.first + threadIdx.x / group; e < share.last; e += threads / group) {
     const S* ds = grad + (graph_of(e) * seg.branches + branch) * seg.width;
-    const auto times = static_cast<Compute<S>>(seg.count ? seg.count[e] : 1);
+    const auto count = count_of<Compute<S>>(seg, e);
     for (int64_t j = threadIdx.x % group * V; j < seg.width; j += group * V) {
       const Pack<S, V> from = load<V>(ds + j);
       Pack<S, V> to;
-      for (int i = 0; i < V; ++i) to.of[i] = Narrowed<S>::of(times * widened(from.of[i]));
+      for (int i = 0; i < V; ++i) to.of[i] = Narrowed<S>::of(count * widened(from.of[i]));
       store(dz + e * seg.width + j, to);
     }
   }
@@ -253,7 +247,7 @@ __global__ void collect_kernel(Segments seg, Integers entries, const T* alpha, c
   if (i >= seg.entries) return;
   const int64_t e = entries[i];
   to.place[i] = static_cast<I>(place_of(seg, segment_of(seg, e)));
-  to.scale[i] = alpha ? alpha[e] : static_cast<T>(seg.count ? seg.count[e] : 1);
+  to.scale[i] = alpha ? alpha[e] : count_of<T>(seg, e);
   if (to.dbeta) to.dbeta[i] = dbeta[e];
 }
 
@@ -309,8 +303,7 @@ dim3 blocks_for_entries(const Segments& seg, int64_t rows_of_round, int64_t tile
   constexpr int64_t most = 4096;
   const int64_t mean = (seg.entries + seg.branches - 1) / seg.branches;
   const int64_t blocks = std::clamp<int64_t>((mean + 2 * rows_of_round - 1) / (2 * rows_of_round), 1, most);
-  require(seg.branches <= UINT16_MAX && tiles <= UINT16_MAX, "the input is too large for one launch");
-  return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(seg.branches), static_cast<unsigned>(tiles));
+  return grid_of(blocks, seg.branches, tiles);
 }
 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
