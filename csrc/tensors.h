@@ -67,6 +67,8 @@ inline std::string name_of(ScalarType type) {
       return "int32";
     case ScalarType::Long:
       return "int64";
+    case ScalarType::Byte:
+      return "uint8";
     default:
       return torch::headeronly::toString(type);
   }

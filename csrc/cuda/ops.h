@@ -63,7 +63,8 @@ class Device {
   Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
     const std::optional<Tensor> t = allocated(shape, dtype, spin_fast_device_type(), index_);
     if (t) return *t;
-    check(cudaPeekAtLastError());
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total));  // asks the driver: the errors of torch's runtime are not those of this one
     throw std::runtime_error("CUDA out of memory. Tried to allocate " + listed(shape) + " values of " + name_of(dtype));
   }
   template <class T>
