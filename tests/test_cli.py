@@ -642,6 +642,66 @@ def test_predict_has_the_columns_of_training(tmp_path: Path, monkeypatch: pytest
     )
 
 
+def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another folder gets the columns of training, and a word that was not there is an error."""
+    monkeypatch.chdir(tmp_path)
+    for name, labels in (("known", ["a", "b"]), ("new", ["a", "b"])):
+        edges = pandas.read_csv(folder_of_graphs(tmp_path / name, labels) / "edges.csv")
+        nodes = edges[["graph", "source"]].drop_duplicates().rename(columns={"source": "node"})
+        nodes["element"] = np.where(nodes["node"] == 0, "N" if name == "known" else "C", "C")
+        nodes.assign(mass=0.5 * nodes["node"]).to_csv(tmp_path / name / "nodes.csv", index=False)
+    model = facts_of("train", "known/", "--epochs", 1, "--hops", 1, "--node-features", "element,mass")["model"]
+    metadata = training.load_checkpoint(model)[1]
+    assert metadata["node_features"] == [{"column": "mass"}, {"column": "element", "categories": ["C", "N"]}]
+    Path("new/graphs.csv").write_text("graph,label\n" + "".join(f"mol {g},{'x' * (g % 2)}\n" for g in range(30)))
+    invoke("predict", model, "new/", "--out", "p.csv")  # labels there are nobody's business
+    net, _ = training.load_checkpoint(model)
+    graphs = datasets.load("new/", features=metadata["node_features"], label=None)
+    assert graphs.num_features == 3
+    want = training.predict_proba(net, graphs, "sym")
+    np.testing.assert_allclose(pandas.read_csv("p.csv").iloc[:, 3:].to_numpy(), want, rtol=1e-5)
+    text = Path("new/nodes.csv").read_text()
+    Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
+    error = invoke("predict", model, "new/", exit_code=1)
+    assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
+    features = facts_of("info", "known/", "--node-features", '{"column": "mass", "categories": "auto"}')["features"]
+    assert features["parts"] == [{"width": 8, "kind": "one-hot"}]
+    invoke("info", "known/", "--node-features", '{"column": ', exit_code=2)
+
+
+def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pandas.read_csv(folder_of_graphs(tmp_path / "known", ["a", "b"]) / "graphs.csv")
+    table["toxic"], table["soluble, or not"] = table.index % 2, (table.index % 3 > 0).astype(int)
+    table = table.astype({"toxic": "Int64"})
+    table.loc[[0, 7], "toxic"] = None
+    table.rename(columns={"label": "kind"}).to_csv("known/graphs.csv", index=False)
+    assert facts_of("info", "known/")["classes"] is None
+    assert "--label names the column that has them" in invoke("train", "known/", exit_code=1)
+    facts = facts_of("info", "known/", "--label", "kind")
+    assert facts["classes"] == [{"name": "a", "graphs": 15}, {"name": "b", "graphs": 15}]
+    assert facts_of("info", "known/", "--label", "")["classes"] is None
+    error = invoke("precompute", "known/", "--label", "toxic", exit_code=1)
+    assert "line 2, column 'toxic' is empty, and 1 more of 30" in error
+    assert 'by --label "toxic,", or read no labels by --label ""' in error
+    invoke("precompute", "known/", "--label", "toxic,", "--hops", 1)
+    assert PowerFeatures.load("known.safetensors").y.shape == (30, 1)
+    both = '["toxic", "soluble, or not"]'
+    assert facts_of("info", "known/", "--label", both)["tasks"] == {
+        "number": 2,
+        "labelled": pytest.approx(58 / 60),
+        "names": ["toxic", "soluble, or not"],
+    }
+    model = facts_of("train", "known/", "--label", both, "--epochs", 1, "--hops", 1, "--batch-size", 1)["model"]
+    metadata = training.load_checkpoint(model)[1]
+    assert (metadata["tasks"], metadata["task_names"]) == (2, ["toxic", "soluble, or not"])
+    invoke("predict", model, "known/", "--out", "p.csv")
+    predicted = pandas.read_csv("p.csv")
+    assert list(predicted) == ["graph", "name", "task_toxic", "task_soluble, or not"]
+    assert predicted.notna().all(axis=None)
+    assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
+
+
 def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, labels in (("plain", ["a", "b"]), ("weighted", ["a", "b"])):

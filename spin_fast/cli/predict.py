@@ -57,7 +57,8 @@ def predict(
 
     A row has the number of the graph, from 0; its name, if it is from a folder of your own; the predicted class; and
     the probability of each class, class_NAME, where names are those of the training set. Of a model for several tasks
-    it has the probability of each task. A folder needs no labels; its edges have weights if those in training had.
+    it has the probability of each task, task_NAME or, where training knew no names, its number. Labels of a folder are
+    not read; its edges have weights if those in training had, and its nodes only words that occurred there.
 
     Keys of --json: model, dataset, operator, out, graphs, predicted.
     """
@@ -75,6 +76,7 @@ def predict(
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
+    task_names = metadata.get("task_names") or range(num_outputs)
     predicted = np.zeros(num_outputs, np.int64)
     weighted = metadata.get("weighted")
     parts = _parts(dataset, root, metadata.get("node_features"), weighted, download)
@@ -100,7 +102,7 @@ def predict(
                     columns["name"] = np.array(names[: len(scores)], dtype=object)
                     names = names[len(scores) :]
                 if tasks:
-                    heads = [f"task_{number}" for number in range(num_outputs)]
+                    heads = [f"task_{name}" for name in task_names]
                 else:
                     best = probabilities.argmax(1)
                     columns["prediction"] = np.array(classes, dtype=object)[best]
@@ -130,7 +132,7 @@ def _parts(
         return
     with console.status(f"reading {title_of(dataset)}"):
         weight = None if weighted is False else "weight"
-        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight)
+        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, label=None, edge_weight=weight)
         first = next(read, None)
     for part in itertools.chain([] if first is None else [first], read):
         yield part.graphs, part.names, None

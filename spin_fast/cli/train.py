@@ -32,6 +32,7 @@ from ._common import (
     Download,
     Fold,
     Json,
+    Label,
     OwnFeatures,
     Readout,
     Report,
@@ -81,6 +82,7 @@ def train(
         Path | None, _data("--features", help="What spin-fast precompute has written, instead of computing it anew.")
     ] = None,
     own_features: OwnFeatures = None,
+    label: Label = None,
     degree: Annotated[
         Degree | None,
         _data(help="Features made of the degree, beside the others, or in the place of the plain degree."),
@@ -162,15 +164,17 @@ def train(
     if resume and not state.exists():
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
-    read = read_dataset(dataset, root, download=download, features=own_features)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label)
     graphs = read.graphs
     if graphs.y is None:
-        raise ValueError(f"{dataset} has no labels to train by")
+        of_folder = "; --label names the column that has them" if datasets.own_folder(dataset, root) is not None else ""
+        raise ValueError(f"{dataset} has no labels to train by{of_folder}")
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
     console.print(describe(name, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
+    settings["task_names"] = read.tasks
     settings["weighted"] = graphs.edge_weight is not None
     node_features = None
     if made is None:
