@@ -133,7 +133,7 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
         ("--layers 2", "--layers 1"),
     ):
         assert f"error: {here}: the run in {out} has {there}; the same command goes on, " in error(*here.split())
-    assert f"digits: the run in {out} is of other node features (see --node-features" in error("--degree", "log")
+    assert f"the run in {out} is of other node features or edges (see --node-features" in error("--degree", "log")
     assert "error: --epochs must be at least 2, as many as" in error("--epochs", 1)
     assert "error: --epochs and --schedule must give the learning rates of" in error("--epochs", 3)
     assert f"CSL: the run in {out} is of other graphs" in error(dataset="CSL")

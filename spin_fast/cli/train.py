@@ -425,8 +425,8 @@ def _in_options(error: OtherRunError, run: str, dataset: str, fold: int | None) 
     if error.name in ("metric", "features: graphs", "features: sizes", "features: labels"):
         return f"{dataset}: {run} is of other graphs or labels"
     if error.name in ("features: features", "features: rows"):
-        options = "--node-features, --degree, --standardize, --features"
-        return f"{dataset}: {run} is of other node features (see {options})"
+        options = "--node-features, --degree, --standardize, --features, --undirected, --coalesce, --self-loops"
+        return f"{dataset}: {run} is of other node features or edges (see {options})"
     here, there = (_typed(_OPTIONS.get(error.name, error.name), value) for value in (error.here, error.there))
     return f"{here}: {run} has {there}"
 
