@@ -140,7 +140,7 @@ def main() -> None:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
     try:
         done = runs.complete(arguments.results / "accuracy.json", SETTINGS, jobs(names, arguments.root))
-    except ValueError as error:
+    except (runs.OtherSettings, datasets.DatasetError) as error:
         parser.error(str(error))
     runs.write("accuracy", arguments.results, report.Session(counted=[table(done)]))
 

@@ -124,11 +124,11 @@ def plot_scores(title: str, axis: str, scores: dict[tuple[str, ...], list[float]
             )
         ax.set_title(panel, fontsize=9)
         ax.set_xticks([*at.values()], names)
+        ax.set_xlabel(axis, fontsize=8)
         ax.grid(axis="y", color="lightgrey", linewidth=0.5)
         ax.tick_params(labelsize=8)
     drawn[0].set_ylabel("test, %", fontsize=8)
     figure.suptitle(title, fontsize=10, x=0.01, ha="left")
-    figure.supxlabel(axis, fontsize=8)
     if len(lines) > 1:
         figure.legend(
             *drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7, frameon=False

@@ -23,6 +23,10 @@ Run = dict[str, Any]
 Job = Callable[[], Run]
 
 
+class OtherSettings(ValueError):
+    """The runs of a file are of other settings."""
+
+
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """With the options that all such programs have."""
     made = argparse.ArgumentParser(
@@ -39,11 +43,11 @@ def complete(file: Path, settings: dict[str, Any], jobs: dict[str, Job]) -> dict
     """Do the jobs that ``file`` lacks the runs of; all runs of the file, those of the jobs first, in their order.
 
     Raises:
-        ValueError: the file was made with other settings.
+        OtherSettings: the file was made with other ones.
     """
     kept: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"settings": settings, "runs": {}}
     if kept["settings"] != settings:
-        raise ValueError(f"{file} was made with other settings; move it away")
+        raise OtherSettings(f"{file} was made with other settings; move it away")
     runs: dict[str, Run] = kept["runs"]
     with Progress() as progress:
         task = progress.add_task(file.stem, total=len(jobs))

@@ -298,6 +298,11 @@ STUDIES = {
 }
 
 
+def table(study: Study, done: dict[str, Run]) -> report.Table:
+    """Means over the seeds."""
+    return runs.table(study.title, study.headers, done, study.score, plotted=study.plotted)
+
+
 def main() -> None:
     """Run what is missing; write ``STUDY.json`` of each, a plot, and ``studies.md``."""
     parser = runs.parser("studies", "Train with other hops, attributes, readouts, operators and degrees, and compare.")
@@ -307,11 +312,11 @@ def main() -> None:
     for name, study in STUDIES.items():
         try:
             done = runs.complete(arguments.results / f"{name}.json", study.settings, study.jobs(arguments.root))
-        except ValueError as error:  # DatasetError among them
+        except (runs.OtherSettings, datasets.DatasetError) as error:
             parser.error(str(error))
         settings = ", ".join(f"{setting} {value}" for setting, value in study.settings.items())
         session.note(f"{study.title}. {study.note} {settings[0].upper()}{settings[1:]}.")
-        session.counted.append(runs.table(study.title, study.headers, done, study.score, plotted=study.plotted))
+        session.counted.append(table(study, done))
         if study.plotted:
             scores = {words: [run["test"] for run in group] for words, group in runs.by_words(done).items()}
             axis = ", ".join(study.headers[1:-1])
