@@ -198,7 +198,7 @@ def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shap
     for name, spin in spins.items():
         contenders |= agreeing(
             {
-                name: partial(training.predict_proba, spin, graphs),
+                name: partial(training.predict_proba, spin, graphs, "sym"),
                 f"{name}, features made": partial(predict_from_features, spin, features),
             }
         )

@@ -121,6 +121,17 @@ def _is_aligned(value: Tensor) -> bool:
     return value.data_ptr() % value.element_size() == 0
 
 
+def has_format(path: Path, format: str) -> bool:
+    """Whether there is a file of just this format, as :func:`write_tensors` writes them."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("format") == format
+    except (OSError, SafetensorError):
+        return False
+
+
 def write_json(path: Path, format: str, content: dict[str, Any]) -> None:
     with replacing(path) as temporary:
         temporary.write_text(json.dumps({"format": format} | content, indent=2) + "\n")

@@ -19,6 +19,8 @@ from .checkpoints import load_state, save_state
 from .features import PowerFeatures
 from .trainer import Trainer
 
+START_ANEW = "resume=False starts anew"  # what to do, at the end of errors
+
 
 @dataclass
 class Epoch:
@@ -127,17 +129,21 @@ def settings_of(
     config["trained parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     data = {
         "graphs": len(features),
+        "sizes": _digest(features.selected_ptr),
+        "labels": _digest(features.y),
         "features": features.num_features,
         "dtype": str(features.rows.dtype),
         "hops": features.num_hops,
         "operator": features.operator,
-        "sizes": _digest(features.selected_ptr),
-        "labels": _digest(features.y),
     }
-    settings = options | {f"model.{name}": value for name, value in config.items()}
-    settings |= {f"features: {name}": value for name, value in data.items()}
+    settings = options | {f"features: {name}": value for name, value in data.items()}
     settings |= {"train": _described(train), "validation": _described(validation)}
-    return json.loads(json.dumps(settings, default=repr))
+    settings |= {f"model.{name}": value for name, value in config.items()}  # last: it follows from the others, mostly
+    return json.loads(json.dumps(settings, default=_as_text))
+
+
+def _as_text(value: Any) -> str:
+    return _digest(value) if isinstance(value, Tensor) else repr(value)
 
 
 def _digest(values: Tensor | None) -> str:
@@ -155,6 +161,51 @@ def _described(ids: Tensor) -> str:
     return f"{len(ids)} graphs ({_digest(ids)})"
 
 
+_ALIKE = {
+    "features: sizes": "have the same numbers of nodes",
+    "features: labels": "have the same labels",
+    "features: rows": "have the same rows",
+    "model.modules": "be made of the same modules",
+    "graph_weight": "be the same",
+}
+_OF_VALUE = {
+    "features: graphs": "have {} graphs",
+    "features: features": "have {} features per node",
+    "features: hops": "have {} hops",
+    "model.class": "be a {}",
+    "model.parameters": "have {} parameters",
+    "model.trained parameters": "have {} trained parameters",
+}
+
+
+class OtherRunError(ValueError):
+    """A run cannot go on with what it is given.
+
+    Attributes:
+        name: of the first setting that differs, as :func:`settings_of` has it, or ``features: rows``.
+        there: its value in the file.
+        here: the value given.
+    """
+
+    def __init__(self, path: Path, name: str, there: Any = None, here: Any = None) -> None:
+        self.name, self.there, self.here = name, there, here
+        argument, what, got = self._in_words()
+        super().__init__(f"{argument} must {what} to go on from {path}, got {got}; {START_ANEW}")
+
+    def _in_words(self) -> tuple[str, str, str]:
+        """The argument, what it must do, and what it does."""
+        name, there, here = self.name, self.there, self.here
+        if name in ("train", "validation"):
+            graphs, others = (str(value).partition(" (")[0] for value in (there, here))
+            return name, f"be the same {graphs} in the same order", "others" if graphs == others else others
+        argument, _, setting = name.replace(": ", ".").partition(".")
+        if name in _ALIKE:
+            return argument, _ALIKE[name], "others"
+        if not setting:
+            return name, f"be {there!r}", repr(here)
+        return argument, _OF_VALUE.get(name, f"have {setting}={{!r}}").format(there), str(here)
+
+
 class RunFile:
     """The file of a run, written when ``SECONDS`` have passed, so that short epochs do not wait for it."""
 
@@ -165,24 +216,71 @@ class RunFile:
         self._due, self._written = -math.inf, Run()
         _files.check_writable(path)
 
-    def read(self) -> Run:
+    def read(self, like: Run) -> Run:
         """The run as it was kept.
 
+        Args:
+            like: a run of the same model, whose tensors say what those of the file must be.
+
         Raises:
-            FileNotFoundError: no such file. ValueError: it is damaged, something else, or of other settings.
+            FileNotFoundError: no such file. OtherRunError: it is of other settings. ValueError: it is damaged, or
+                something else.
         """
-        tensors, record = load_state(self.path)
-        for name, value in self._settings.items():
-            if value != (there := record["settings"].get(name)):
-                raise ValueError(f"{name} must be {there!r} to go on from {self.path}, got {value!r}")
+        try:
+            tensors, record = load_state(self.path)
+            settings, epochs = self._parts_of(record)
+            self._compare(settings)
+            best = {f"best.{name}": value for name, value in like.best.items()}
+            self._check_tensors(tensors, {"sample": self._sample} | best | like.last)
+        except OtherRunError:
+            raise
+        except ValueError as error:
+            raise ValueError(f"{error}; {START_ANEW}") from error
         if not torch.allclose(tensors["sample"], self._sample, rtol=1e-4):  # another machine may round otherwise
-            raise ValueError(f"features must have the rows of {self.path} to go on from it, got others")
+            raise OtherRunError(self.path, "features: rows")
         run = Run()
-        for epoch in record["epochs"]:
-            run = run.after(Epoch(**epoch), {}, {})
-        run = replace(run, best=_part("best", tensors), last=tensors)
+        for epoch in epochs:
+            run = run.after(epoch, {}, {})
+        last = {name: value for name, value in tensors.items() if name in like.last}
+        run = replace(run, best=_part("best", tensors), last=last)
         self._written = run
         return run
+
+    def _parts_of(self, record: dict[str, Any]) -> tuple[dict[str, Any], list[Epoch]]:
+        settings, epochs = record.get("settings"), record.get("epochs")
+        if not isinstance(settings, dict) or not isinstance(epochs, list):
+            raise ValueError(f"{self.path} is damaged: it must have the settings and the epochs of a run")
+        try:
+            found = [Epoch(**epoch) for epoch in epochs]
+        except TypeError:
+            found = []
+        values = [value for epoch in found for value in vars(epoch).values()]
+        are_numbers = all(type(value) in (int, float) for value in values)
+        if not found or not are_numbers or [epoch.number for epoch in found] != list(range(1, len(found) + 1)):
+            raise ValueError(f"{self.path} is damaged: its epochs must be lines of a log, numbered from 1")
+        return settings, found
+
+    def _compare(self, settings: dict[str, Any]) -> None:
+        for name, value in self._settings.items():
+            if name not in settings:
+                raise ValueError(f"{self.path} is damaged, or of another version of spin_fast: it does not have {name}")
+            if value != settings[name]:
+                raise OtherRunError(self.path, name, settings[name], value)
+
+    def _check_tensors(self, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+        for name, value in expected.items():
+            there = tensors.get(name)
+            if there is None and name == "random.cuda":  # it began on the CPU
+                continue
+            if there is None or there.shape != value.shape or there.dtype != value.dtype:
+                found = "nothing" if there is None else f"{there.dtype} {list(there.shape)}"
+                wanted = f"{value.dtype} {list(value.shape)}"
+                raise ValueError(f"{self.path} is damaged: {name} must be {wanted}, got {found}")
+            if name in ("random.order", "random.cpu"):
+                try:
+                    torch.Generator().set_state(there)
+                except RuntimeError as error:
+                    raise ValueError(f"{self.path} is damaged: {name}: {error}") from error
 
     def keep(self, run: Run, *, now: bool = False) -> None:
         """Write ``run`` if it is time to, or at once."""

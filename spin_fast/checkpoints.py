@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ STATE_FORMAT = "spin_fast training-state 1"
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
-    Its ``node_features``, if there are any, become ``preprocessing`` in the metadata.
+    Its ``node_features``, if there are any, become ``preprocessing`` in the metadata, and its ``operator`` is
+    ``operator`` there, which may be given for a model that does not know it.
 
     The file is written under a temporary name and renamed, so a reader never sees half of it.
 
     Raises:
         TypeError: the model is no ``SPIN``. A ``PAGNN`` is made of any modules, which a file cannot name; keep its
             weights by ``torch.save(model.state_dict(), path)``.
+        ValueError: ``operator`` is none that the model can be trained with, or another one than it was.
     """
     if not isinstance(model, SPIN):
         raise TypeError(
@@ -33,6 +36,8 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
             "keep the weights of others by torch.save(model.state_dict(), path)"
         )
     tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    if metadata.get("operator") is not None or model.operator is not None:
+        metadata["operator"] = model.check_operator(metadata.get("operator"))
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
     header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
@@ -40,7 +45,7 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
 
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
-    """Read a model, with its ``node_features``, and its metadata back.
+    """Read a model, with its ``node_features`` and its ``operator``, and its metadata back.
 
     Raises:
         FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
@@ -50,6 +55,8 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     model = SPIN(**json.loads(header["config"]))
     model.load_state_dict(state)
     metadata = json.loads(header["metadata"])
+    with suppress(TypeError, ValueError):  # the name was free once: other values are the user's
+        model.operator = model.check_operator(metadata.get("operator"))
     if metadata.get("preprocessing") is not None:
         model.node_features = NodeFeatures.from_dict(metadata["preprocessing"])
     return model, metadata
@@ -64,4 +71,10 @@ def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what :func:`save_state` has written; errors are those of :func:`load_checkpoint`."""
     tensors, header = _files.read_tensors(path, STATE_FORMAT)
-    return tensors, json.loads(header["record"])
+    try:
+        record = json.loads(header["record"])
+    except (KeyError, ValueError):
+        record = None
+    if not isinstance(record, dict):
+        raise ValueError(f"{path} is damaged: it must have the record of a run, a JSON object")
+    return tensors, record

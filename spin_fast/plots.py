@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from . import _files
 from .training import Fit
 
 
 def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test: float | None = None) -> None:
-    """Draw loss (left) and metric (right) over the epochs as a PNG, the kept epoch marked.
+    """Draw loss (left) and metric (right) over the epochs, the kept epoch marked.
 
     Args:
-        path: where to write.
+        path: where to write; its ending chooses the format, such as ``.png`` or ``.pdf``.
         fit: what :func:`spin_fast.training.fit` returned.
         title: over both panels.
         metric: name of the metric.
@@ -34,4 +35,6 @@ def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test:
         axes.grid(alpha=0.3)
         axes.legend()
     figure.suptitle(title)
-    figure.savefig(path, dpi=120)
+    path = Path(path)
+    with _files.replacing(path) as temporary:
+        figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")

@@ -9,7 +9,7 @@ import torch
 
 from . import _check, _files
 from ._powers import num_branches_of
-from .features import INDEX_FORMAT, PowerFeatures, index_of
+from .features import FORMAT, INDEX_FORMAT, PowerFeatures, index_of
 from .graphs import GraphBatch
 
 HEADER_BYTES = 2048  # of a file, beside its arrays
@@ -65,13 +65,27 @@ def check_path(path: Path) -> None:
     _files.check_writable(path)
 
 
+def _name_of(path: Path, number: int, count: int) -> Path:
+    return path.with_name(f"{path.stem}-{number:05}-of-{count:05}{path.suffix}")
+
+
+def _listed(path: Path) -> set[Path]:
+    """What the index of ``path`` lists, of names that :func:`save` gives; nothing where it is damaged, or not there."""
+    try:
+        names = [str(shard["file"]) for shard in _files.read_json(index_of(path), INDEX_FORMAT)["shards"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
+    ours = {_name_of(path, number, len(names)) for number in range(1, len(names) + 1)}
+    return {file for file in ours if file.name in names}
+
+
 def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     """Write each part to a file of its own, and an index of them, for ``PowerFeatures.load``.
 
     For ``path`` ``NAME.safetensors`` the files are ``NAME-00001-of-00004.safetensors`` and so on, with the index
     ``NAME.safetensors.index.json``; a single part is just ``path``. A part is written when it comes, so that they need
     not be in memory together. The files have temporary names until all are there; then they replace what is there by
-    their names and by that of ``path``.
+    their names and by that of ``path``, and the files that an earlier call has written for ``path`` are removed.
 
     Returns:
         The files, without the index.
@@ -88,17 +102,23 @@ def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
             part.save(written[-1][0])
         if not written:
             raise ValueError("parts must hold at least one PowerFeatures, got none")
-        index_of(path).unlink(missing_ok=True)  # before what it refers to changes
+        earlier, index = _listed(path), index_of(path)
         if len(written) == 1:
-            written[0][0].replace(path)
-            return [path]
-        files = []
-        for number, (temporary, _) in enumerate(written, 1):
-            files.append(path.with_name(f"{path.stem}-{number:05}-of-{len(written):05}{path.suffix}"))
-            temporary.replace(files[-1])
-        shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(files, written, strict=True)]
-        _files.write_json(index_of(path), INDEX_FORMAT, {"shards": shards})
-        path.unlink(missing_ok=True)
+            files = [path]
+            written[0][0].replace(path)  # which is read before an index
+            index.unlink(missing_ok=True)
+        else:
+            files = [_name_of(path, number, len(written)) for number in range(1, len(written) + 1)]
+            if not earlier.isdisjoint(files):
+                index.unlink()  # before what it refers to changes
+            for (temporary, _), file in zip(written, files, strict=True):
+                temporary.replace(file)
+            shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(files, written, strict=True)]
+            _files.write_json(index, INDEX_FORMAT, {"shards": shards})
+            path.unlink(missing_ok=True)
+        for file in earlier.difference(files):
+            if _files.has_format(file, FORMAT):
+                file.unlink()
         return files
     finally:
         for temporary, _ in written:

@@ -1,4 +1,4 @@
-"""A scikit-learn classifier of graphs."""
+"""A classifier of graphs and a transformer of their node features, as estimators of scikit-learn."""
 
 from __future__ import annotations
 
@@ -13,12 +13,18 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from joblib import effective_n_jobs
-from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import Tags, check_random_state, column_or_1d, compute_class_weight
+from sklearn.utils import Tags, check_array, check_random_state, column_or_1d, compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    assert_all_finite,
+    check_consistent_length,
+    check_is_fitted,
+)
 from torch import Tensor
+from torch.nn import functional as F
 
 from . import _check, training
 from .features import PowerFeatures
@@ -33,7 +39,123 @@ READOUTS = ("attention", "sum")
 _random_state = threading.Lock()  # torch has one for all threads: fits of one process come one after the other
 
 
-class SPINClassifier(ClassifierMixin, BaseEstimator):
+class _GraphEstimator(BaseEstimator):
+    """What estimators of graphs share: ``X`` is no array."""
+
+    n_features_in_: int
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
+        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
+        if isinstance(X, Graphs):
+            return X
+        if isinstance(X, np.ndarray) and X.dtype == object:
+            X = list(X)
+        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
+        if isinstance(first, GraphBatch):
+            return GraphBatch.concatenate(X)
+        if isinstance(first, PowerFeatures):
+            return PowerFeatures.concatenate(X)
+        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
+        if "torch_geometric" in libraries:
+            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
+        if "networkx" in libraries:
+            return GraphBatch.from_networkx(X)
+        if "dgl" in libraries:
+            return GraphBatch.from_dgl(X)
+        if "scipy" in libraries:
+            return GraphBatch.from_scipy(X)
+        raise TypeError(
+            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
+            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
+        )
+
+    def _check_features(self, graphs: Graphs) -> None:
+        if graphs.num_features != self.n_features_in_:
+            raise ValueError(
+                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input."
+            )
+        _check_finite(graphs)
+
+
+class NodeFeaturesTransformer(TransformerMixin, _GraphEstimator):
+    """:class:`spin_fast.NodeFeatures` as a transformer of scikit-learn, for pipelines and searches.
+
+    ``Pipeline([("features", NodeFeaturesTransformer("log")), ("spin", SPINClassifier())])`` fits both on the training
+    graphs of every fold. :class:`SPINClassifier` has ``degree`` and ``standardize`` of its own, which are enough where
+    all columns are treated alike; where ``columns`` or ``standardize=False`` here say which are not to be standardised,
+    give it ``standardize=False``, too.
+
+    ``X`` is a :class:`spin_fast.GraphBatch`, or a list of graphs as :class:`SPINClassifier` takes it. Labels in a list
+    are read by ``fit_transform`` without ``y``, but not by ``transform``.
+
+    Args:
+        degree, keep_x, standardize, columns: those of :class:`spin_fast.NodeFeatures`.
+
+    Attributes:
+        n_features_in_: features of a node before.
+        node_features_: the fitted :class:`spin_fast.NodeFeatures`.
+    """
+
+    node_features_: NodeFeatures
+
+    def __init__(
+        self,
+        degree: Degree | None = None,
+        *,
+        keep_x: bool | Literal["auto"] = "auto",
+        standardize: bool | Literal["auto"] = "auto",
+        columns: Sequence[int] | None = None,
+    ) -> None:
+        self.degree = degree
+        self.keep_x = keep_x
+        self.standardize = standardize
+        self.columns = columns
+
+    def fit(self, X: Any, y: Any = None) -> NodeFeaturesTransformer:
+        """Learn from all graphs of ``X``; ``y`` is not used.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        self._fit(self._batch(X))
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None) -> GraphBatch:
+        """Learn from all graphs of ``X`` and return them as :meth:`transform` does."""
+        graphs = self._batch(X, with_labels=y is None)
+        self._fit(graphs)
+        return self.node_features_.transform(graphs)
+
+    def transform(self, X: Any) -> GraphBatch:
+        """The graphs with other node features.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it.
+        """
+        check_is_fitted(self)
+        graphs = self._batch(X)
+        self._check_features(graphs)
+        return self.node_features_.transform(graphs)
+
+    def _batch(self, X: Any, with_labels: bool = False) -> GraphBatch:
+        graphs = self._graphs(X, with_labels)
+        if isinstance(graphs, PowerFeatures):
+            raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
+        return graphs
+
+    def _fit(self, graphs: GraphBatch) -> None:
+        _check_finite(graphs)
+        made = NodeFeatures(self.degree, keep_x=self.keep_x, standardize=self.standardize, columns=self.columns)
+        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features
+
+
+class SPINClassifier(ClassifierMixin, _GraphEstimator):
     """SPIN as an estimator of scikit-learn: precomputation, training with early stopping, prediction.
 
     ``X`` is a :class:`spin_fast.GraphBatch`, from which scikit-learn selects graphs as it selects rows of an array, in
@@ -69,9 +191,11 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         schedule: of the learning rate, see :func:`spin_fast.training.fit`.
         weight_decay: L2 penalty of Adam.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
-            in the accuracy that the epoch is chosen by.
+            in the accuracy that the epoch is chosen by. Of several labels per graph ``"balanced"`` weighs each against
+            its absence, in the loss alone.
         patience: stop after so many epochs without a better accuracy on the graphs held out.
-        validation_fraction: the share of graphs that ``fit`` holds out, stratified by class, to choose the epoch by.
+        validation_fraction: the share of graphs that ``fit`` holds out, stratified by class (but not by several labels
+            per graph), to choose the epoch by.
             With 0 it trains on all and chooses by them.
         device: where to train, as torch names it; None for the device of ``X``.
         n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all.
@@ -80,10 +204,11 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         verbose: show progress bars on the terminal.
 
     Attributes:
-        classes_: ``[C]`` the labels, sorted.
+        classes_: ``[C]`` the labels, sorted; of several labels per graph their numbers.
         n_features_in_: features of a node.
         node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
-        model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch.
+        model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch; it knows ``node_features_`` and the
+            operator, as ``training.predict_proba`` asks and ``training.save_checkpoint`` keeps.
         history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
             ``validation`` (the accuracy), ``learning_rate`` and ``seconds``.
         best_epoch_: the position in ``history_`` of the epoch whose weights were kept.
@@ -151,33 +276,44 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
         self.random_state = random_state
         self.verbose = verbose
 
-    def fit(self, X: Any, y: Any = None) -> SPINClassifier:
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> SPINClassifier:
         """Train a new model. Ctrl-C ends training with a warning; the model then has the best weights so far.
 
         Args:
             X: the graphs, see the class.
-            y: ``[G]`` labels of any kind that sorts, strings too; None for those of ``X``.
+            y: ``[G]`` labels of any kind that sorts, strings too; or ``[G, T]`` of 0 and 1, several labels per graph;
+                None for those of ``X``.
+            sample_weight: ``[G]``, how often each graph counts in the loss, and in the accuracy that the epoch is
+                chosen by; None for once. A graph of weight 0 is left out. What standardises node features and
+                ``calibrate`` count every other graph once. Steps with weights are slower.
 
         Raises:
-            TypeError, ValueError: name the argument and what is wrong with it. There are no weights of samples, and
-                labels are one class per graph: several tasks per graph (OGB) train by :func:`spin_fast.training.fit`.
+            TypeError, ValueError: name the argument and what is wrong with it. Labels of which some are unknown (OGB)
+                train by :func:`spin_fast.training.fit`.
         """
         graphs = self._graphs(X, with_labels=y is None)
         y = self._labels(graphs.y if y is None else y)
         check_consistent_length(graphs, y)
         _check_finite(graphs)
         self._check_arguments(graphs)
-        classes, codes = np.unique(y, return_inverse=True)
+        if sample_weight is not None:
+            sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
+        multilabel = y.ndim == 2
+        classes, codes = (np.arange(y.shape[1]), y) if multilabel else np.unique(y, return_inverse=True)
         random = check_random_state(self.random_state)
-        train, validation = self._split(y, random)
-        weights = None
-        if self.class_weight is not None:
-            weights = compute_class_weight(self.class_weight, classes=classes, y=y[train]).tolist()
+        train, validation = self._split(y, sample_weight, random)
+        class_weight = self._class_weight(classes, y[train], None if sample_weight is None else sample_weight[train])
         seed = int(random.randint(2**31 - 1))
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
-            features = _labelled(features, torch.from_numpy(codes))
-            with _seeded(seed, features.rows.device):
+            labels = torch.from_numpy(codes)
+            features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
+            shares = _shares(
+                codes[validation], class_weight, None if sample_weight is None else sample_weight[validation]
+            )
+            with _seeded(seed, features.rows.device), warnings.catch_warnings():
+                if self.validation_fraction == 0:  # as was asked for
+                    warnings.filterwarnings("ignore", "validation has .* of train", UserWarning)
                 model = self._model(features, len(classes))
                 if self.calibrate:
                     model.calibrate(features[train])
@@ -191,72 +327,54 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
                     learning_rate=self.learning_rate,
                     schedule=self.schedule,
                     weight_decay=self.weight_decay,
-                    class_weight=weights,
+                    class_weight=class_weight,
+                    graph_weight=sample_weight,
                     patience=self.patience,
                     seed=seed,
-                    metric=training.accuracy if weights is None else _weighted_accuracy(weights),
+                    metric=training.accuracy if shares is None else _weighted_accuracy(shares),
                     progress=bool(self.verbose),
                 )
-        self.model_ = model
-        self._operator, self.node_features_ = features.operator, node_features
-        self.classes_, self.n_features_in_ = classes, graphs.num_features
+        model.node_features = node_features
+        self.model_, self.node_features_ = model, node_features
+        self.classes_, self.n_features_in_, self._multilabel = classes, graphs.num_features, multilabel
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
         if result.interrupted:
             warnings.warn("Training interrupted by user.", stacklevel=2)
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The labels ``[G]`` of the graphs, from ``classes_``."""
-        best = self._scores(X).argmax(1).numpy()
-        return self.classes_[best]
+        """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1."""
+        scores = self._scores(X)
+        return (scores > 0).long().numpy() if self._multilabel else self.classes_[scores.argmax(1).numpy()]
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The class probabilities ``[G, C]``, in the order of ``classes_``."""
-        return self._scores(X).softmax(1).numpy()
+        """The class probabilities ``[G, C]``, in the order of ``classes_``; or ``[G, T]``, of each label on its own."""
+        scores = self._scores(X)
+        return (scores.sigmoid() if self._multilabel else scores.softmax(1)).numpy()
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """The logarithms of the class probabilities, ``[G, C]``."""
-        return self._scores(X).log_softmax(1).numpy()
+        """The logarithms of :meth:`predict_proba`."""
+        scores = self._scores(X)
+        return (F.logsigmoid(scores) if self._multilabel else scores.log_softmax(1)).numpy()
 
     def decision_function(self, X: Any) -> np.ndarray:
-        """The class scores before the softmax, ``[G, C]``; of two classes how much more the second has, ``[G]``."""
+        """The scores before softmax or sigmoid; of two classes ``[G]``, how much more the second has."""
         scores = self._scores(X)
-        return (scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores).numpy()
+        binary = not self._multilabel and scores.shape[1] == 2
+        return (scores[:, 1] - scores[:, 0] if binary else scores).numpy()
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The accuracy on the graphs; ``y`` None takes the labels of ``X``."""
+        """The accuracy on the graphs; ``y`` None takes the labels of ``X``.
+
+        Of several labels per graph it is the share of graphs where all are right, as in all of scikit-learn.
+        """
         graphs = self._graphs(X, with_labels=y is None)
         return super().score(graphs, self._labels(graphs.y if y is None else y), sample_weight)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = False
+        tags.classifier_tags.multi_label = True
         return tags
-
-    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
-        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
-        if isinstance(X, Graphs):
-            return X
-        if isinstance(X, np.ndarray) and X.dtype == object:
-            X = list(X)
-        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
-        if isinstance(first, GraphBatch):
-            return GraphBatch.concatenate(X)
-        if isinstance(first, PowerFeatures):
-            return PowerFeatures.concatenate(X)
-        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
-        if "torch_geometric" in libraries:
-            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
-        if "networkx" in libraries:
-            return GraphBatch.from_networkx(X)
-        if "dgl" in libraries:
-            return GraphBatch.from_dgl(X)
-        if "scipy" in libraries:
-            return GraphBatch.from_scipy(X)
-        raise TypeError(
-            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
-            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
-        )
 
     def _labels(self, y: Any) -> np.ndarray:
         if y is None:
@@ -264,12 +382,13 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
                 f"This {type(self).__name__} estimator requires y to be passed, but the target y is None "
                 "and X has no labels."
             )
-        y = y.cpu().numpy() if isinstance(y, Tensor) else y
-        try:
-            y = column_or_1d(y, warn=True)
-        except ValueError as error:
-            message = f"{error} Several tasks per graph train by spin_fast.training.fit."
-            raise ValueError(message) from error
+        y = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+        if y.ndim == 2 and y.shape[1] != 1:
+            y = check_array(y, dtype=None, input_name="y")
+            if not np.isin(y, (0, 1)).all():
+                raise ValueError("y must be one label per graph, or 0 and 1 for each of several, got other values")
+            return y.astype(np.int64)
+        y = column_or_1d(y, warn=True)
         assert_all_finite(y, input_name="y")
         check_classification_targets(y)
         return y
@@ -302,17 +421,37 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
                 f"got {graphs.num_hops} of {graphs.operator!r}"
             )
 
-    def _split(self, y: np.ndarray, random: np.random.RandomState) -> tuple[np.ndarray, np.ndarray]:
-        """The graphs to train on and those to choose the epoch by."""
-        everything = np.arange(len(y))
+    def _class_weight(self, classes: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Any:
+        """What ``training.fit`` takes, by the labels and weights of the training graphs."""
+        if self.class_weight is None:
+            return None
+        if y.ndim == 2:
+            if self.class_weight != "balanced":
+                raise ValueError(
+                    f"class_weight must be None or 'balanced' for several labels per graph, got {self.class_weight!r}"
+                )
+            return "balanced"
+        options = {} if weight is None else {"sample_weight": weight}
+        return compute_class_weight(self.class_weight, classes=classes, y=y, **options)
+
+    def _split(
+        self, y: np.ndarray, weight: np.ndarray | None, random: np.random.RandomState
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The graphs to train on and those to choose the epoch by; graphs without weight are neither."""
+        everything = np.arange(len(y)) if weight is None else np.flatnonzero(weight)
         if self.validation_fraction == 0:
             return everything, everything
         try:
-            parts = train_test_split(everything, test_size=self.validation_fraction, stratify=y, random_state=random)
+            parts = train_test_split(
+                everything,
+                test_size=self.validation_fraction,
+                stratify=y[everything] if y.ndim == 1 else None,
+                random_state=random,
+            )
         except ValueError as error:
             raise ValueError(
                 f"validation_fraction must let fit hold out graphs of every class, got {self.validation_fraction} of "
-                f"n_samples={len(y)}: {error} Take another, or 0 to hold out none."
+                f"n_samples={len(everything)}: {error} Take another, or 0 to hold out none."
             ) from error
         return np.sort(parts[0]), np.sort(parts[1])
 
@@ -353,26 +492,16 @@ class SPINClassifier(ClassifierMixin, BaseEstimator):
     def _scores_of(self, X: Any) -> Tensor:
         graphs = self._graphs(X)
         weight = next(self.model_.parameters())
-        if graphs.num_features != self.n_features_in_:
-            raise ValueError(
-                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
-                "features as input."
-            )
-        _check_finite(graphs)
+        self._check_features(graphs)
         graphs = graphs.to(weight.device)
         if isinstance(graphs, PowerFeatures):
-            if graphs.operator != self._operator:
-                raise ValueError(f"X must be of the operator {self._operator!r} as in fit, got {graphs.operator!r}")
             made = self.node_features_
             if made is not None and (made.degree is not None or made.columns_):
                 raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
             return training.predict(self.model_, graphs)
         if graphs.x.dtype != weight.dtype:
             raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
-        if self.node_features_ is not None:
-            graphs = self.node_features_.transform(graphs)
-        none = weight.new_empty(0, len(self.classes_))
-        return torch.cat([none, *training.predict_chunks(self.model_, graphs, self._operator)])
+        return torch.cat(list(training.predict_chunks(self.model_, graphs)))
 
 
 @contextmanager
@@ -393,28 +522,39 @@ def _threads(n_jobs: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _weighted_accuracy(class_weight: list[float]) -> training.Metric:
+def _shares(codes: np.ndarray, class_weight: Any, sample_weight: np.ndarray | None) -> np.ndarray | None:
+    """What each graph counts in the accuracy; None where all count the same."""
+    if class_weight is None or codes.ndim == 2:
+        return sample_weight
+    return class_weight[codes] * (1 if sample_weight is None else sample_weight)
+
+
+def _weighted_accuracy(shares: np.ndarray) -> training.Metric:
     """An accuracy that does not choose what the weights are there to avoid."""
 
     def accuracy(logits: Tensor, y: Tensor) -> float:
-        weight = torch.tensor(class_weight, dtype=torch.float64, device=y.device)[y]
-        return (weight @ (logits.argmax(1) == y).double() / weight.sum()).item()
+        right = ((logits > 0) == (y > 0.5)).double().mean(1) if y.is_floating_point() else logits.argmax(1) == y
+        return float(np.average(right.cpu().numpy(), weights=shares))
 
     return accuracy
 
 
 def _check_finite(graphs: Graphs) -> None:
-    x = graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x
-    if not bool(torch.isfinite(x).all()):
-        raise ValueError(f"Input X contains {'NaN' if bool(x.isnan().any()) else 'infinity'}: features must be finite")
+    parts = [("features", graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x)]
+    if isinstance(graphs, GraphBatch) and graphs.edge_weight is not None:
+        parts.append(("edge weights", graphs.edge_weight))
+    for name, values in parts:
+        if not bool(torch.isfinite(values).all()):
+            found = "NaN" if bool(values.isnan().any()) else "infinity"
+            raise ValueError(f"Input X contains {found}: {name} must be finite")
 
 
 def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
-    """The features with other labels ``[G]`` of the selected graphs."""
+    """The features with other labels, ``[G]`` or ``[G, T]``, of the selected graphs."""
     y = y.to(features.rows.device)
     if features.ids is None:
         return replace(features, labels=y)
-    labels = y.new_zeros(features.node_ptr.numel() - 1)
+    labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
     labels[features.ids] = y
     if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
         return replace(features.take(), labels=y)

@@ -19,29 +19,35 @@ from .nn import SPIN, GraphClassifier
 ClassWeight = str | Tensor | Sequence[float] | None
 
 
-def loss_of(logits: Tensor, y: Tensor, class_weight: Tensor | None = None) -> Tensor:
+def loss_of(
+    logits: Tensor, y: Tensor, class_weight: Tensor | None = None, graph_weight: Tensor | None = None
+) -> Tensor:
     """Cross-entropy for classes (int64 ``y [G]``); binary cross-entropy per task for float ``y [G, T]``, NaN masked.
 
     ``class_weight [C]`` is ``weight`` of torch's ``cross_entropy``; ``[T]`` for tasks, where it is ``pos_weight`` of
-    ``binary_cross_entropy_with_logits``. Where all weights of a batch are 0 its loss is 0.
+    ``binary_cross_entropy_with_logits``. A graph counts ``graph_weight [G]`` times. Where all weights of a batch are 0
+    its loss is 0.
     """
-    if not y.is_floating_point():
-        if class_weight is None:
-            return F.cross_entropy(logits, y)
-        total = F.cross_entropy(logits, y, class_weight, reduction="sum")
-        return total / class_weight[y].sum().clamp(min=torch.finfo(total.dtype).tiny)
-    known = ~y.isnan()
-    losses = F.binary_cross_entropy_with_logits(
-        logits, y.nan_to_num().to(logits.dtype), reduction="none", pos_weight=class_weight
-    )
-    return losses.where(known, 0).sum() / known.sum().clamp(min=1)
+    shares = _shares(y, class_weight, graph_weight)
+    if shares is None:
+        return F.cross_entropy(logits, y)
+    if y.is_floating_point():
+        target = y.nan_to_num().to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none", pos_weight=class_weight)
+        losses = losses.where(~y.isnan(), 0).sum(1)
+    else:
+        losses = F.cross_entropy(logits, y, class_weight, reduction="none")
+    total = (losses if graph_weight is None else losses * graph_weight).sum()
+    return total / shares.sum().clamp(min=torch.finfo(total.dtype).tiny)
 
 
-def _shares(labels: Tensor, ids: Tensor, class_weight: Tensor | None) -> Tensor | None:
-    """What each graph counts in the mean of :func:`loss_of`, ``[len(ids)]``; None where all count the same."""
-    if labels.is_floating_point():
-        return (~labels[ids].isnan()).sum(1)
-    return None if class_weight is None else class_weight[labels[ids]]
+def _shares(y: Tensor, class_weight: Tensor | None, graph_weight: Tensor | None) -> Tensor | None:
+    """What each graph counts in the mean of :func:`loss_of`, ``[G]``; None where all count the same."""
+    if y.is_floating_point():
+        shares: Tensor | None = (~y.isnan()).sum(1)
+    else:
+        shares = None if class_weight is None else class_weight[y]
+    return shares if graph_weight is None else graph_weight if shares is None else shares * graph_weight
 
 
 def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Tensor | None:
@@ -67,16 +73,25 @@ def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Ten
             return (negative / positive).where((positive > 0) & (negative > 0), 1.0)
         count = y.bincount(minlength=num_outputs).double()
         return (len(y) / ((count > 0).sum() * count)).where(count > 0, 1.0)
+    return weights_of("class_weight", class_weight, num_outputs, "None, 'balanced' or").to(y.device)
+
+
+def weights_of(name: str, values: Any, size: int, others: str = "None or") -> Tensor:
+    """Weights ``[size]`` in float64.
+
+    Raises:
+        TypeError, ValueError: they are no numbers, of another length, negative, not finite, or all 0.
+    """
     try:
-        weights = torch.as_tensor(class_weight, dtype=torch.float64)
+        weights = torch.as_tensor(values, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
-        kind = type(class_weight).__name__
-        raise TypeError(f"class_weight must be None, 'balanced' or a tensor of weights, got {kind}") from error
-    if weights.shape != (num_outputs,):
-        raise ValueError(f"class_weight must have shape [{num_outputs}], got {list(weights.shape)}")
+        raise TypeError(f"{name} must be {others} a tensor of weights, got {type(values).__name__}") from error
+    if weights.shape != (size,):
+        raise ValueError(f"{name} must have shape [{size}], got {list(weights.shape)}")
     if not (bool(weights.isfinite().all()) and bool((weights >= 0).all()) and bool((weights > 0).any())):
-        raise ValueError(f"class_weight must be finite, at least 0 and not all 0, got {weights.tolist()}")
-    return weights.to(y.device)
+        shown = weights.tolist() if size <= 10 else f"values from {weights.min():g} to {weights.max():g}"
+        raise ValueError(f"{name} must be finite, at least 0 and not all 0, got {shown}")
+    return weights
 
 
 class _Adam(torch.optim.Adam):
@@ -206,7 +221,7 @@ class Trainer:
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
     Args:
-        model: trained in place.
+        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
         learning_rate: of Adam.
         weight_decay: L2 penalty of Adam.
         class_weight: see :func:`loss_of`; floats ``[C]`` or ``[T]``.
@@ -231,19 +246,32 @@ class Trainer:
         self.optimizer = _Adam(self._flat, learning_rate=learning_rate, weight_decay=weight_decay)
 
     def epoch(
-        self, features: PowerFeatures, ids: GraphIds, batch_size: int, generator: torch.Generator | None = None
+        self,
+        features: PowerFeatures,
+        ids: GraphIds,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        graph_weight: Tensor | None = None,
     ) -> float:
-        """One pass over the graphs ``ids`` in random order; returns their mean loss, as :func:`loss_of` weighs them."""
+        """One pass over the graphs ``ids`` in random order; returns their mean loss, as :func:`loss_of` weighs them.
+
+        ``graph_weight [len(features)]``, floats, is how often each graph counts; steps with it are those of autograd.
+        """
         ids = graph_ids(ids, len(features))
         if len(ids) == 0:
             return 0.0
         order = ids[torch.randperm(len(ids), generator=generator)]
-        step = self._prepared(features)
+        step = self._prepared(features, graph_weight)
         stored = features.storage_ids(order)
         batches = stored.split(batch_size)
-        losses = torch.stack([step(batch) for batch in batches])
+        if graph_weight is None:
+            losses = torch.stack([step(batch) for batch in batches])
+        else:
+            graph_weight = graph_weight.to(features.rows)[order]
+            pairs = zip(batches, graph_weight.split(batch_size), strict=True)
+            losses = torch.stack([step(batch, weight) for batch, weight in pairs])
         assert features.labels is not None
-        shares = _shares(features.labels, stored, self.class_weight)
+        shares = _shares(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
             losses = losses.cpu()
             return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
@@ -254,13 +282,17 @@ class Trainer:
         """One step on all selected graphs; returns their mean loss."""
         return self._prepared(features)(features.storage_ids(slice(None)))
 
-    def _prepared(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
-        """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss."""
+    def _prepared(self, features: PowerFeatures, graph_weight: Tensor | None = None) -> Callable[..., Tensor]:
+        """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss.
+
+        It takes the weights of these graphs, too, where there are any.
+        """
         model = self.model
-        model.check(features)
+        model.check_training(features)
         if self._num_outputs is None:
             self._num_outputs = model.num_outputs(features)
         check_labels(features, self._num_outputs)
+        model.operator = features.operator
         model.train()
         flat = model.flatten_parameters()
         if len(flat) != len(self._flat):
@@ -269,7 +301,9 @@ class Trainer:
         if self.class_weight is not None:
             _check.tensor("class_weight", self.class_weight, (self._num_outputs,), _check.FLOATS)
             self.class_weight = self.class_weight.to(features.rows)
-        if isinstance(model, SPIN) and self._is_standard(model, features):
+        if graph_weight is not None:
+            _check.tensor("graph_weight", graph_weight, (len(features),), _check.FLOATS)
+        elif isinstance(model, SPIN) and self._is_standard(model, features):
             return self._fused(model, features)
         return self._by_autograd(features)
 
@@ -310,18 +344,18 @@ class Trainer:
             self._captured = _Captured(step, memory)
         return self._captured
 
-    def _by_autograd(self, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
+    def _by_autograd(self, features: PowerFeatures) -> Callable[..., Tensor]:
         grad = torch.zeros_like(self._flat)
         parameters = self.model.trained_parameters()
         parts = grad.split([parameter.numel() for parameter in parameters])
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter)
 
-        def step(ids: Tensor) -> Tensor:
+        def step(ids: Tensor, graph_weight: Tensor | None = None) -> Tensor:
             selected = features.of_storage(ids)
             assert selected.y is not None
             grad.zero_()
-            loss = loss_of(self.model(selected), selected.y, self.class_weight)
+            loss = loss_of(self.model(selected), selected.y, self.class_weight, graph_weight)
             loss.backward()
             self._flat.grad = grad
             self.optimizer.step()

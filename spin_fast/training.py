@@ -7,7 +7,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 
@@ -19,13 +19,13 @@ from . import _check
 from ._arrays import GraphIds, graph_ids
 from ._powers import power_chunks
 from ._progress import progress_bar
-from ._run import Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
+from ._run import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
 from .nn import GraphClassifier
 from .schedules import SCHEDULES, Schedule, advance, scheduler_of
-from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of
+from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of, weights_of
 
 __all__ = [
     "SCHEDULES",
@@ -88,7 +88,12 @@ class Fit:
 def predict(
     model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
 ) -> Tensor:
-    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order."""
+    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
+
+    Raises:
+        TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
+    """
+    model.check_training(features)
     batch_size = _check.integer("batch_size", batch_size, 1)
     model.eval()
     selected = features if ids is None else features[ids]
@@ -105,7 +110,7 @@ GPU_CHUNK_BYTES = 256 << 20
 
 @torch.inference_mode()
 def predict_proba(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
@@ -117,17 +122,18 @@ def predict_proba(
         model: a classifier; it is put into evaluation mode.
         graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
             trained with.
-        operator: the one that the model was trained with, or those.
+        operator: the one that the model was trained with, or those; None for ``model.operator``.
         progress: show a progress bar on the terminal.
 
     Raises:
-        TypeError, ValueError: graphs that do not fit the model, or an unknown operator.
+        TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
+            ``model.operator``; none given where the model does not know its own.
     """
     return torch.cat([scores.softmax(1) for scores in predict_chunks(model, graphs, operator, progress=progress)])
 
 
 def predict_chunks(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] = "sym", *, progress: bool = False
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
@@ -170,6 +176,7 @@ def fit(
     schedule: Schedule = "cosine",
     weight_decay: float = 0.0,
     class_weight: ClassWeight = None,
+    graph_weight: Tensor | Sequence[float] | None = None,
     patience: int = 30,
     seed: int = 0,
     metric: Metric = accuracy,
@@ -183,7 +190,7 @@ def fit(
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
     Of epochs with the same metric, or with none that is a number, the one with the lower validation loss is kept.
-    Ctrl-C ends training as early stopping does: the model holds the best weights so far.
+    Ctrl-C ends training as early stopping does. Whatever ends it, errors too, the model then holds the best weights.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
     ``resume=True`` and otherwise the same arguments, on the same kind of device, every number is that of a run without
@@ -191,10 +198,10 @@ def fit(
     cosine is over all ``epochs``, so these stay as they were.
 
     Args:
-        model: trained in place.
+        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
         features: of all graphs, with labels.
-        train: the training graphs: ids, a slice or a mask.
-        validation: the validation graphs, likewise.
+        train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
+        validation: the validation graphs, likewise; a ``UserWarning`` says if some are training graphs.
         epochs: at most so many passes, at least 1.
         batch_size: graphs per step.
         learning_rate: of Adam, at the start.
@@ -206,6 +213,8 @@ def fit(
         class_weight: None; ``"balanced"``, by the training graphs as in scikit-learn; or weights ``[C]`` as those of
             torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as ``pos_weight`` of its
             ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric.
+        graph_weight: None; or ``[len(features)]``, how often each graph counts in both losses, but not in the metric.
+            Steps with it are those of autograd, which are slower.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
         metric: from class scores and labels to a number that should rise.
@@ -218,12 +227,13 @@ def fit(
         progress: show a progress bar on the terminal.
 
     Raises:
-        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``.
+        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``; a
+            ``state`` that is damaged, or something else.
         OSError: ``state`` cannot be written.
     """
     if not isinstance(model, GraphClassifier):
         raise TypeError(f"model must be a SPIN, a PAGNN or another GraphClassifier, got {type(model).__name__}")
-    model.check(features)
+    model.check_training(features)
     epochs, batch_size, patience, seed = (
         _check.integer(name, value, minimum)
         for name, value, minimum in (
@@ -251,8 +261,19 @@ def fit(
     for name, labels in (("train", train_labels), ("validation", target)):
         if labels.is_floating_point() and bool(labels.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
+    shared = int(torch.isin(features.storage_ids(validation), features.storage_ids(train)).sum())
+    if shared:
+        warnings.warn(
+            f"validation has {shared} graph(s) of train, so that its metric, which chooses the epoch, is too good",
+            stacklevel=2,
+        )
     weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
+    if graph_weight is not None:
+        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows)
+        for name, ids in (("train", train), ("validation", validation)):
+            if not bool((graph_weight[ids] > 0).any()):
+                raise ValueError(f"graph_weight must not be all 0 in {name}")
     torch.manual_seed(seed)
     order = torch.Generator().manual_seed(seed)
     trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=weights)
@@ -268,30 +289,33 @@ def fit(
             learning_rate=learning_rate,
             schedule=_name_of(schedule),
             weight_decay=weight_decay,
-            class_weight=None if weights is None else weights.tolist(),
+            class_weight=class_weight if weights is None or isinstance(class_weight, str) else weights.tolist(),
+            graph_weight=graph_weight,
             seed=seed,
             metric=_name_of(metric),
         )
         file = RunFile(Path(state), settings, sample_of(features, train))
         if resume and file.path.exists():
-            run = file.read()
+            run = file.read(like=replace(run, last=snapshot(trainer, order)))
             _check_past(run, file.path, epochs, patience)
             _replay(run, scheduler, file.path)
             restore(trainer, order, run)
+    model.operator = features.operator  # also where no epoch is left to train
     interrupted = False
     with progress_bar("epoch", epochs, progress) as advance_bar:
         advance_bar("", len(run.epochs))
         try:
             while not run.is_over(epochs, patience):
                 number, rate, start = len(run.epochs) + 1, _rate_of(scheduler), time.perf_counter()
-                loss = trainer.epoch(features, train, batch_size, order)
+                loss = trainer.epoch(features, train, batch_size, order, graph_weight)
                 seconds = time.perf_counter() - start
                 if not math.isfinite(loss):
                     raise ValueError(
                         f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate"
                     )
                 logits = predict(model, features, validation)
-                validation_loss = loss_of(logits, target, weights).item()
+                of_validation = None if graph_weight is None else graph_weight[validation]
+                validation_loss = loss_of(logits, target, weights, of_validation).item()
                 epoch = Epoch(number, loss, validation_loss, float(metric(logits, target)), rate, seconds)
                 if on_epoch is not None:
                     on_epoch(epoch)
@@ -305,10 +329,10 @@ def fit(
                 raise
             interrupted = True
         finally:
-            if file is not None:
+            model.load_state_dict(run.best)
+            model.unflatten_parameters()
+            if file is not None:  # last, as it may fail
                 file.keep(run, now=True)
-    model.load_state_dict(run.best)
-    model.unflatten_parameters()
     return Fit(list(run.epochs), run.best_epoch, interrupted)
 
 
@@ -331,11 +355,15 @@ def _name_of(function: object) -> str:
 def _check_past(run: Run, path: Path, epochs: int, patience: int) -> None:
     """That a run with these limits would have come as far."""
     if len(run.epochs) > epochs:
-        raise ValueError(f"epochs must be at least {len(run.epochs)}, as many as {path} has, got {epochs}")
+        raise ValueError(
+            f"epochs must be at least {len(run.epochs)}, as many as {path} has, got {epochs}; {START_ANEW}"
+        )
     sooner = Run()
     for epoch in run.epochs:
         if sooner.is_over(epochs, patience):
-            raise ValueError(f"patience must not stop the run of {path} before its last epoch, got {patience}")
+            raise ValueError(
+                f"patience must not stop the run of {path} before its last epoch, got {patience}; {START_ANEW}"
+            )
         sooner = sooner.after(epoch, {}, {})
 
 
@@ -347,6 +375,7 @@ def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
             if not math.isclose(_rate_of(scheduler), epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
                 raise ValueError(
                     f"epochs and schedule must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
-                    f"{epoch.number}, got {_rate_of(scheduler):.6g}; a cosine needs the number of epochs it began with"
+                    f"{epoch.number}, got {_rate_of(scheduler):.6g}: a cosine needs the number of epochs that it began "
+                    f"with; {START_ANEW}"
                 )
             advance(scheduler, epoch.validation_loss, epoch.validation)

@@ -108,8 +108,104 @@ def test_going_on_after_an_interruption(tmp_path: Path) -> None:
     pandas.testing.assert_frame_equal(*logs, check_exact=True)
     for name, value in models[0].items():
         assert torch.equal(value, models[1][name]), name
-    error = invoke(*command, "--resume", "--seed", 1, "--out", tmp_path / "whole", exit_code=1)
-    assert "seed must be 0 to go on from" in error
+
+
+QUICK = ("--epochs", 2, "--hops", 0, "--layers", 1, "--hidden", 4, "--batch-size", 400, "--no-calibrate")
+
+
+def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+
+    def error(*options: object, dataset: str = "digits") -> str:
+        stderr = invoke("train", dataset, *QUICK, *options, "--resume", "--out", out, exit_code=1)
+        assert stderr.count("\n") == 1
+        assert stderr.endswith("without --resume training starts anew\n")
+        return stderr
+
+    invoke("train", *QUICK, "--out", out)
+    for here, there in (
+        ("--seed 1", "--seed 0"),
+        ("--hidden 8", "--hidden 4"),
+        ("--readout attention", "--readout sum"),
+        ("--batch-norm", "--no-batch-norm"),
+        ("--class-weight balanced", "--class-weight none"),
+        ("--operator adj", "--operator sym"),
+        ("--layers 2", "--layers 1"),
+    ):
+        assert f"error: {here}: the run in {out} has {there}; the same command goes on, " in error(*here.split())
+    assert f"digits: the run in {out} is of other node features (see --node-features" in error("--degree", "log")
+    assert "error: --epochs must be at least 2, as many as" in error("--epochs", 1)
+    assert "error: --epochs and --schedule must give the learning rates of" in error("--epochs", 3)
+    assert f"CSL: the run in {out} is of other graphs" in error(dataset="CSL")
+    (out / "state.safetensors").write_bytes(b"something else")
+    assert f"{out / 'state.safetensors'} is not a readable safetensors file" in error()
+
+
+def test_another_fold_does_not_go_on(tmp_path: Path, data_root: Path) -> None:
+    options = *QUICK, "--root", data_root, "--class-weight", "balanced", "--resume", "--out", tmp_path, "--fold"
+    invoke("train", "IMDB-BINARY", *options, 0)
+    error = invoke("train", "IMDB-BINARY", *options, 1, exit_code=1)
+    assert f"--fold 1: the run in {tmp_path} has another split" in error
+
+
+def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    out, accuracy = tmp_path / "runs" / "digits", training.accuracy
+
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in out.iterdir()}
+
+    def ended_in(epoch: int, error: type[BaseException], *options: object) -> str:
+        calls = []
+
+        def metric(*arguments: torch.Tensor) -> float:
+            calls.append(1)
+            if len(calls) == epoch:
+                raise error
+            return accuracy(*arguments)
+
+        metric.__qualname__ = "accuracy"
+        with monkeypatch.context() as patch:
+            patch.setattr(training, "accuracy", metric)
+            return CliRunner().invoke(app, ["train", *map(str, (*QUICK, *options))]).stdout
+
+    facts = facts_of("train", *QUICK)
+    first = files()
+    assert sorted(first) == [
+        "log.csv",
+        "model.safetensors",
+        "result.json",
+        "state.safetensors",
+        "training-curve.png",
+    ]
+    assert json.loads(first["result.json"]) == facts
+    assert facts["result"] == str(Path("runs", "digits", "result.json"))
+    said = f"runs/digits has a result, test accuracy {100 * facts['test']:.2f} %: this run replaces it"
+    for error in (KeyboardInterrupt, MemoryError):
+        assert said in ended_in(1, error, "--seed", 1)
+        assert files() == first
+    ended_in(2, MemoryError, "--seed", 1)  # where the model is still that of the first run
+    assert sorted(files()) == ["log.csv", "model.safetensors", "state.safetensors", "training-curve.png"]
+    stdout = invoke("train", *QUICK, "--seed", 1, "--resume")
+    assert "has a result" not in stdout
+    assert json.loads((out / "result.json").read_bytes())["seed"] == 1
+    assert "has a result" not in invoke("train", *QUICK, "--seed", 1, "--resume")
+    (out / "result.json").write_text("[]")
+    assert "runs/digits has a result: this run replaces it" in invoke("train", *QUICK)
+
+
+@pytest.mark.parametrize(
+    "name", ["log.csv", "model.safetensors", "result.json", "training-curve.png", "state.safetensors"]
+)
+def test_train_finds_what_it_cannot_write_before_it_works(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: pytest.fail("read before the place was found bad"))
+    (tmp_path / name).mkdir()
+    error = invoke("train", "--out", tmp_path, exit_code=1)
+    assert error == f"spin-fast: error: {tmp_path / name} cannot be written: it is a folder\n"
 
 
 def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,9 +233,12 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = ["--epochs", 1, "--hops", 0, "--layers", 1, "--out", tmp_path / "run", "--tensorboard"]
     invoke("train", *options)
     names = sorted(path.name.partition(".")[0] for path in (tmp_path / "run").iterdir())
-    assert names == ["events", "log", "model", "state", "training-curve"]
+    assert names == ["events", "log", "model", "result", "state", "training-curve"]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    assert "TensorBoard logs need: pip install tensorboard" in invoke("train", *options, exit_code=1)
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: pytest.fail("read before tensorboard was missed"))
+    error = invoke("train", *options, exit_code=1)
+    assert "TensorBoard logs need: pip install tensorboard" in error
+    assert error.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -234,7 +333,7 @@ def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.
     assert (len(made), made.num_hops, made.operator, made.row_of_node) == (1797, 1, "sym", None)
     lines = []
     for options in (["--features", "digits.safetensors"], ["--hops", 1, "--no-standardize"]):
-        stdout = invoke("train", "--epochs", 2, *options)
+        stdout = invoke("train", "--epochs", 2, "--out", tmp_path / str(len(lines)), *options)
         assert ("not standardised, which train without --features does" in stdout) == ("--features" in options)
         lines.append([line.split() for line in stdout.splitlines() if "accuracy" in line])
     assert lines[0] == lines[1] != []
@@ -320,7 +419,7 @@ def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pyt
     table = pandas.read_csv(out) if suffix == "csv" else pandas.read_parquet(out)
     assert list(table) == ["graph", "prediction", *(f"class_{i}" for i in range(10))]
     assert table["graph"].tolist() == list(range(1797))
-    expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"), "sym+adj")
+    expected = training.predict_proba(training.load_checkpoint(checkpoint)[0], datasets.load("digits"))
     written = torch.tensor(table.iloc[:, 2:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, expected, rtol=1e-6, atol=1e-7)
     assert table["prediction"].astype(int).tolist() == expected.argmax(1).tolist()
@@ -333,7 +432,7 @@ def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: py
     invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
     table = pandas.read_csv(tmp_path / "x.csv")
     assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]
-    (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs, "sym+adj")
+    (scores,) = training.predict_chunks(training.load_checkpoint(checkpoint)[0], graphs)
     written = torch.tensor(table.iloc[:, 1:].to_numpy(), dtype=torch.float32)
     torch.testing.assert_close(written, scores.sigmoid(), rtol=1e-6, atol=1e-7)
 
@@ -633,13 +732,73 @@ def test_predict_has_the_columns_of_training(tmp_path: Path, monkeypatch: pytest
     write("others", [2, 3, 4, 4] * 10)
     model = facts_of("train", "known/", "--epochs", 1, "--hops", 1)["model"]
     invoke("predict", model, "fewer/")
-    net, metadata = training.load_checkpoint(model)
+    net, _ = training.load_checkpoint(model)
     graphs = datasets.load("known/")[[1]]  # 3, 3
-    want = training.predict_proba(net, graphs, metadata["operator"])[0].tolist()
+    want = training.predict_proba(net, graphs)[0].tolist()
     assert pandas.read_csv("probabilities.csv").iloc[0, 3:].tolist() == pytest.approx(want, rel=1e-5)
     assert "holds labels 2..4, but features only have columns for 1..3" in invoke(
         "predict", model, "others/", exit_code=1
     )
+
+
+def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another folder gets the columns of training, and a word that was not there is an error."""
+    monkeypatch.chdir(tmp_path)
+    for name, labels in (("known", ["a", "b"]), ("new", ["a", "b"])):
+        edges = pandas.read_csv(folder_of_graphs(tmp_path / name, labels) / "edges.csv")
+        nodes = edges[["graph", "source"]].drop_duplicates().rename(columns={"source": "node"})
+        nodes["element"] = np.where(nodes["node"] == 0, "N" if name == "known" else "C", "C")
+        nodes.assign(mass=0.5 * nodes["node"]).to_csv(tmp_path / name / "nodes.csv", index=False)
+    model = facts_of("train", "known/", "--epochs", 1, "--hops", 1, "--node-features", "element,mass")["model"]
+    metadata = training.load_checkpoint(model)[1]
+    assert metadata["node_features"] == [{"column": "mass"}, {"column": "element", "categories": ["C", "N"]}]
+    Path("new/graphs.csv").write_text("graph,label\n" + "".join(f"mol {g},{'x' * (g % 2)}\n" for g in range(30)))
+    invoke("predict", model, "new/", "--out", "p.csv")  # labels there are nobody's business
+    net, _ = training.load_checkpoint(model)
+    graphs = datasets.load("new/", features=metadata["node_features"], label=None)
+    assert graphs.num_features == 3
+    want = training.predict_proba(net, graphs, "sym")
+    np.testing.assert_allclose(pandas.read_csv("p.csv").iloc[:, 3:].to_numpy(), want, rtol=1e-5)
+    text = Path("new/nodes.csv").read_text()
+    Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
+    error = invoke("predict", model, "new/", exit_code=1)
+    assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
+    features = facts_of("info", "known/", "--node-features", '{"column": "mass", "categories": "auto"}')["features"]
+    assert features["parts"] == [{"width": 8, "kind": "one-hot"}]
+    invoke("info", "known/", "--node-features", '{"column": ', exit_code=2)
+
+
+def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    table = pandas.read_csv(folder_of_graphs(tmp_path / "known", ["a", "b"]) / "graphs.csv")
+    table["toxic"], table["soluble, or not"] = table.index % 2, (table.index % 3 > 0).astype(int)
+    table = table.astype({"toxic": "Int64"})
+    table.loc[[0, 7], "toxic"] = None
+    table.rename(columns={"label": "kind"}).to_csv("known/graphs.csv", index=False)
+    assert facts_of("info", "known/")["classes"] is None
+    assert "--label names the column that has them" in invoke("train", "known/", exit_code=1)
+    facts = facts_of("info", "known/", "--label", "kind")
+    assert facts["classes"] == [{"name": "a", "graphs": 15}, {"name": "b", "graphs": 15}]
+    assert facts_of("info", "known/", "--label", "")["classes"] is None
+    error = invoke("precompute", "known/", "--label", "toxic", exit_code=1)
+    assert "line 2, column 'toxic' is empty, and 1 more of 30" in error
+    assert 'by --label "toxic,", or read no labels by --label ""' in error
+    invoke("precompute", "known/", "--label", "toxic,", "--hops", 1)
+    assert PowerFeatures.load("known.safetensors").y.shape == (30, 1)
+    both = '["toxic", "soluble, or not"]'
+    assert facts_of("info", "known/", "--label", both)["tasks"] == {
+        "number": 2,
+        "labelled": pytest.approx(58 / 60),
+        "names": ["toxic", "soluble, or not"],
+    }
+    model = facts_of("train", "known/", "--label", both, "--epochs", 1, "--hops", 1, "--batch-size", 1)["model"]
+    metadata = training.load_checkpoint(model)[1]
+    assert (metadata["tasks"], metadata["task_names"]) == (2, ["toxic", "soluble, or not"])
+    invoke("predict", model, "known/", "--out", "p.csv")
+    predicted = pandas.read_csv("p.csv")
+    assert list(predicted) == ["graph", "name", "task_toxic", "task_soluble, or not"]
+    assert predicted.notna().all(axis=None)
+    assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
 
 
 def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

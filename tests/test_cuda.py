@@ -171,7 +171,7 @@ def test_containers_move() -> None:
     with pytest.raises(ValueError, match="features must be on cpu as the model is, got meta; move one of them"):
         SPIN(3, 16, 3, 2)(features.to("meta"))
     with pytest.raises(ValueError, match="graphs must be on cpu as the model is, got meta; move one of them"):
-        training.predict_proba(SPIN(3, 16, 3, 2), graphs.to("meta"))
+        training.predict_proba(SPIN(3, 16, 3, 2), graphs.to("meta"), "sym")
 
 
 @pytest.mark.parametrize("node_rows", [True, False])
@@ -301,6 +301,7 @@ def test_wrong_weights_are_named_on_the_gpu() -> None:
 @needs_gpu
 def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs, model = some_graphs(), SPIN(3, 16, 3, 2)
+    model.operator = "sym"
     expected = training.predict_proba(model, graphs)
     for size in (training.GPU_CHUNK_BYTES, 2000):
         monkeypatch.setattr(training, "GPU_CHUNK_BYTES", size)

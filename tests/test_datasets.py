@@ -799,7 +799,7 @@ def test_split_has_every_class_everywhere(sizes: list[int]) -> None:
     [
         (torch.tensor([0] * 50 + [1] * 9), "class 1 has 9"),
         (torch.empty(0, dtype=torch.int64), "there are none"),
-        (torch.zeros(50, 2), r"torch.float32 \[50, 2\]"),
+        (torch.zeros(50, 2, dtype=torch.int64), r"torch.int64 \[50, 2\]"),
         (torch.full((50,), torch.nan), "not one class per graph"),
     ],
 )

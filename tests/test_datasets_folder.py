@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import zipfile
 from dataclasses import replace
@@ -45,7 +46,7 @@ def test_tables(tmp_path: Path) -> None:
     read = load_folder(write(tmp_path))
     assert read.names == ["b", "empty", "a"]
     assert read.classes == ["mutagen", "none"]
-    assert read.features == ["charge", "mass"]
+    assert read.features == [{"column": "charge"}, {"column": "mass"}]
     assert read.num_attributes == 2
     graphs = read.graphs
     assert graphs.y.tolist() == [0, 1, 0]
@@ -83,11 +84,9 @@ def test_tables_that_may_be_missing(tmp_path: Path) -> None:
 
 
 def test_features_by_name(tmp_path: Path) -> None:
-    write(tmp_path, nodes=NODES.replace("charge", "name").replace("0.5", "C"))
-    message = error_of(lambda: load_folder(tmp_path))
-    assert "nodes.csv, line 2, column 'name' must be a number, got 'C'" in message
+    write(tmp_path)
     read = load_folder(tmp_path, features="mass")
-    assert (read.graphs.x.shape, read.features) == ((5, 1), ["mass"])
+    assert (read.graphs.x.shape, read.features) == ((5, 1), [{"column": "mass"}])
     assert load_folder(tmp_path, features="degree").graphs.x.squeeze(1).tolist() == [1, 1, 0, 0, 2]
     write(tmp_path)
     assert load_folder(tmp_path, features=["mass", "charge"]).graphs.x[0].tolist() == [4, -1]
@@ -255,6 +254,221 @@ def test_tables_hold_any_graphs(
         torch.testing.assert_close(read.graphs.edge_weight, want.edge_weight)
 
 
+# ---- words as features, labels of any name: tables and GraphML ----
+
+WORDS = "graph,node,element,mass,ring\na,x,N,14,1\na,y,C,12,0\nb,1,C,13,2\nb,2,O,16,0\nb,3,C,12,1\n"
+
+
+def write_words(folder: Path, kind: str, nodes: str = WORDS) -> Path:
+    """The same nodes in tables or in GraphML."""
+    write(folder, nodes=nodes, graphs="graph\na\nb\n")
+    if kind == "graphml":
+        read = pandas.read_csv(folder / "nodes.csv", index_col=["graph", "node"], keep_default_na=False)
+        for name, rows in read.groupby("graph"):
+            graph = networkx.DiGraph()
+            graph.add_nodes_from((node, row) for (_, node), row in rows.to_dict("index").items())
+            networkx.write_graphml(graph, folder / f"{name}.graphml", infer_numeric_types=True)
+        for table in folder.glob("*.csv"):
+            table.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["tables", "graphml"])
+def test_words_are_one_hot(tmp_path: Path, kind: str) -> None:
+    read = load_folder(write_words(tmp_path / "known", kind))
+    elements = {"column": "element", "categories": ["C", "N", "O"]}
+    assert read.features == [{"column": "mass"}, {"column": "ring"}, elements]
+    assert read.num_attributes == 2
+    assert read.graphs.x.tolist() == [
+        [14, 1, 0, 1, 0],
+        [12, 0, 1, 0, 0],
+        [13, 2, 1, 0, 0],
+        [16, 0, 0, 0, 1],
+        [12, 1, 1, 0, 0],
+    ]
+    assert datasets.num_node_attributes(tmp_path / "known") == 2
+    assert load_folder(tmp_path / "known", features="element").graphs.x.tolist() == read.graphs.x[:, 2:].tolist()
+    assert load_folder(tmp_path / "known", features=["element", "mass"]).features == [{"column": "mass"}, elements]
+    # Another folder has the columns of the first, whichever words occur in it.
+    new = load_folder(write_words(tmp_path / "fewer", kind, WORDS.replace(",C,", ",O,")), features=read.features)
+    assert new.graphs.x[:, 2:].argmax(1).tolist() == [1, 2, 2, 2, 2]
+    assert new.features == read.features
+    write_words(tmp_path / "other", kind, WORDS.replace("O,16", "Xe,16"))
+    message = error_of(lambda: load_folder(tmp_path / "other", features=read.features))
+    row = (
+        "nodes.csv, line 5, column 'element'" if kind == "tables" else "b.graphml: node attribute 'element' of node '2'"
+    )
+    assert f"{row} holds 'Xe', which features have no category for: they know 'C', 'N', 'O'" in message
+    chunks = list(iter_folder(tmp_path / "known", 1, features=read.features))
+    assert equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), read.graphs)
+    numbers = write_words(tmp_path / "numbers", kind, WORDS.replace(",12,", ",iron,").replace(",13,", ",iron,"))
+    with pytest.raises(datasets.DatasetError, match="must be"):
+        load_folder(numbers, features=read.features)  # what was a number must not turn into words
+
+
+@pytest.mark.parametrize("kind", ["tables", "graphml"])
+def test_numbers_as_categories(tmp_path: Path, kind: str) -> None:
+    write_words(tmp_path, kind)
+    read = load_folder(tmp_path, features=["element", {"column": "ring", "categories": "auto"}, {"column": "mass"}])
+    assert [item["column"] for item in read.features] == ["mass", "element", "ring"]
+    assert read.features[2]["categories"] == ["0", "1", "2"]
+    assert read.graphs.x[:, 4:].argmax(1).tolist() == [1, 0, 2, 0, 1]
+    ring = {"column": "ring", "categories": ["2", "1", "7", "0"]}
+    assert load_folder(tmp_path, features=ring).graphs.x.argmax(1).tolist() == [1, 3, 0, 3, 1]
+    with pytest.raises(datasets.DatasetError, match="holds '2'"):
+        load_folder(tmp_path, features={"column": "ring", "categories": ["0", "1"]})
+
+
+@settings(max_examples=15)
+@given(
+    names=st.lists(st.text("a,[]{}\"' é", min_size=1).filter(str.strip), min_size=1, max_size=3, unique=True),
+    words=st.lists(st.text(st.characters(exclude_categories=("C", "Z", "N"))), min_size=2, max_size=4, unique=True),
+    seed=st.integers(0, 1000),
+)
+def test_words_and_names_are_any_text(
+    tmp_path_factory: pytest.TempPathFactory, names: list[str], words: list[str], seed: int
+) -> None:
+    words = sorted({f"w{word}" for word in words})
+    names = [f"x{name}" for name in names]
+    rng = np.random.default_rng(seed)
+    values = {name: [words[k] for k in rng.integers(0, len(words), 6)] for name in names}
+    folder = tmp_path_factory.mktemp("words")
+    pandas.DataFrame({"graph": "g", "node": range(6)} | values).to_csv(folder / "nodes.csv", index=False)
+    (folder / "edges.csv").write_text("graph,source,target\n")
+    read = load_folder(folder)
+    features = json.loads(json.dumps(read.features))  # as a checkpoint has it
+    again = load_folder(folder, features=features)
+    assert equal(again.graphs, read.graphs)
+    first, decoded = 0, {}
+    for item in features:
+        codes = read.graphs.x[:, first : first + len(item["categories"])].argmax(1)
+        decoded[item["column"]] = [item["categories"][code] for code in codes]
+        first += len(item["categories"])
+    assert decoded == values
+    assert all(item["categories"] == sorted(item["categories"]) for item in features)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        (WORDS.replace("C,13", "6,13"), ["line 2, column 'element' must be a number, got 'N', as line 4 holds 6"]),
+        (WORDS.replace("14,1", "14?,1"), ["line 2, column 'mass' must be a number, got '14?', as line 3 holds 12"]),
+        (WORDS.replace("C,13", ",13"), ["line 4, column 'element' is empty"]),
+        (WORDS.replace("C,13", '" ",13'), ["line 4, column 'element' is empty"]),
+        (WORDS.replace("C,13", "nan,13"), ["line 2, column 'element' must be a number", "line 4 holds nan"]),
+    ],
+)
+def test_wrong_words_are_named(tmp_path: Path, nodes: str, words: list[str]) -> None:
+    write_words(tmp_path, "tables", nodes)
+    message = error_of(lambda: load_folder(tmp_path))
+    assert all(word in message for word in [*words, "nodes.csv"])
+
+
+def test_mixed_words_if_asked_for(tmp_path: Path) -> None:
+    write_words(tmp_path, "tables", WORDS.replace("C,13", "06,13").replace("C,12", " C ,12"))
+    read = load_folder(tmp_path, features=[{"column": "element", "categories": "auto"}])
+    assert read.features == [{"column": "element", "categories": ["06", "C", "N", "O"]}]
+    assert read.num_attributes == 0
+
+
+def test_words_of_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    write_words(tmp_path, "tables")
+    table = pandas.read_csv(tmp_path / "nodes.csv")
+    (tmp_path / "nodes.csv").unlink()
+    table["element"] = pandas.Categorical(table["element"], categories=["O", "N", "C", "never"])
+    table.to_parquet(tmp_path / "nodes.parquet")
+    read = load_folder(tmp_path, features=["element", {"column": "ring", "categories": "auto"}])
+    assert [item["categories"] for item in read.features] == [["C", "N", "O"], ["0", "1", "2"]]
+    table.assign(element=[["C"]] * 5).to_parquet(tmp_path / "nodes.parquet")
+    assert "row 0, column 'element' must be a number" in error_of(lambda: load_folder(tmp_path))
+
+
+def test_a_name_of_each_node_is_no_category(tmp_path: Path) -> None:
+    rows = "".join(f"g,{node},atom{node}\n" for node in range(1500))
+    write(tmp_path, edges="graph,source,target\n", nodes=f"graph,node,id\n{rows}", graphs=None)
+    assert "column 'id' holds 1,500 different words" in error_of(lambda: load_folder(tmp_path))
+    listed = [{"column": "id", "categories": [f"atom{node}" for node in range(1500)]}]
+    assert load_folder(tmp_path, features=listed).graphs.x.shape == (1500, 1500)
+
+
+def test_words_of_graphml_in_parts_need_categories(tmp_path: Path) -> None:
+    write_words(tmp_path, "graphml")
+    assert "load_folder" in error_of(lambda: list(iter_folder(tmp_path, 1)))
+    assert len(list(iter_folder(tmp_path, 1, features=["mass"]))) == 2
+    graph = networkx.read_graphml(tmp_path / "b.graphml")
+    graph.nodes["2"]["element"] = 8
+    networkx.write_graphml(graph, tmp_path / "b.graphml")
+    assert "b.graphml has words and numbers" not in error_of(lambda: load_folder(tmp_path))
+    assert "of node '2' must be a word as in files before it, got 8" in error_of(lambda: load_folder(tmp_path))
+    graph.nodes["2"]["element"] = "  "
+    networkx.write_graphml(graph, tmp_path / "b.graphml")
+    assert "of node '2' is empty" in error_of(lambda: load_folder(tmp_path))
+
+
+TASKS = "graph,label,toxic,soluble,kind\na,1,,1,x\nempty,,0,,y\nb,0,1,0,y\n"
+
+
+def write_tasks(folder: Path, kind: str, table: str = TASKS) -> Path:
+    """Labels in a table, or as attributes of graphs in GraphML."""
+    write(folder, nodes=None, graphs=table)
+    if kind == "graphml":
+        for row in pandas.read_csv(folder / "graphs.csv", dtype="str").to_dict("records"):
+            name = row.pop("graph")
+            known = {key: value for key, value in row.items() if value == value}
+            known |= {key: int(value) for key, value in known.items() if key in ("toxic", "soluble")}
+            networkx.write_graphml(networkx.DiGraph([("u", "v")], **known), folder / f"{name}.graphml")
+        for file in folder.glob("*.csv"):
+            file.unlink()
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["tables", "graphml"])
+def test_labels_of_any_name(tmp_path: Path, kind: str) -> None:
+    write_tasks(tmp_path, kind)
+    order = ["a", "empty", "b"] if kind == "tables" else ["a", "b", "empty"]
+    read = load_folder(tmp_path, label="kind")
+    assert read.names == order
+    assert (read.classes, read.tasks) == (["x", "y"], None)
+    assert read.graphs.y.tolist() == [0, 1, 1]
+    read = load_folder(tmp_path, label=["soluble", "toxic"], dtype=torch.float64)
+    assert (read.classes, read.tasks) == (None, ["soluble", "toxic"])
+    want = {"a": [1, 9], "empty": [9, 0], "b": [0, 1]}  # 9 for missing
+    assert read.graphs.y.nan_to_num(9).tolist() == [want[name] for name in order]
+    assert read.graphs.y.dtype == torch.float64
+    assert datasets.load(tmp_path, label=["toxic"]).y.shape == (3, 1)
+    chunks = list(iter_folder(tmp_path, 2, label=["soluble", "toxic"], dtype=torch.float64))
+    assert [chunk.graphs.y.shape for chunk in chunks] == [(2, 2), (1, 2)]
+    torch.testing.assert_close(torch.cat([chunk.graphs.y for chunk in chunks]), read.graphs.y, equal_nan=True)
+    for label in (None, ["label"]):
+        read = load_folder(tmp_path, label=label)
+        assert (read.graphs.y is None) == (label is None)
+    assert datasets.num_node_attributes(tmp_path) == 0
+    for label in ("size", ["toxic", "size"]):
+        assert "'size'" in error_of(lambda label=label: load_folder(tmp_path, label=label))
+    assert "'kind' must be 0" in error_of(lambda: load_folder(tmp_path, label=["kind"]))
+
+
+def test_labels_that_are_partly_filled_in(tmp_path: Path) -> None:
+    write_tasks(tmp_path / "tables", "tables", TASKS + "c,,,,\n")
+    message = error_of(lambda: load_folder(tmp_path / "tables"))
+    assert "graphs.csv, line 3, column 'label' is empty, and 1 more of 4 graphs have no label" in message
+    assert "label=['label'], or read no labels by label=None" in message
+    assert "as a task" not in error_of(lambda: load_folder(write(tmp_path / "words", graphs=GRAPHS + "c,\n")))
+    message = error_of(lambda: load_folder(write_tasks(tmp_path / "graphml", "graphml")))
+    assert "empty.graphml has no graph attribute 'label', but other files have" in message
+    assert "label=None" in message
+
+
+def test_no_labels_at_all(tmp_path: Path) -> None:
+    write_tasks(tmp_path, "tables", "graph,label,t\na,,\nempty,,\nb,,\n")
+    assert load_folder(tmp_path).graphs.y is None
+    assert load_folder(tmp_path, label=["t"]).graphs.y.isnan().all()
+    (tmp_path / "graphs.csv").unlink()
+    assert "has no table of graphs, which label='t'" in error_of(lambda: load_folder(tmp_path, label="t"))
+    assert load_folder(tmp_path).graphs.y is None
+
+
 # ---- GraphML ----
 
 
@@ -278,7 +492,7 @@ def test_graphml(tmp_path: Path) -> None:
     read = load_folder(tmp_path)
     assert read.names == ["g0", "g1", "g2"]
     assert read.classes == ["arc", "ring"]
-    assert read.features == ["charge", "mass"]
+    assert read.features == [{"column": "charge"}, {"column": "mass"}]
     assert read.num_attributes == 2
     graphs = read.graphs
     assert graphs.y.tolist() == [1, 0, 1]
@@ -428,6 +642,9 @@ def test_graphml_that_differs_from_file_to_file(tmp_path: Path) -> None:
     networkx.set_node_attributes(other, "iron", "charge")
     networkx.write_graphml(other, tmp_path / "h.graphml")
     assert "h.graphml: node attribute 'charge' must be numbers" in error_of(lambda: load_folder(tmp_path))
+    networkx.set_node_attributes(other, {0: "iron", 1: 2}, "charge")
+    networkx.write_graphml(other, tmp_path / "f.graphml")
+    assert "f.graphml has words and numbers as node attribute 'charge'" in error_of(lambda: load_folder(tmp_path))
 
 
 def test_without_networkx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -489,6 +706,34 @@ def test_node_labels_of_an_earlier_reading(tmp_path: Path) -> None:
     assert "unknown" in error_of(lambda: load_folder(third, features="label[0..]"))
 
 
+def test_labels_of_tu_text_can_be_left_alone(tmp_path: Path) -> None:
+    write_tu(tmp_path, graph_labels="1\n\n")
+    assert "has 1 lines" in error_of(lambda: load_folder(tmp_path))
+    assert load_folder(tmp_path, label=None).graphs.y is None
+    assert "label='kind' is impossible" in error_of(lambda: load_folder(tmp_path, label="kind"))
+    assert "label='kind' is impossible" in error_of(lambda: datasets.load("digits", label="kind"))
+
+
+def test_a_list_of_nodes_and_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "".join(f"n 1 {g}\nn 2 {g + 1}\ne 1 2 0.5\ng x\nx {2 * g - 1}\n" for g in range(2))
+    (tmp_path / "MINE.nel").write_text(text)
+    want = datasets.read("MINE", tmp_path)
+    read = load_folder(tmp_path / "MINE.nel")
+    assert equal(read.graphs, want.graphs)
+    assert read[1:] == want[1:]
+    assert read.classes == ["-1", "1"]
+    assert load_folder(tmp_path / "MINE.nel", label=None).graphs.y is None
+    assert load_folder(tmp_path / "MINE.nel", classes=["1", "-1"], self_loops=True).graphs.y.tolist() == [1, 0]
+    assert f"name one of them, such as {tmp_path / 'MINE.nel'}" in error_of(lambda: load_folder(tmp_path))
+    assert equal(datasets.load("MINE.nel", tmp_path), want.graphs)
+    monkeypatch.chdir(tmp_path)
+    assert equal(datasets.load("MINE.nel", tmp_path / "absent"), want.graphs)
+    with zipfile.ZipFile(tmp_path / "MINE.nel.zip", "w") as archive:
+        archive.writestr("MINE.nel", text)
+    for path in ("MINE.nel.zip", tmp_path / "MINE.nel.zip"):
+        assert "MINE.nel.zip holds a .nel file; unpack it" in error_of(lambda path=path: load_folder(path))
+
+
 def test_infinite_attributes_of_tu_text(tmp_path: Path) -> None:
     write_tu(tmp_path, node_attributes="1\n3\ninf\n7\n")
     assert "TINY_node_attributes.txt, line 3 must hold" in error_of(lambda: load_folder(tmp_path))
@@ -530,6 +775,18 @@ def test_load_takes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("options", "error", "words"),
     [
         ({"features": 3}, TypeError, "features must be a list of names"),
+        ({"features": ["mass", 3]}, TypeError, "features must be a list of names"),
+        ({"features": {"name": "mass"}}, ValueError, "features must have 'column'"),
+        ({"features": [{"column": "mass", "categorical": True}]}, ValueError, "features must have 'column'"),
+        ({"features": ["mass", {"column": "mass"}]}, ValueError, "features must be different"),
+        ({"features": [{"column": "mass", "categories": []}]}, ValueError, "different words"),
+        ({"features": [{"column": "mass", "categories": ["a", "a"]}]}, ValueError, "different words"),
+        ({"features": [{"column": "mass", "categories": [1, 2]}]}, ValueError, "different words"),
+        ({"features": [{"column": "mass", "categories": "number"}]}, ValueError, "different words"),
+        ({"label": 3}, TypeError, "label must be a name"),
+        ({"label": [1]}, TypeError, "label must be a name"),
+        ({"label": []}, ValueError, "label must be different names, at least one"),
+        ({"label": ["a"], "classes": ["0", "1"]}, ValueError, "classes must be None where label is a list"),
         ({"features": []}, ValueError, "features must be different names, at least one"),
         ({"features": ["mass", "mass"]}, ValueError, "features must be different"),
         ({"classes": "ab"}, TypeError, "classes must be a list of names"),

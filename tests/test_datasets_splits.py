@@ -146,11 +146,23 @@ def test_folds_are_stratified_disjoint_and_seeded(sizes: list[int], num_folds: i
     )
 
 
+@pytest.mark.parametrize(("labelled", "in_train"), [(50, 40), (95, None), (100, 80)])
+def test_tasks_are_drawn_by_whether_there_is_a_label(labelled: int, in_train: int | None) -> None:
+    y = torch.full((100, 2), torch.nan)
+    y[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:labelled], 1] = 1
+    split = datasets.split("x/", y, seed=3)
+    assert torch.equal(torch.cat(split).sort().values, torch.arange(100))
+    assert [len(part) for part in split] == [80, 10, 10]
+    if in_train is not None:  # where too few graphs have none, they are anywhere
+        assert int(y[split.train, 1].nansum()) == in_train
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: stratified_folds(torch.tensor([0] * 9 + [1] * 4), 5), "class 1 has 4"),
         (lambda: stratified_folds(torch.zeros(50, 2), 5), "is not one class per graph"),
+        (lambda: datasets.split("x/", torch.full((50, 2), torch.nan)), "it takes 10 graphs with labels, got 0"),
         (lambda: stratified_folds(torch.arange(30) % 10, 3, validation=0.1), "cannot be held out"),
         (lambda: stratified_folds(torch.zeros(0, dtype=torch.int64), 3), "there are none"),
         (lambda: stratified_folds(torch.zeros(50, dtype=torch.int64), 1), "num_folds must be at least 2"),

@@ -44,7 +44,8 @@ def assert_same(program, model: SPIN, operator: str | None) -> None:
 def test_programs_take_any_number_of_graphs(native, operator: str | None, options: dict) -> None:
     """As exported, decomposed, saved and loaded."""
     model = SPIN(3, 8, 2, 2, **options)
-    program = export(model, operator)
+    model.operator = "sym+adj"
+    program = export(model, from_rows=operator is None)
     assert model.training
     assert_same(program.module(), model, operator)
     program = program.run_decompositions()
@@ -83,6 +84,14 @@ def test_bad_input_is_named() -> None:
         export(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="operator must be one of adj, sym"):
         export(SPIN(3, 4, 2, 2), "gcn")
+    with pytest.raises(ValueError, match="operator must be given"):
+        export(SPIN(3, 4, 2, 2))
+    with pytest.raises(ValueError, match="operator must be None where the program takes rows, got 'sym'"):
+        export(SPIN(3, 4, 2, 2), "sym", from_rows=True)
+    model = SPIN(3, 4, 2, 2)
+    model.operator = "rw"
+    with pytest.raises(ValueError, match="operator must be 'rw', which the model was trained with, got 'sym'"):
+        export(model, "sym")
 
 
 RUN = """
@@ -126,7 +135,7 @@ def test_compiled_ahead_of_time(native, tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("operator", [None, "sym,adj"])
 def test_operators_side_by_side(native, operator: str | None) -> None:
     model = SPIN(3, 8, 2, 2, num_operators=2)
-    program = export(model, operator).module()
+    program = export(model, operator, from_rows=operator is None).module()
     for sizes in SIZES[:2]:
         graphs = random_graphs(sizes, dtype=torch.float32)
         features = spin_fast.PowerFeatures.from_graphs(graphs, 2, "sym,adj")

@@ -314,6 +314,8 @@ def test_operators_side_by_side() -> None:
     graphs, model = made_graphs(), made_model()
     features = PowerFeatures.from_graphs(graphs, 1, "sym,adj")  # 1 + 2 * 1 branches
     expected = model.eval()(features).detach().softmax(1)
+    with pytest.raises(ValueError, match="operator must be given"):
+        training.predict_proba(model, graphs)
     torch.testing.assert_close(training.predict_proba(model, graphs, ("sym", "adj")), expected)
     with pytest.raises(ValueError, match=r"operator must name operators that share 2 hops, got 'sym,adj,rw'"):
         training.predict_proba(model, graphs, "sym,adj,rw")

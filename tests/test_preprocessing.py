@@ -164,6 +164,7 @@ def test_a_checkpoint_carries_it(tmp_path) -> None:  # type: ignore[no-untyped-d
     graphs = typed()
     made = NodeFeatures("log").fit(graphs, [0, 3])
     model = spin_fast.SPIN(6, 4, 2, 1)
+    model.operator = "sym"
     prepared = spin_fast.training.predict_proba(model, made.transform(graphs))
     model.node_features = made
     spin_fast.training.save_checkpoint(tmp_path / "x", model)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import time
 from dataclasses import replace
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets
-from spin_fast._run import Epoch, Run, RunFile, restore, sample_of, settings_of, snapshot
+from spin_fast._run import Epoch, OtherRunError, Run, RunFile, restore, sample_of, settings_of, snapshot
+from spin_fast.checkpoints import STATE_FORMAT, load_state
 from spin_fast.trainer import Trainer
 
 values = st.sampled_from([0.0, 0.25, 0.5, 1.0, math.nan])
@@ -90,48 +92,118 @@ def test_files_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.Monk
         now[0] += seconds
         run = run.after(epoch_of(number, math.nan, math.inf), {}, {"parameters": torch.tensor([float(number)])})
         file.keep(run)
-        kept.append(len(RunFile(path, {"seed": 1}, torch.ones(2)).read().epochs))
+        kept.append(len(RunFile(path, {"seed": 1}, torch.ones(2)).read(run).epochs))
     assert kept == [1, 1, 1, 4, 4]
     file.keep(run, now=True)
-    found = RunFile(path, {"seed": 1}, torch.ones(2)).read()
+    found = RunFile(path, {"seed": 1}, torch.ones(2)).read(run)
     assert len(found.epochs) == found.last["parameters"].item() == 5
     assert math.isnan(found.epochs[0].validation)
     assert found.epochs[0].validation_loss == math.inf
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_settings_and_damage_are_named(tmp_path: Path, digits: PowerFeatures) -> None:
-    path = tmp_path / "state.safetensors"
+def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -> None:
+    path, run = tmp_path / "state.safetensors", Run()
     model, ids = SPIN(3, 4, 10, 1), torch.arange(9)
-    settings = settings_of(model, digits, ids[:5], ids[5:], seed=0)
     sample = sample_of(digits, ids[:5])
+
+    def settings(
+        model: torch.nn.Module = model,
+        features: PowerFeatures = digits,
+        train: torch.Tensor = ids[:5],
+        validation: torch.Tensor = ids[5:],
+        seed: int = 0,
+    ) -> dict:
+        return settings_of(model, features, train, validation, seed=seed)
+
     frozen = SPIN(3, 4, 10, 1)
     frozen.layers.requires_grad_(False)
-    RunFile(path, settings, sample).keep(Run().after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
-    assert len(RunFile(path, settings, sample).read().epochs) == 1
-    for name, other in (
-        ("seed", settings_of(model, digits, ids[:5], ids[5:], seed=1)),
-        ("model.trained parameters", settings_of(frozen, digits, ids[:5], ids[5:], seed=0)),
-        ("model.attention", settings_of(SPIN(3, 4, 10, 1, attention=False), digits, ids[:5], ids[5:], seed=0)),
-        ("train", settings_of(model, digits, ids[:5].flip(0), ids[5:], seed=0)),
-        ("validation", settings_of(model, digits, ids[:5], ids[6:], seed=0)),
+    layers = [torch.nn.Linear(3, 10)] * 2
+    RunFile(path, settings(), sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
+    assert len(RunFile(path, settings(), sample).read(run).epochs) == 1
+    for other, must, got in (
+        (settings(seed=1), "seed must be 0", "1"),
+        (settings(frozen), "model must have 1794 trained parameters", "1682"),
+        (settings(SPIN(3, 4, 10, 1, attention=False)), "model must have attention=True", "False"),
+        (settings(SPIN(3, 16, 10, 1)), "model must have hidden_features=4", "16"),
+        (settings(PAGNN(layers, "sum")), "model must be a SPIN", "PAGNN"),
+        (settings(train=ids[:5].flip(0)), "train must be the same 5 graphs in the same order", "others"),
+        (settings(validation=ids[6:]), "validation must be the same 4 graphs in the same order", "3 graphs"),
+        (settings(features=digits[:59]), "features must have 60 graphs", "59"),
+        (settings(features=replace(digits, operator="adj")), "features must have operator='sym'", "adj"),
+        (settings(features=digits[list(range(59, -1, -1))]), "features must have the same numbers of nodes", "others"),
         (
-            "features: labels",
-            settings_of(model, replace(digits, labels=digits.labels.flip(0)), ids[:5], ids[5:], seed=0),
+            settings(features=replace(digits, labels=digits.labels.flip(0))),
+            "features must have the same labels",
+            "others",
         ),
-        ("features: sizes", settings_of(model, digits[list(range(59, -1, -1))], ids[:5], ids[5:], seed=0)),
     ):
-        with pytest.raises(ValueError, match=f"^{name} must be .* to go on from {path}, got "):
-            RunFile(path, other, sample).read()
+        with pytest.raises(OtherRunError) as caught:
+            RunFile(path, other, sample).read(run)
+        assert str(caught.value) == f"{must} to go on from {path}, got {got}; resume=False starts anew"
     dense = PowerFeatures.from_graphs(datasets.load("digits")[:60], 1, deduplicate=False)
-    assert len(RunFile(path, settings, sample_of(dense, ids[:5])).read().epochs) == 1
+    assert len(RunFile(path, settings(), sample_of(dense, ids[:5])).read(run).epochs) == 1
     scaled = replace(digits, rows=digits.rows * 1.001)
-    with pytest.raises(ValueError, match=r"features must have the rows of .* to go on from it, got others"):
-        RunFile(path, settings, sample_of(scaled, ids[:5])).read()
-    path.write_bytes(path.read_bytes()[:-3])
-    with pytest.raises(ValueError, match=r"state\.safetensors is not a readable safetensors file"):
-        RunFile(path, settings, sample).read()
+    with pytest.raises(OtherRunError, match=r"^features must have the same rows to go on from .*, got others"):
+        RunFile(path, settings(), sample_of(scaled, ids[:5])).read(run)
+    made_of = [settings(PAGNN([module] * 2, "sum")) for module in (torch.nn.Linear(3, 2), torch.nn.Identity())]
+    RunFile(path, made_of[0], sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
+    with pytest.raises(OtherRunError, match=r"^model must be made of the same modules to go on from .*, got others"):
+        RunFile(path, made_of[1], sample).read(run)
+
+
+def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    path, settings, sample = tmp_path / "state.safetensors", {"seed": 1}, torch.ones(2)
+    last = {"parameters": torch.ones(3), "random.order": torch.Generator().get_state()}
+    run = Run().after(epoch_of(1, 0.5, 1.0), {"weight": torch.ones(2)}, last)
+    file = RunFile(path, settings, sample)
     with pytest.raises(FileNotFoundError, match=r"training-state .* does not exist"):
-        RunFile(tmp_path / "other", settings, sample).read()
+        file.read(run)
+    file.keep(run)
+    tensors, record = load_state(path)
+    (epoch,) = record["epochs"]
+    content, format = path.read_bytes(), {"format": STATE_FORMAT}
+
+    def write(record: object) -> None:
+        save_file(tensors, path, format | {"record": json.dumps(record)})
+
+    def write_tensors(**changed: torch.Tensor | None) -> None:
+        kept = {name: value for name, value in (tensors | changed).items() if value is not None}
+        save_file(kept, path, format | {"record": json.dumps(record)})
+
+    for damage, message in (
+        (lambda: path.write_bytes(b""), "is not a readable safetensors file"),
+        (lambda: path.write_bytes(content[:-3]), "is not a readable safetensors file"),
+        (lambda: path.write_bytes(b"PK" + content), "is not a readable safetensors file"),
+        (lambda: save_file(tensors, path), "is no file of spin_fast training-state"),
+        (lambda: save_file(tensors, path, {"format": "spin_fast training-state 2"}), "upgrade spin_fast"),
+        (lambda: save_file(tensors, path, format), "it must have the record of a run"),
+        (lambda: save_file(tensors, path, format | {"record": "{"}), "it must have the record of a run"),
+        (lambda: write([1]), "it must have the record of a run"),
+        (lambda: write({}), "it must have the settings and the epochs of a run"),
+        (lambda: write(record | {"settings": 3}), "it must have the settings and the epochs of a run"),
+        (lambda: write(record | {"epochs": None}), "it must have the settings and the epochs of a run"),
+        (lambda: write(record | {"settings": {}}), "or of another version of spin_fast: it does not have seed"),
+        (lambda: write(record | {"epochs": []}), "its epochs must be lines of a log, numbered from 1"),
+        (lambda: write(record | {"epochs": [3]}), "its epochs must be lines of a log, numbered from 1"),
+        (lambda: write(record | {"epochs": [{"number": 1}]}), "its epochs must be lines of a log"),
+        (lambda: write(record | {"epochs": [epoch, epoch]}), "its epochs must be lines of a log"),
+        (lambda: write(record | {"epochs": [epoch | {"loss": "1"}]}), "its epochs must be lines of a log"),
+        (lambda: write_tensors(sample=None), r"sample must be torch.float32 \[2\], got nothing"),
+        (lambda: write_tensors(parameters=None), r"parameters must be torch.float32 \[3\], got nothing"),
+        (lambda: write_tensors(parameters=torch.ones(1)), r"parameters must be .* got torch.float32 \[1\]"),
+        (lambda: write_tensors(parameters=torch.ones(3).half()), r"parameters must be .* got torch.float16 \[3\]"),
+        (lambda: write_tensors(**{"best.weight": torch.ones(3)}), r"best.weight must be .* got torch.float32 \[3\]"),
+        (lambda: write_tensors(**{"random.order": torch.zeros_like(last["random.order"])}), "random.order: "),
+    ):
+        damage()
+        with pytest.raises(ValueError, match=message) as caught:
+            RunFile(path, settings, sample).read(run)
+        assert str(path) in str(caught.value)
+        assert str(caught.value).endswith("; resume=False starts anew")
+    path.write_bytes(content)
+    assert len(RunFile(path, settings, sample).read(run).epochs) == 1
     with pytest.raises(IsADirectoryError, match="cannot be written"):
         RunFile(tmp_path, settings, sample)

@@ -85,6 +85,53 @@ def test_what_fits_is_one_file(graphs: spin_fast.GraphBatch, tmp_path: Path) -> 
     assert len(PowerFeatures.load(path)) == 0
 
 
+def test_files_of_an_earlier_set_are_removed(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    path, index = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json"
+    whole = PowerFeatures.from_graphs(graphs, 1)
+    others = [tmp_path / name for name in ("x-00001-of-00099.safetensors", "y-00001-of-00002.safetensors", "x.txt")]
+    whole.save(others[0])
+    whole.save(others[1])
+    others[2].touch()
+    for max_bytes in (12_000, 20_000, 10**9, 20_000, 12_000, 12_000, 10**9):
+        files = shards.save(shards.compute(graphs, 1, max_bytes=max_bytes), path)
+        assert (len(files) == 1) == (max_bytes == 10**9)
+        assert sorted(tmp_path.iterdir()) == sorted([*files, *others, *([index] if len(files) > 1 else [])])
+        assert_same_features(PowerFeatures.load(path), whole)
+
+
+def test_only_files_of_features_that_the_index_lists_are_removed(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    path, index = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json"
+    files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
+    content = json.loads(index.read_text())
+    own, gone, precious = files[0], files[1], tmp_path / "precious.safetensors"
+    own.write_text("what is here now is something else")
+    gone.unlink()
+    PowerFeatures.from_graphs(graphs, 1).save(precious)
+    content["shards"][3]["file"] = precious.name
+    index.write_text(json.dumps(content))
+    shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
+    assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])
+    for damaged in ("{", "[]", json.dumps(content | {"shards": 3}), json.dumps(content | {"shards": [3]})):
+        index.write_text(damaged)
+        shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
+        assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])
+
+
+def test_earlier_files_stay_until_the_new_index_is_there(
+    graphs: spin_fast.GraphBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    path = tmp_path / "x.safetensors"
+    files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
+    monkeypatch.setattr("spin_fast._files.write_json", fails)
+    with pytest.raises(OSError, match="disk full"):
+        shards.save(shards.compute(graphs, 2, max_bytes=20_000), path)
+    assert all(file.exists() for file in files)
+    assert PowerFeatures.load(path).num_hops == 1
+
+
 def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
     def interrupted() -> Iterator[PowerFeatures]:
         yield PowerFeatures.from_graphs(graphs, 1)

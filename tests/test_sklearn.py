@@ -21,18 +21,18 @@ from sklearn.calibration import CalibratedClassifierCV
 from sklearn.ensemble import VotingClassifier
 from sklearn.exceptions import NotFittedError
 from sklearn.model_selection import GridSearchCV, cross_val_predict, train_test_split
-from sklearn.pipeline import make_pipeline
+from sklearn.pipeline import Pipeline, make_pipeline
 from sklearn.utils import _safe_indexing
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_dense_data, parametrize_with_checks
 from sklearn.utils.validation import check_array
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
-from spin_fast.sklearn import SPINClassifier
+from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier
 
 NAMES = np.array(["ring", "path", "star"])
 
 
-class RowClassifier(SPINClassifier):
+class TakesRows:
     """Takes arrays, as the checks of scikit-learn want: a row is a graph of one node."""
 
     def _graphs(self, X: Any, with_labels: bool = False) -> GraphBatch:
@@ -43,18 +43,43 @@ class RowClassifier(SPINClassifier):
         return GraphBatch(ptr, indptr=torch.zeros_like(ptr), indices=ptr[:0], x=x)
 
     def __sklearn_tags__(self) -> Any:
-        tags = super().__sklearn_tags__()
+        tags = super().__sklearn_tags__()  # type: ignore[misc]
         tags.input_tags.two_d_array = True
         return tags
+
+
+class RowClassifier(TakesRows, SPINClassifier):
+    pass
+
+
+class RowTransformer(TakesRows, NodeFeaturesTransformer):
+    """Returns arrays, too."""
+
+    def transform(self, X: Any) -> Any:
+        return super().transform(X).x.numpy()
+
+    def fit_transform(self, X: Any, y: Any = None) -> Any:
+        return super().fit_transform(X, y).x.numpy()
 
 
 SMALL = {"hidden_features": 8, "num_layers": 2, "classifier_features": (8,), "epochs": 12, "random_state": 0}
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-@parametrize_with_checks([RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL)])
-def test_checks_of_scikit_learn(estimator: RowClassifier, check: Callable[[Any], None]) -> None:
+@parametrize_with_checks(
+    [RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL), RowTransformer("log")],
+    expected_failed_checks=lambda _: {"check_sample_weight_equivalence_on_dense_data": "see the test of it"},
+)
+def test_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
+
+
+def test_sample_weights_are_repetitions() -> None:
+    """Where nothing counts graphs but the loss: not their batches, nor what is fitted to their features before."""
+    options = {"batch_size": 1000, "calibrate": False, "standardize": False, "validation_fraction": 0}
+    for more in ({}, {"class_weight": "balanced"}, {"batch_norm": False, "readout": "attention"}):
+        estimator = RowClassifier(num_hops=0, learning_rate=0.02, **options, **SMALL).set_params(**more)
+        check_sample_weight_equivalence_on_dense_data("RowClassifier", estimator)
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +247,80 @@ def test_node_features_are_those_of_the_training_graphs(graphs: GraphBatch, clas
             clone(classifier).set_params(**parameters).fit(rows)
 
 
+@pytest.mark.filterwarnings("error")
+def test_node_features_in_a_pipeline(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    """Fitted on the training graphs of each fold, searched, cloned, and the same as by hand."""
+    y = NAMES[graphs.y]
+    scaled = replace(graphs, x=torch.cat([1000 + 0.5 * graphs.x, graphs.x], dim=1))
+    classifier.set_params(epochs=8)
+    pipeline = Pipeline([("features", NodeFeaturesTransformer("log", columns=[0])), ("spin", classifier)])
+    pipeline.set_params(spin__standardize=False)
+    made = NodeFeatures("log", columns=[0]).fit(scaled)
+    expected = clone(pipeline[-1]).fit(made.transform(scaled), y).predict_proba(made.transform(scaled))
+    assert np.array_equal(pipeline.fit(scaled, y).predict_proba(scaled), expected)
+    assert pipeline[0].node_features_.to_dict() == made.to_dict()
+    assert (pipeline.n_features_in_, pipeline[-1].n_features_in_) == (2, 3)
+    assert clone(pipeline).get_params()["features__columns"] == [0]
+    assert np.array_equal(pickle.loads(pickle.dumps(pipeline)).predict_proba(scaled), expected)
+    again = clone(pipeline).set_params(spin__standardize="auto").fit(scaled)  # standardised twice
+    assert again.score(scaled) > 0.5
+    search = GridSearchCV(pipeline, {"features__degree": ["log", "one-hot", None], "features__columns": [None]}, cv=2)
+    assert search.fit(scaled, y).score(scaled, y) > 0.5
+    assert not any(np.isnan(search.cv_results_["mean_test_score"]))
+    assert "NodeFeaturesTransformer" in pipeline._repr_html_()
+
+
+def test_a_pipeline_takes_lists_of_graphs(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    pipeline = make_pipeline(NodeFeaturesTransformer("log", keep_x=True), classifier.set_params(epochs=3))
+    expected = clone(pipeline).fit(graphs).predict_proba(graphs)
+    for X, y in (
+        (graphs.to_pyg(), None),
+        (graphs.to_networkx(undirected=True), graphs.y.numpy()),
+        (list(graphs), None),
+    ):
+        made = clone(pipeline).fit(X, y)
+        np.testing.assert_allclose(made.predict_proba(X), expected, atol=1e-4)
+        assert made.score(X, graphs.y.numpy()) > 0.3
+        assert made[0].fit_transform(X, y).num_features == made[0].transform(X).num_features == 2
+
+
+def test_wrong_data_of_the_transformer(graphs: GraphBatch, features: PowerFeatures) -> None:
+    transformer = NodeFeaturesTransformer("log")
+    with pytest.raises(NotFittedError):
+        transformer.transform(graphs)
+    with pytest.raises(TypeError, match="X must be graphs, of which no powers are computed yet, got PowerFeatures"):
+        transformer.fit(features)
+    with pytest.raises(ValueError, match="degree must be one of raw, log, one-hot or None, got 'cubic'"):
+        clone(transformer).set_params(degree="cubic").fit(graphs)
+    wide = replace(graphs, x=graphs.x.expand(-1, 2))
+    with pytest.raises(ValueError, match="X has 2 features, but NodeFeaturesTransformer is expecting 1 features"):
+        transformer.fit(graphs).transform(wide)
+
+
+@pytest.mark.parametrize(("value", "name"), [(torch.nan, "NaN"), (torch.inf, "infinity"), (-torch.inf, "infinity")])
+def test_what_is_not_finite_is_named(graphs: GraphBatch, classifier: SPINClassifier, value: float, name: str) -> None:
+    """In features and in edge weights, when fitting and after."""
+
+    def spoilt(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor.clone()
+        tensor[3] = value
+        return tensor
+
+    weights = torch.ones(graphs.num_arcs)
+    for part, wrong in (
+        ("features", replace(graphs, x=spoilt(graphs.x))),
+        ("edge weights", replace(graphs, edge_weight=spoilt(weights))),
+    ):
+        for estimator in (clone(classifier).set_params(epochs=1), NodeFeaturesTransformer("log")):
+            message = f"Input X contains {name}: {part} must be finite"
+            with pytest.raises(ValueError, match=message):
+                estimator.fit(wrong, graphs.y.numpy())
+            estimator.fit(graphs, graphs.y.numpy())
+            apply = estimator.predict if isinstance(estimator, SPINClassifier) else estimator.transform
+            with pytest.raises(ValueError, match=message):
+                apply(wrong)
+
+
 def test_operators_side_by_side(graphs: GraphBatch, classifier: SPINClassifier) -> None:
     probabilities = classifier.set_params(operator=("sym", "adj")).fit(graphs).predict_proba(graphs)
     features = PowerFeatures.from_graphs(graphs, 2, "sym,adj")
@@ -244,6 +343,65 @@ def test_class_weight(features: PowerFeatures, classifier: SPINClassifier) -> No
     assert losses[0] == losses[1] != losses[2]
 
 
+@pytest.mark.parametrize("class_weight", [None, "balanced"])
+def test_graphs_without_weight_are_as_if_they_were_not_there(
+    graphs: GraphBatch, classifier: SPINClassifier, class_weight: str | None
+) -> None:
+    y, weight = NAMES[graphs.y], np.random.default_rng(0).integers(0, 2, 60) * 3.0
+    classifier.set_params(epochs=5, class_weight=class_weight, validation_fraction=0.2)
+    expected = clone(classifier).fit(graphs[weight > 0], y[weight > 0])
+    made = classifier.fit(graphs, y, sample_weight=weight)
+    np.testing.assert_allclose(made.predict_proba(graphs), expected.predict_proba(graphs), atol=1e-4)
+    assert made.history_[-1].validation == pytest.approx(expected.history_[-1].validation)
+    with pytest.raises(ValueError, match=r"got 0\.2 of n_samples=2"):
+        classifier.fit(graphs, y, sample_weight=np.arange(60) < 2)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_weights_decide_where_labels_differ(features: PowerFeatures, classifier: SPINClassifier, several: bool) -> None:
+    """Every graph is there with both labels, one of three times the weight of the other."""
+    twice, y, weight = features[np.repeat(np.arange(60), 2)], np.tile([0, 1], 60), np.tile([1, 3], 60)
+    y = np.stack([y, 1 - y], axis=1) if several else NAMES[y]
+    classifier.set_params(validation_fraction=0).fit(twice, y, sample_weight=weight)
+    expected = [0.75, 0.25] if several else [0.75, 0.25][:: 1 if NAMES[1] < NAMES[0] else -1]
+    np.testing.assert_allclose(classifier.predict_proba(features), np.tile(expected, (60, 1)), atol=0.1)
+    assert classifier.history_[classifier.best_epoch_].validation == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("kind", ["graphs", "features", "selection", "labels of X"])
+def test_several_labels_per_graph(
+    graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier, kind: str
+) -> None:
+    y = np.stack([graphs.y == 0, graphs.num_nodes_per_graph > 8], axis=1).astype(int)
+    X: Any = graphs if kind == "graphs" else features
+    if kind == "selection":
+        ids = np.random.default_rng(0).permutation(60)
+        X, y = features[ids], y[ids]
+    given = None if kind == "labels of X" else y
+    X = X if given is not None else replace(features, labels=torch.tensor(y).float())
+    classifier.set_params(epochs=60, learning_rate=0.02, batch_size=16).fit(X, given)
+    assert (classifier.classes_.tolist(), classifier.model_.config["out_features"]) == ([0, 1], 2)
+    scores, probabilities, predicted = (
+        method(X) for method in (classifier.decision_function, classifier.predict_proba, classifier.predict)
+    )
+    assert scores.shape == probabilities.shape == predicted.shape == (60, 2)
+    np.testing.assert_allclose(probabilities, 1 / (1 + np.exp(-scores)), rtol=1e-5)
+    np.testing.assert_allclose(classifier.predict_log_proba(X), np.log(probabilities), rtol=1e-4, atol=1e-6)
+    assert predicted.dtype.kind == "i"
+    assert np.array_equal(predicted, scores > 0)
+    assert classifier.score(X, given) == (predicted == y).all(1).mean() > 0.7
+    assert classifier.history_[classifier.best_epoch_].validation > 0.7
+
+
+def test_several_labels_in_scikit_learns_tools(features: PowerFeatures, classifier: SPINClassifier) -> None:
+    y = np.stack([features.y == 0, features.y != 1], axis=1)
+    classifier.set_params(epochs=3)
+    search = GridSearchCV(classifier, {"class_weight": [None, "balanced"]}, cv=2, scoring="roc_auc").fit(features, y)
+    assert not any(np.isnan(search.cv_results_["mean_test_score"]))
+    with pytest.raises(ValueError, match="class_weight must be None or 'balanced' for several labels per graph"):
+        classifier.set_params(class_weight={0: 1, 1: 2}).fit(features, y)
+
+
 def test_features_of_a_file(tmp_path: Path, features: PowerFeatures, classifier: SPINClassifier) -> None:
     features.save(tmp_path / "features.safetensors")
     mapped = PowerFeatures.load(tmp_path / "features.safetensors")
@@ -263,6 +421,7 @@ def test_labels_of_a_selection(features: PowerFeatures, classifier: SPINClassifi
     np.testing.assert_allclose(classifier.predict_proba(features), 0.5, atol=0.1)
 
 
+@pytest.mark.filterwarnings("error")
 def test_no_graphs_held_out(graphs: GraphBatch, classifier: SPINClassifier) -> None:
     few = graphs[:3]
     with pytest.raises(ValueError, match=r"validation_fraction must .*every class, got 0.1 of n_samples=3"):
@@ -327,18 +486,20 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
     raises(TypeError, "got list of str", ["a", "b"])
     raises(ValueError, "Input X contains NaN", nan)
     raises(ValueError, "inconsistent numbers of samples: [60, 59]", graphs, np.zeros(59))
-    raises(ValueError, "Several tasks per graph train by spin_fast.training.fit", graphs, np.zeros((60, 2)))
+    raises(ValueError, "y must be one label per graph, or 0 and 1 for each", graphs, np.full((60, 2), 3))
+    raises(ValueError, "Input y contains NaN", graphs, np.full((60, 2), np.nan))
     raises(ValueError, "Input y contains NaN", graphs, np.full(60, np.nan))
     raises(ValueError, "Unknown label type: continuous", graphs, np.linspace(0, 1, 60))
     raises(ValueError, "target y is None and X has no labels", graphs.to_networkx())
-    with pytest.raises(TypeError, match="sample_weight"):
-        classifier.fit(graphs, graphs.y, sample_weight=np.ones(60))
+    for weight, message in ((np.ones(59), "sample_weight.shape == "), (-np.ones(60), "Negative values"), (["a"], "a")):
+        with pytest.raises(ValueError, match=message):
+            classifier.fit(graphs, graphs.y, sample_weight=weight)
 
     classifier.fit(graphs)
     wide = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.expand(-1, 2), graphs.y)
     with pytest.raises(ValueError, match="X has 2 features, but SPINClassifier is expecting 1 features as input"):
         classifier.predict(wide)
-    with pytest.raises(ValueError, match="operator 'sym' as in fit, got 'rw'"):
+    with pytest.raises(ValueError, match="features must be of 'sym', which the model was trained with, got 'rw'"):
         classifier.predict(PowerFeatures.from_graphs(graphs, 2, "rw"))
     with pytest.raises(ValueError, match="must have 2 hops"):
         classifier.predict(PowerFeatures.from_graphs(graphs, 1))

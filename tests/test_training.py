@@ -1,9 +1,15 @@
 from __future__ import annotations
 
 import copy
+import json
+import pickle
+import shutil
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,8 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, training
+from spin_fast import SPIN, PowerFeatures, _files, checkpoints, datasets, training
 from spin_fast import trainer as trainers
+from spin_fast._run import copied
 from spin_fast.checkpoints import save_state
 
 
@@ -214,12 +221,16 @@ def test_more_epochs_and_patience(digits: PowerFeatures, tmp_path: Path) -> None
     short = training.fit(new_model(), *parts, epochs=4, schedule="constant", state=state)
     assert numbers(short) == numbers(long)[:4]
     assert numbers(going_on(epochs=9, schedule="constant")) == numbers(long)
-    with pytest.raises(ValueError, match=r"epochs must be at least 9, as many as .*state has, got 8"):
+    with pytest.raises(
+        ValueError, match=r"epochs must be at least 9, as many as .*state has, got 8; resume=False starts"
+    ):
         going_on(epochs=8, schedule="constant")
     flat = {"schedule": "constant", "metric": lambda *_: 0.5}
     assert len(training.fit(new_model(), *parts, epochs=9, patience=2, state=state, **flat).epochs) == 3
     assert len(going_on(epochs=9, patience=4, **flat).epochs) == 5
-    with pytest.raises(ValueError, match=r"patience must not stop the run of .*state before its last epoch, got 3"):
+    with pytest.raises(
+        ValueError, match=r"patience must not stop the run of .*state before its last epoch, got 3; resume"
+    ):
         going_on(epochs=9, patience=3, **flat)
     training.fit(new_model(), *parts, epochs=3, state=state)
     with pytest.raises(ValueError, match=r"epochs and schedule must give the learning rates of .*state, .* in epoch 2"):
@@ -240,17 +251,66 @@ def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> 
     for options in ({"batch_size": 8}, {"learning_rate": 1e-3}, {"weight_decay": 0.1}, {"class_weight": [1.0] * 10}):
         (name,) = options
         assert error(**options).startswith(f"{name} must be ")
-    assert error(seed=1) == f"seed must be 0 to go on from {state}, got 1"
+    assert error(seed=1) == f"seed must be 0 to go on from {state}, got 1; resume=False starts anew"
     assert error(metric=lambda *_: 0.5).startswith("metric must be 'accuracy' to go on")
     assert error(schedule="step").startswith("schedule must be 'cosine' to go on")
-    assert error(train=range(63)).startswith("train must be '64 graphs (")
-    assert error(model=new_model(dropout=0.5)).startswith("model.dropout must be 0.0 to go on")
-    assert error(replace(digits, rows=digits.rows * 1.5)).startswith(f"features must have the rows of {state}")
+    assert error(train=range(63)).startswith("train must be the same 64 graphs in the same order to go on")
+    assert error(model=new_model(dropout=0.5)).startswith("model must have dropout=0.0 to go on")
+    assert error(replace(digits, rows=digits.rows * 1.5)).startswith("features must have the same rows to go on")
     assert error(state=None) == "resume must come with state, the file to go on from"
     fit = training.fit(new_model(), digits, **parts, epochs=2, state=state, resume=True)
     assert numbers(fit) == numbers(before)
     with pytest.raises(TypeError, match="resume must be a bool, got str"):
         training.fit(new_model(), digits, **parts, state=state, resume=str(state))
+
+
+def test_weights_by_the_training_graphs_do_not_hide_that_these_differ(digits: PowerFeatures, tmp_path: Path) -> None:
+    options = {"class_weight": "balanced", "epochs": 1, "state": tmp_path / "state"}
+    training.fit(new_model(), digits, range(64), range(64, 96), **options)
+    with pytest.raises(ValueError, match=r"^train must be the same 64 graphs in the same order to go on"):
+        training.fit(new_model(), digits, range(9), range(64, 96), resume=True, **options)
+
+
+def test_a_state_that_cannot_be_written_costs_no_weights(digits: PowerFeatures, tmp_path: Path) -> None:
+    state, scores, best = tmp_path / "deep" / "state", iter([0.1, 0.9, 0.5]), []
+
+    def metric(logits: torch.Tensor, y: torch.Tensor) -> float:
+        score = next(scores)
+        if score == 0.9:
+            best.append(logits)
+        if score == 0.5:  # what comes is the last epoch
+            shutil.rmtree(state.parent)
+            state.parent.touch()
+        return score
+
+    model = new_model()
+    with pytest.raises(OSError, match=f"^{state} cannot be written"):
+        training.fit(model, digits, range(64), range(64, 96), epochs=3, metric=metric, state=state)
+    assert torch.equal(training.predict(model, digits, range(64, 96)), best[0])
+    assert model.layers[0].weight.untyped_storage().nbytes() == model.layers[0].weight.nbytes
+
+
+def test_whatever_ends_training_the_best_weights_stay(digits: PowerFeatures) -> None:
+    seen = []
+
+    def metric(logits: torch.Tensor, y: torch.Tensor) -> float:
+        seen.append(logits)
+        if len(seen) == 3:
+            raise MemoryError
+        return 1 / len(seen)
+
+    model = new_model()
+    with pytest.raises(MemoryError):
+        training.fit(model, digits, range(64), range(64, 96), epochs=3, metric=metric)
+    assert torch.equal(training.predict(model, digits, range(64, 96)), seen[0])
+
+
+def test_validation_on_training_graphs_is_said(digits: PowerFeatures, recwarn: pytest.WarningsRecorder) -> None:
+    with pytest.warns(UserWarning, match=r"validation has 2 graph\(s\) of train") as caught:
+        training.fit(new_model(), digits[[5, 6, 7, 8, 6]], [0, 1, 2], [2, 3, 4], epochs=1)
+    assert caught[0].filename == __file__
+    training.fit(new_model(), digits, [0, 1, 1, 0], [2, 3, 3], epochs=1)  # a bootstrap
+    assert not recwarn.list
 
 
 def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> None:
@@ -350,13 +410,84 @@ def test_weighted_steps_are_those_of_autograd(native, digits: PowerFeatures, mon
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("tasks", [False, True])
+@pytest.mark.parametrize("class_weight", [None, [0.0, 1, 2, 1, 1, 1, 1, 1, 1, 3]])
+def test_graph_weights_are_repetitions(digits: PowerFeatures, class_weight: list[float] | None, tasks: bool) -> None:
+    """In the loss, its gradient and the loss of an epoch; on a selection, where a graph may be twice, too."""
+    times = torch.tensor([2, 0, 1, 3] * 3)
+    ids = torch.tensor([7, 3, 3, 150, 20, 21, 22, 23, 24, 299, 0, 1])
+    if tasks:
+        labels = torch.nn.functional.one_hot(digits.labels, 10).float()
+        labels[::3, ::2] = float("nan")
+        digits = replace(digits, labels=labels)
+    digits = replace(digits, rows=digits.rows.double())
+    weights = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
+    selected, repeated = digits[ids], digits[ids.repeat_interleave(times)]
+    model, twin = new_model().double(), new_model().double()
+    expected = training.loss_of(twin(repeated), repeated.y, weights)
+    torch.testing.assert_close(training.loss_of(model(selected), selected.y, weights, times.double()), expected)
+    trainer, other = (training.Trainer(each, class_weight=weights) for each in (model, twin))
+    for _ in range(3):
+        loss = trainer.epoch(selected, range(12), 99, graph_weight=times.float())
+        assert loss == pytest.approx(other.epoch(repeated, range(18), 99))
+    torch.testing.assert_close(model.flatten_parameters(), twin.flatten_parameters())
+    trainer = training.Trainer(model, learning_rate=0.0, class_weight=weights)
+    losses = [trainer.epoch(selected, range(12), size, graph_weight=times.double()) for size in (1, 5, 12)]
+    assert losses == pytest.approx(losses[:1] * 3)
+
+
+def test_fit_with_graph_weights(tmp_path: Path, digits: PowerFeatures) -> None:
+    weight = torch.ones(300)
+    weight[digits.labels > 4] = 0
+    options = {"epochs": 8, "batch_size": 16, "learning_rate": 0.02}
+    model = new_model()
+    fit = training.fit(model, digits, range(200), range(200, 300), graph_weight=weight, state=tmp_path / "x", **options)
+    assert training.predict(model, digits).argmax(1).max() <= 4
+    logits, counted = training.predict(model, digits, range(200, 300)), weight[200:] > 0
+    best = fit.epochs[fit.best_epoch]
+    expected = training.loss_of(logits[counted], digits.labels[200:][counted])
+    assert best.validation_loss == pytest.approx(expected.item(), rel=1e-4)
+    assert best.validation == training.accuracy(logits, digits.labels[200:])
+    same = training.fit(
+        new_model(),
+        digits,
+        range(200),
+        range(200, 300),
+        graph_weight=weight.tolist(),
+        state=tmp_path / "x",
+        resume=True,
+        **options,
+    )
+    assert same.epochs == fit.epochs
+    for wrong, message in (
+        (None, "graph.weight must be"),
+        (torch.ones(200), r"graph_weight must have shape \[300\], got \[200\]"),
+        (torch.full((300,), float("nan")), "graph_weight must be finite"),
+        (-weight, "graph_weight must be finite, at least 0 and not all 0, got values from -1 to -?0"),
+        (torch.arange(300) < 200, "graph_weight must not be all 0 in validation"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            training.fit(
+                new_model(),
+                digits,
+                range(200),
+                range(200, 300),
+                graph_weight=wrong,
+                state=tmp_path / "x",
+                resume=True,
+                **options,
+            )
+    with pytest.raises(TypeError, match="graph_weight must be None or a tensor of weights, got str"):
+        training.fit(new_model(), digits, range(200), range(200, 300), graph_weight="balanced")
+
+
 def test_weights_turn_a_rare_class_up(digits: PowerFeatures) -> None:
     rare = replace(digits, labels=(digits.labels == 8).long())
     ids, found = torch.arange(200), []
     for class_weight in ([1.0, 0.0], None, "balanced", [0.0, 1.0]):
         torch.manual_seed(0)
         model = SPIN(3, 16, 2, 2, attention=False)
-        training.fit(model, rare, ids, ids, epochs=4, class_weight=class_weight, metric=lambda *_: 0.0)
+        training.fit(model, rare, ids, range(200, 300), epochs=4, class_weight=class_weight, metric=lambda *_: 0.0)
         found.append(training.predict(model, rare, ids).softmax(1)[:, 1].mean().item())
     assert found[0] < 0.1
     assert found[0] < found[1] < found[2] < found[3]
@@ -398,16 +529,100 @@ def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, optio
     model = SPIN(3, 16, 4, 2, num_operators=2, **options)
     model.calibrate(features)
     before = training.loss_of(training.predict(model, features), graphs.y)
-    training.fit(model, features, slice(None), slice(None), epochs=3, batch_size=8)
+    training.fit(model, features, slice(20), slice(20, None), epochs=3, batch_size=8)
     assert training.loss_of(training.predict(model, features), graphs.y) < before
-    training.save_checkpoint(tmp_path / "x", model, operator=features.operator)
-    model, metadata = training.load_checkpoint(tmp_path / "x")
+    training.save_checkpoint(tmp_path / "x", model)
+    model, _ = training.load_checkpoint(tmp_path / "x")
     monkeypatch.setattr(training, "CHUNK_BYTES", 5000)
     expected = training.predict(model, features).softmax(1)
-    torch.testing.assert_close(training.predict_proba(model, graphs, metadata["operator"]), expected)
+    torch.testing.assert_close(training.predict_proba(model, graphs), expected)
     torch.testing.assert_close(training.predict_proba(model, graphs, ["sym", "adj"]), expected)
+    model.operator = None
     with pytest.raises(ValueError, match=r"operator must name 2 operator\(s\) as the model has, got 'sym'"):
+        training.predict_proba(model, graphs, "sym")
+
+
+def knowing(operator: str | Sequence[str] | None, **options: Any) -> SPIN:
+    model = SPIN(3, 8, 4, 2, **options)
+    model.operator = operator
+    return model
+
+
+@pytest.mark.parametrize("way", ["fit", "epoch", "step", "autograd"])
+def test_a_model_learns_its_operator(way: str) -> None:
+    graphs = replace(random_graphs([4, 1, 6, 3, 0, 9] * 2, dtype=torch.float32), y=torch.arange(12) % 4)
+    features, others = (PowerFeatures.from_graphs(graphs, 2, operator) for operator in ("sym+adj", "sym"))
+    model = SPIN(3, 8, 4, 2, batch_norm=way == "autograd")
+    assert model.operator is None
+    with pytest.raises(ValueError, match="operator must be given: the model does not know"):
         training.predict_proba(model, graphs)
+    trainer = training.Trainer(model)
+
+    def train(features: PowerFeatures) -> None:
+        if way == "fit":
+            training.fit(model, features, range(8), range(8, 12), epochs=1)
+        elif way == "step":
+            trainer.step(features)
+        else:
+            trainer.epoch(features, range(12), 4)
+
+    with pytest.raises(ValueError, match="y"):
+        train(replace(features, labels=None))
+    assert model.operator is None
+    train(features)
+    assert model.operator == "sym+adj"
+    expected = training.predict(model, features).softmax(1)
+    for same in (model, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(training.predict_proba(same, graphs), expected)
+        torch.testing.assert_close(training.predict_proba(same, graphs, ["sym+adj"]), expected)
+        with pytest.raises(ValueError, match=r"operator must be 'sym\+adj', which the model was .* got 'sym'"):
+            training.predict_proba(same, graphs, "sym")
+    before = copied(model.state_dict())
+    for wrong in (train, partial(training.predict, model)):
+        with pytest.raises(ValueError, match=r"features must be of 'sym\+adj', which the model was .* got 'sym'"):
+            wrong(others)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model(others).shape == (12, 4)
+    model.operator = None
+    train(others)
+    assert model.operator == "sym"
+
+
+def test_a_run_that_is_over_tells_its_operator(tmp_path: Path, digits: PowerFeatures) -> None:
+    options = {"epochs": 1, "state": tmp_path / "x", "resume": True}
+    for model in (new_model(), new_model()):
+        training.fit(model, digits, range(50), range(50, 99), **options)
+        assert model.operator == digits.operator
+
+
+def test_checkpoints_keep_the_operator(tmp_path: Path) -> None:
+    def kept(model: SPIN, **metadata: Any) -> tuple[str | None, Any]:
+        training.save_checkpoint(tmp_path / "x", model, **metadata)
+        model, metadata = training.load_checkpoint(tmp_path / "x")
+        return model.operator, metadata.get("operator")
+
+    assert kept(knowing("rw")) == kept(knowing("rw"), operator="rw") == kept(knowing(None), operator="rw")
+    assert kept(knowing("rw")) == ("rw", "rw")
+    assert kept(knowing(("sym", "adj"), num_operators=2)) == ("sym,adj", "sym,adj")
+    assert kept(knowing(None)) == kept(knowing(None), operator=None) == (None, None)
+    for model, operator, message in (
+        (knowing("rw"), "sym", "operator must be 'rw', which the model was trained with, got 'sym'"),
+        (knowing(None), "gcn", "operator must be one of"),
+        (knowing(None), "sym,adj", r"operator must name 1 operator\(s\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            training.save_checkpoint(tmp_path / "y", model, operator=operator)
+    assert not (tmp_path / "y").exists()
+    with pytest.raises(ValueError, match="operator must be one of"):
+        knowing("gcn")
+
+
+@pytest.mark.parametrize("operator", ["our own", 7, ["sym", "adj"], None])
+def test_checkpoints_from_when_operator_was_any_metadata(tmp_path: Path, operator: Any) -> None:
+    header = {"config": json.dumps(SPIN(3, 8, 4, 2).config), "metadata": json.dumps({"operator": operator})}
+    _files.write_tensors(tmp_path / "x", checkpoints.CHECKPOINT_FORMAT, SPIN(3, 8, 4, 2).state_dict(), header)
+    model, metadata = training.load_checkpoint(tmp_path / "x")
+    assert (model.operator, metadata) == (None, {"operator": operator})
 
 
 def test_checkpoints_from_before_several_operators(tmp_path, digits: PowerFeatures) -> None:
@@ -422,7 +637,7 @@ def test_checkpoints_from_before_several_operators(tmp_path, digits: PowerFeatur
 def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of powers do not grow with the number of graphs, and no chunk is far from full."""
     graphs = random_graphs([4, 9, 20, 1], dtype=torch.float32)
-    model = SPIN(3, 8, 2, 2)
+    model = knowing("sym")
     expected = training.predict_proba(model, graphs)
     sizes, power_features = [], spin_fast.ops.power_features
 

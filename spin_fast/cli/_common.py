@@ -7,6 +7,7 @@ import functools
 import json
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -102,13 +103,40 @@ def operator_of(chosen: list[str] | None) -> str | None:
     return _check.operators(",".join(chosen)) if chosen else None
 
 
+def _columns(text: str) -> Any:
+    """JSON, or one name, or several with commas; a comma at the end makes one name a list, those in [ ] separate none.
+
+    No text at all is None.
+    """
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise typer.BadParameter(f"must be JSON where it starts with {text[0]}: {error}") from None
+    names = re.split(r",(?![^\[]*\])", text)
+    return [name.strip() for name in names if name.strip()] if len(names) > 1 else text or None
+
+
 OwnFeatures = Annotated[
-    str | None,
+    Any,
     typer.Option(
         "--node-features",
-        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: one "
-        "column, or degree.",
+        parser=_columns,
+        metavar="NAMES",
+        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: "
+        "columns, with commas, of numbers or words, or JSON as in Folder.features; or degree.",
         show_default="the paper's choice, or all columns",
+    ),
+]
+Label = Annotated[
+    Any,
+    typer.Option(
+        "--label",
+        parser=lambda text: (_columns(text),),
+        metavar="NAMES",
+        help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, with "
+        'commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads none.',
+        show_default=datasets.LABEL,
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -137,7 +165,7 @@ def reports(command: Callable[..., Report]) -> Callable[..., None]:
         if as_json:
             with contextlib.redirect_stdout(sys.stderr):  # progress bars and what other libraries print, too
                 report = command(*args, **options)
-            print(json.dumps(_plain(report.facts), indent=2, allow_nan=False))
+            print(document_of(report))
         else:
             report = command(*args, **options)
             for part in report.shown:
@@ -147,6 +175,11 @@ def reports(command: Callable[..., Report]) -> Callable[..., None]:
             raise typer.Exit(report.exit_code)
 
     return wrapped
+
+
+def document_of(report: Report) -> str:
+    """Its facts as JSON."""
+    return json.dumps(_plain(report.facts), indent=2, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:
@@ -193,10 +226,11 @@ def _as_options(reason: str) -> str:
     """What to do, in the words of the command line."""
     words = {"download=True": "--download", "by features": "by --node-features"}
     words |= {f"by {argument}": f"by --{argument}" for argument in ("root", "splits")}
+    words["by label=None"] = 'by --label ""'
     words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
     for argument, option in words.items():
         reason = reason.replace(argument, option)
-    return reason
+    return re.sub(r"by label=\['(.*?)'\]", r'by --label "\1,"', reason)
 
 
 def _version(show: bool) -> None:
@@ -214,10 +248,16 @@ def _main(
     pass
 
 
-def read_dataset(dataset: str, root: Path | None, *, download: bool, features: Any = None) -> datasets.Folder:
-    """The graphs of a dataset or a folder, while the terminal says so."""
+def read_dataset(
+    dataset: str, root: Path | None, *, download: bool, features: Any = None, label: tuple[Any] | None = None
+) -> datasets.Folder:
+    """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says."""
+    if label is not None and datasets.own_folder(dataset, root) is None:
+        names = label[0] if isinstance(label[0], str) else json.dumps(label[0] or "")
+        raise ValueError(f"--label {names} is impossible for {dataset}, which is no folder of your own graphs")
+    chosen = {} if label is None else {"label": label[0]}
     with console.status(f"reading {title_of(dataset)}"):
-        return datasets.read(dataset, root, download=download, features=features)
+        return datasets.read(dataset, root, download=download, features=features, **chosen)
 
 
 def title_of(dataset: str) -> str:

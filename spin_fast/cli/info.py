@@ -27,6 +27,7 @@ from ._common import (
     Download,
     Fold,
     Json,
+    Label,
     OwnFeatures,
     Report,
     Root,
@@ -57,6 +58,7 @@ def info(
     operators: Annotated[list[str] | None, operator_option("sym")] = None,
     hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
+    label: Label = None,
     splits: Splits = None,
     fold: Fold = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the split, where it is drawn.")] = 0,
@@ -79,13 +81,14 @@ def info(
     torch.set_num_threads(threads)
     if dataset is None:
         return _installation(root)
-    read, name = read_dataset(dataset, root, download=download, features=own_features), title_of(dataset)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label)
+    name = title_of(dataset)
     operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
         facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
         facts["features"] = _features(graphs, read.num_attributes)
-        facts |= _labels(graphs, read.classes)
+        facts |= _labels(graphs, read.classes, read.tasks)
     with console.status(f"computing {hops} hops of {name}"):
         features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
         powers = num_branches_of(hops, operator) * graphs.x.nbytes
@@ -179,8 +182,8 @@ def _kind(x: Tensor, degree: Tensor) -> str:
     return "whole numbers" if bool((x == x.round()).all()) else "real numbers"
 
 
-def _labels(graphs: GraphBatch, names: Sequence[str] | None) -> dict[str, Any]:
-    """Sizes of the classes, or what of several tasks is known."""
+def _labels(graphs: GraphBatch, names: Sequence[str] | None, task_names: Sequence[str] | None) -> dict[str, Any]:
+    """Sizes of the classes, or what of several tasks is known, with their names where they have any."""
     y = graphs.y
     if y is None:
         return {"classes": None, "tasks": None}
@@ -188,7 +191,7 @@ def _labels(graphs: GraphBatch, names: Sequence[str] | None) -> dict[str, Any]:
         tasks = y.view(len(y), -1)
         known = tasks == tasks
         share = known.double().mean().item() if known.numel() else None
-        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share}}
+        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share, "names": task_names}}
     sizes = torch.bincount(y, minlength=0 if names is None else len(names)).tolist()
     names = list(map(str, range(len(sizes)))) if names is None else names
     return {
@@ -315,7 +318,10 @@ def _content(facts: dict[str, Any]) -> dict[str, str]:
     }
     if facts["tasks"] is not None:
         tasks = facts["tasks"]
-        rows["labels"] = f"{tasks['number']} task(s), {_percent(tasks['labelled'])} labelled"
+        names = tasks["names"] or []
+        more = f" and {len(names) - MOST_CLASSES} more" if len(names) > MOST_CLASSES else ""
+        named = f" ({', '.join(names[:MOST_CLASSES])}{more})" if names else ""
+        rows["labels"] = f"{tasks['number']} task(s){named}, {_percent(tasks['labelled'])} labelled"
     elif facts["classes"] is None:
         rows["labels"] = "none"
     else:

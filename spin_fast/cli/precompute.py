@@ -22,6 +22,7 @@ from ._common import (
     Debug,
     Download,
     Json,
+    Label,
     OwnFeatures,
     Report,
     Root,
@@ -61,6 +62,7 @@ def precompute(
     operators: Annotated[list[str] | None, operator_option("sym")] = None,
     hops: Annotated[int, typer.Option(min=0, help="R: one branch, and R for each operator.")] = DEFAULT_HOPS,
     own_features: OwnFeatures = None,
+    label: Label = None,
     shard_size: Annotated[
         int | None,
         typer.Option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
@@ -74,7 +76,7 @@ def precompute(
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
     They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
-    the training graphs, which are not chosen yet.
+    the training graphs, which are not chosen yet. The files of an earlier call with the same --out are replaced.
 
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """
@@ -82,7 +84,7 @@ def precompute(
     name = title_of(dataset)
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
-    graphs = read_dataset(dataset, root, download=download, features=own_features).graphs
+    graphs = read_dataset(dataset, root, download=download, features=own_features, label=label).graphs
     console.print(describe(name, graphs), highlight=False)
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)

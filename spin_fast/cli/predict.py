@@ -57,7 +57,8 @@ def predict(
 
     A row has the number of the graph, from 0; its name, if it is from a folder of your own; the predicted class; and
     the probability of each class, class_NAME, where names are those of the training set. Of a model for several tasks
-    it has the probability of each task. A folder needs no labels; its edges have weights if those in training had.
+    it has the probability of each task, task_NAME or, where training knew no names, its number. Labels of a folder are
+    not read; its edges have weights if those in training had, and its nodes only words that occurred there.
 
     Keys of --json: model, dataset, operator, out, graphs, predicted.
     """
@@ -67,14 +68,15 @@ def predict(
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
-    asked, chosen = operator_of(operators), metadata.get("operator")
-    if asked is not None and chosen not in (None, asked):
-        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {chosen}")
-    chosen = chosen or asked
-    if chosen is None:
+    asked = operator_of(operators)
+    if asked is not None and model.operator not in (None, asked):
+        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {model.operator}")
+    if asked is None and model.operator is None:
         raise ValueError(f"--operator must be given: {checkpoint} does not tell it")
+    operator = model.check_operator(asked)
     num_outputs = model.config["out_features"]
     classes = metadata.get("classes") or list(map(str, range(num_outputs)))
+    task_names = metadata.get("task_names") or range(num_outputs)
     predicted = np.zeros(num_outputs, np.int64)
     weighted = metadata.get("weighted")
     parts = _parts(dataset, root, metadata.get("node_features"), weighted, download)
@@ -92,7 +94,7 @@ def predict(
         for graphs, names, _ in itertools.chain([first], parts):
             if weighted and graphs.edge_weight is None and graphs.num_arcs:
                 raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-            for scores in training.predict_chunks(model, graphs.to(place), chosen):
+            for scores in training.predict_chunks(model, graphs.to(place), operator):
                 probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
                 columns: Columns = {"graph": numbers}
@@ -100,7 +102,7 @@ def predict(
                     columns["name"] = np.array(names[: len(scores)], dtype=object)
                     names = names[len(scores) :]
                 if tasks:
-                    heads = [f"task_{number}" for number in range(num_outputs)]
+                    heads = [f"task_{name}" for name in task_names]
                 else:
                     best = probabilities.argmax(1)
                     columns["prediction"] = np.array(classes, dtype=object)[best]
@@ -112,7 +114,7 @@ def predict(
     facts = {
         "model": checkpoint,
         "dataset": title_of(dataset),
-        "operator": chosen,
+        "operator": operator,
         "out": out,
         "graphs": done,
         "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),
@@ -130,7 +132,7 @@ def _parts(
         return
     with console.status(f"reading {title_of(dataset)}"):
         weight = None if weighted is False else "weight"
-        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, edge_weight=weight)
+        read = datasets.iter_folder(folder, CHUNK_GRAPHS, features=features, label=None, edge_weight=weight)
         first = next(read, None)
     for part in itertools.chain([] if first is None else [first], read):
         yield part.graphs, part.names, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -17,7 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
 
-from .. import datasets, sum_readout, training
+from .. import _files, datasets, sum_readout, training
+from .._run import START_ANEW, OtherRunError
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
 from ..logs import CsvLog, TensorBoardLog
@@ -32,6 +35,7 @@ from ._common import (
     Download,
     Fold,
     Json,
+    Label,
     OwnFeatures,
     Readout,
     Report,
@@ -41,6 +45,7 @@ from ._common import (
     console,
     describe,
     device_of,
+    document_of,
     kernels_on,
     metric_of,
     num_outputs_of,
@@ -81,6 +86,7 @@ def train(
         Path | None, _data("--features", help="What spin-fast precompute has written, instead of computing it anew.")
     ] = None,
     own_features: OwnFeatures = None,
+    label: Label = None,
     degree: Annotated[
         Degree | None,
         _data(help="Features made of the degree, beside the others, or in the place of the plain degree."),
@@ -125,7 +131,10 @@ def train(
         Device, _training(help="Where to train; auto takes the GPU if torch has one and its kernels are installed.")
     ] = Device.auto,
     threads: Annotated[int, _training(min=1, help="CPU threads; small batches gain little from more than 1.")] = 1,
-    out: Annotated[Path | None, _output(help="Where to write.", show_default="runs/DATASET")] = None,
+    out: Annotated[
+        Path | None,
+        _output(help="Where to write; what another run has left there is replaced.", show_default="runs/DATASET"),
+    ] = None,
     resume: Annotated[
         bool, _output("--resume", help="Go on where the same command was interrupted, to the same numbers.")
     ] = False,
@@ -135,42 +144,50 @@ def train(
     as_json: Json = False,
     debug: Debug = False,
 ) -> Report:
-    """Train a SPIN on DATASET; write the model, a log and a training curve, print the result.
+    """Train a SPIN on DATASET; write the model, a log, a training curve and the result, and print it.
 
     Datasets with an official split use it; with --fold or --splits it is one of the published folds; the others are
     split 80/10/10 by the seed, stratified.
 
     Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
 
+    Another run to the same --out replaces the files of the one before, from the end of its first epoch on; result.json,
+    the document of --json, is there when a run has ended.
+
     Keys of --json: dataset, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen, epochs,
     best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication, parameters,
-    kernels, model, training_curve, log.
+    kernels, model, training_curve, log, result.
     """
     torch.set_num_threads(threads)
     operator = operator_of(operators)
     place = device_of(device)
     name = title_of(dataset)
     out = Path("runs") / name if out is None else out
-    _make_folder(out)
+    outputs = _Outputs(out)
     metric_name, metric = metric_of(dataset)
     if features_file is not None and (degree is not None or standardize):
         option = "--standardize" if degree is None else f"--degree {degree.value}"
         raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
     board = TensorBoardLog(out, metric_name) if tensorboard else None
-    logs = [log for log in (CsvLog(out / "log.csv"), board) if log is not None]
-    state = out / "state.safetensors"
-    if resume and not state.exists():
+    logs = [log for log in (CsvLog(outputs.log), board) if log is not None]
+    goes_on = resume and outputs.state.exists()
+    if resume and not goes_on:
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
+    if not goes_on and outputs.result.exists():
+        earlier = _score_in(outputs.result)
+        console.print(f"{escape(str(out))} has a result{earlier}: this run replaces it", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
-    read = read_dataset(dataset, root, download=download, features=own_features)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label)
     graphs = read.graphs
     if graphs.y is None:
-        raise ValueError(f"{dataset} has no labels to train by")
+        of_folder = "; --label names the column that has them" if datasets.own_folder(dataset, root) is not None else ""
+        raise ValueError(f"{dataset} has no labels to train by{of_folder}")
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
     console.print(describe(name, graphs), highlight=False)
     num_outputs = num_outputs_of(graphs.y)
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
+    settings["task_names"] = read.tasks
     settings["weighted"] = graphs.edge_weight is not None
     node_features = None
     if made is None:
@@ -210,7 +227,13 @@ def train(
     model.node_features = node_features
     if calibrate:
         model.calibrate(features[split.train])
-    with board or nullcontext(), _termination_as_interruption() as signals:
+
+    def on_epoch(epoch: training.Epoch) -> None:
+        outputs.result.unlink(missing_ok=True)  # until this run has ended, what is there is not all of one
+        for log in logs:
+            log(epoch)
+
+    with board or nullcontext(), _termination_as_interruption() as signals, _errors_in_options(out, name, fold):
         fit = training.fit(
             model,
             features,
@@ -225,16 +248,15 @@ def train(
             patience=patience,
             seed=seed,
             metric=metric,
-            state=state,
+            state=outputs.state,
             resume=resume,
-            on_epoch=lambda epoch: [log(epoch) for log in logs],
+            on_epoch=on_epoch,
             progress=True,
         )
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    settings["operator"] = features.operator
-    report = _write_and_report(out, name, features, model, fit, split, metric_name, test, seconds, settings)
+    report = _write_and_report(outputs, name, features, model, fit, split, metric_name, test, seconds, settings)
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
         report.shown.append(on)
@@ -306,16 +328,85 @@ def _equal(one: Tensor | None, other: Tensor | None) -> bool:
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(2), other.nan_to_num(2))
 
 
-def _make_folder(path: Path) -> None:
-    """Before any work, so that an unwritable place does not cost a training."""
+class _Outputs:
+    """What a run writes; checked before any work, so that an unwritable place does not cost a training."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out {folder} cannot be made: {error.strerror}") from error
+        self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
+        self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
+        for file in vars(self).values():
+            _files.check_writable(file)
+
+
+def _score_in(result: Path) -> str:
     try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--out {path} cannot be made: {error.strerror}") from error
+        facts = json.loads(result.read_bytes())
+        return f", test {facts['metric']} {show_score(facts['metric'], facts['test'])}"
+    except (OSError, ValueError, KeyError, TypeError):  # NaN, among others
+        return ""
+
+
+_OPTIONS = {
+    "seed": "--seed",
+    "batch_size": "--batch-size",
+    "learning_rate": "--learning-rate",
+    "schedule": "--schedule",
+    "weight_decay": "--weight-decay",
+    "class_weight": "--class-weight",
+    "features: hops": "--hops",
+    "features: operator": "--operator",
+    "model.hidden_features": "--hidden",
+    "model.num_layers": "--layers",
+    "model.attention": "--readout",
+    "model.batch_norm": "--batch-norm",
+    "model.dropout": "--dropout",
+}  # of what a run that goes on must have as before
+
+
+@contextmanager
+def _errors_in_options(out: Path, dataset: str, fold: int | None) -> Iterator[None]:
+    """Say what keeps a run from going on in the words of the command line."""
+    try:
+        yield
+    except ValueError as error:
+        if START_ANEW not in (reason := str(error)):
+            raise
+        if isinstance(error, OtherRunError):
+            reason = _in_options(error, f"the run in {out}", dataset, fold)
+            reason += f"; the same command goes on, {START_ANEW}"
+        subject, must, rest = reason.partition(" must ")
+        if subject in ("epochs", "patience", "epochs and schedule"):
+            reason = re.sub(r"(epochs|patience|schedule)", r"--\1", subject) + must + rest
+        raise ValueError(reason.replace(START_ANEW, "without --resume training starts anew")) from error
+
+
+def _in_options(error: OtherRunError, run: str, dataset: str, fold: int | None) -> str:
+    if error.name in ("train", "validation"):
+        return f"{'without --fold' if fold is None else f'--fold {fold}'}: {run} has another split (see --splits, too)"
+    if error.name in ("metric", "features: graphs", "features: sizes", "features: labels"):
+        return f"{dataset}: {run} is of other graphs or labels"
+    if error.name in ("features: features", "features: rows"):
+        options = "--node-features, --degree, --standardize, --features"
+        return f"{dataset}: {run} is of other node features (see {options})"
+    here, there = (_typed(_OPTIONS.get(error.name, error.name), value) for value in (error.here, error.there))
+    return f"{here}: {run} has {there}"
+
+
+def _typed(option: str, value: Any) -> str:
+    """An option as it is given."""
+    if option == "--batch-norm":
+        return option if value else "--no-batch-norm"
+    if option == "--readout":
+        value = "attention" if value else "sum"
+    return f"{option} {'none' if value is None else value}"
 
 
 def _write_and_report(
-    out: Path,
+    outputs: _Outputs,
     dataset: str,
     features: PowerFeatures,
     model: SPIN,
@@ -329,9 +420,8 @@ def _write_and_report(
     from ..plots import training_curve
 
     kind = "SPIN-att" if model.config["attention"] else "SPIN-sum"
-    checkpoint, curve = out / "model.safetensors", out / "training-curve.png"
-    training.save_checkpoint(checkpoint, model, dataset=dataset, metric=metric_name, test=test, **settings)
-    training_curve(curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
+    training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=test, **settings)
+    training_curve(outputs.curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
     seconds = fit.seconds_per_epoch
     first = features.identical_graphs().cpu()
     known = int(torch.isin(first[split.test], first[split.train]).sum())
@@ -356,9 +446,10 @@ def _write_and_report(
         "deduplication": features.deduplication,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "kernels": kernels_on(features.rows.device),
-        "model": checkpoint,
-        "training_curve": curve,
-        "log": out / "log.csv",
+        "model": outputs.model,
+        "training_curve": outputs.curve,
+        "log": outputs.log,
+        "result": outputs.result,
     }
     chosen = [f"{features.operator} over {features.num_hops} hops", f"seed {settings['seed']}"]
     chosen += [] if settings["fold"] is None else [f"fold {settings['fold']}"]
@@ -377,11 +468,15 @@ def _write_and_report(
         "nodes per stored row": f"{ratios_of(features)}  (by branch)",
         "parameters": f"{facts['parameters']:,}",
         "kernels": facts["kernels"],
-        "model": escape(str(checkpoint)),
-        "training curve": escape(str(curve)),
-        "log": escape(str(out / "log.csv")),
+        "model": escape(str(outputs.model)),
+        "training curve": escape(str(outputs.curve)),
+        "log": escape(str(outputs.log)),
+        "result": escape(str(outputs.result)),
     }
     table = Table(show_header=False, title=f"{kind} on {escape(dataset)}")
     for name, value in rows.items():
         table.add_row(name, value)
-    return Report(facts, [table])
+    report = Report(facts, [table])
+    with _files.replacing(outputs.result) as temporary:  # last: it says that all others are there
+        temporary.write_text(document_of(report) + "\n")
+    return report

@@ -27,13 +27,13 @@ from .. import _check
 from ..graphs import GraphBatch
 from . import _download, citation, digits, folder, nel, ogb, tu
 from . import splits as _splits
+from ._columns import LABEL, Features, Label
 from ._common import DatasetError, Folder
 from .citation import NodeDataset
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .synthetic import csl, erdos_renyi, power_law, random_regular
-from .tables import Features
 
 __all__ = [
     "DatasetError",
@@ -76,6 +76,7 @@ def load(
     root: str | Path | None = None,
     *,
     features: Features = None,
+    label: Label = LABEL,
     dtype: torch.dtype = torch.float32,
     download: bool = False,
 ) -> GraphBatch:
@@ -89,6 +90,7 @@ def load(
         features: of TU and ``.nel`` sets: ``"label"``, ``"attribute"``, ``"attribute+label"``, ``"degree"``, or None
             for the paper's choice; ``"label[1..37]"`` has a column for each of these labels, not only from the smallest
             to the largest that occur. Of your own graphs as in :func:`load_folder`.
+        label: of your own graphs, as in :func:`load_folder`; to be left out for other sets.
         dtype: float32 or float64, of the features.
         download: get the set from its official site if it is not there yet, as :func:`download` does. Files that were
             downloaded are compared at every loading with what they were then.
@@ -100,7 +102,7 @@ def load(
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
-    return read(name, root, features=features, dtype=dtype, download=download).graphs
+    return read(name, root, features=features, label=label, dtype=dtype, download=download).graphs
 
 
 def read(
@@ -108,6 +110,7 @@ def read(
     root: str | Path | None = None,
     *,
     features: Features = None,
+    label: Label = LABEL,
     dtype: torch.dtype = torch.float32,
     download: bool = False,
 ) -> Folder:
@@ -118,8 +121,10 @@ def read(
     """
     _check.flag("download", download)
     if (path := own_folder(name, root)) is not None:
-        return load_folder(path, features=features, dtype=dtype)
+        return load_folder(path, features=features, label=label, dtype=dtype)
     name = str(name)
+    if label != LABEL:
+        raise DatasetError(f"label={label!r} is impossible for {name}, which is no folder of your own; leave it out")
     if name in BUILT_IN:
         _refuse_features(name, features)
         return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
@@ -204,11 +209,12 @@ def split(
     """Divide the graphs of a set into training, validation and test.
 
     OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
-    :func:`published_splits`. All others are drawn 80/10/10, stratified by class.
+    :func:`published_splits`. All others are drawn 80/10/10, stratified by class, or, of tasks side by side, graphs that
+    have a label and others by themselves.
 
     Args:
         name: the set.
-        y: its labels, first axis ``G``; int64 ``[G]`` where the split is drawn.
+        y: its labels, first axis ``G``; int64 ``[G]``, or float ``[G, T]`` of tasks, where the split is drawn.
         root: as for ``load``.
         seed: of the draw.
         splits: the file of the folds, or its folder; None with a ``fold`` for ``root/splits/``.
@@ -300,7 +306,7 @@ def num_node_attributes(name: str | Path, root: str | Path | None = None, *, fea
         name, root, features: as for ``load``.
     """
     if (path := own_folder(name, root)) is not None:
-        return load_folder(path, features=features).num_attributes
+        return load_folder(path, features=features, label=None).num_attributes
     name = str(name)
     if name in BUILT_IN:
         return _BUILT_IN_ATTRIBUTES.get(name, 0)
@@ -311,7 +317,7 @@ def num_node_attributes(name: str | Path, root: str | Path | None = None, *, fea
 
 
 def own_folder(name: str | Path, root: str | Path | None = None) -> Path | None:
-    """The folder of your own graphs that ``load`` takes ``name`` for, or None for a set by name."""
+    """The folder of your own graphs, or ``.nel`` file, that ``load`` takes ``name`` for, or None for a set by name."""
     path = Path(name).expanduser()
     if isinstance(name, Path) or "/" in name or os.sep in name or name in (os.curdir, os.pardir):
         return path
@@ -320,6 +326,8 @@ def own_folder(name: str | Path, root: str | Path | None = None) -> Path | None:
     for place in _roots(root):
         if folder.holds_graphs(place / name):
             return place / name
+    if Path(name).suffix == ".nel":
+        return next((file for place in (*_roots(root), Path()) if (file := place / name).is_file()), None)
     return path if name and path.is_dir() and name not in _STAND_IN and _locate(name, root) is None else None
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BufferedIOBase
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,20 +37,25 @@ class Folder(NamedTuple):
     """Graphs with what their files call them.
 
     Attributes:
-        graphs: the graphs; ``y`` int64 ``[G]`` in ``0..C-1``, or None where the files have no labels.
+        graphs: the graphs; ``y`` int64 ``[G]`` in ``0..C-1``, or of several tasks ``[G, T]`` with NaN for missing, or
+            None where the files have no labels.
         names: the name of each graph.
-        classes: the name of each class, ``classes[y[g]]`` that of graph ``g``; None without labels.
+        classes: the name of each class, ``classes[y[g]]`` that of graph ``g``; None without labels, or of tasks.
         features: what the columns of ``x`` are made of, to be passed as ``features`` where other files are to be read
-            alike: ``"label[1..37]"`` has a column for each of the labels 1 to 37, whichever occur. None for a set that
-            leaves no choice.
+            alike: ``"label[1..37]"`` has a column for each of the labels 1 to 37, whichever occur. Of tables and
+            GraphML it is a list, in JSON values: ``{"column": "mass"}`` is a column of numbers, ``{"column": "element",
+            "categories": ["C", "N", "O"]}`` one of words, with a column of ``x`` for each. None for a set that leaves
+            no choice.
         num_attributes: so many columns of ``x``, the first ones, are measured numbers; the others are codes or counts.
+        tasks: the names of tasks side by side; None of classes, or where the files do not tell.
     """
 
     graphs: GraphBatch
     names: list[str]
     classes: list[str] | None
-    features: str | list[str] | None
+    features: str | list[dict[str, Any]] | None
     num_attributes: int
+    tasks: list[str] | None = None
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""A user's own graphs: a folder with TU text, GraphML, or tables of nodes and edges."""
+"""A user's own graphs: a folder with TU text, GraphML, or tables of nodes and edges; a ``.nel`` file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import torch
 
 from .. import _check
 from ..graphs import Arcs
-from . import graphml, tables, tu
+from . import graphml, nel, tables, tu
+from ._columns import LABEL, Features, Label, check_features, check_label
 from ._common import DatasetError, Folder, class_number
-from .tables import WEIGHT, Features
+from .tables import WEIGHT
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -36,38 +37,51 @@ def load_folder(
     *,
     features: Features = None,
     classes: Sequence[str] | None = None,
+    label: Label = LABEL,
     edge_weight: str | None = WEIGHT,
     dtype: torch.dtype = torch.float32,
     **arcs: Unpack[Arcs],
 ) -> Folder:
     """Read graphs of your own from a folder of TU text, of GraphML files, or with tables of edges and nodes.
 
-    *TU text*: ``NAME_A.txt``, ``NAME_graph_indicator.txt`` and so on, in the folder or in its ``raw/``, or in a zip;
-    ``NAME_graph_labels.txt`` may be missing. Graphs are called ``"1"`` to ``"G"``.
-
-    *GraphML*: one file per graph, ``*.graphml``, in the order of their names, which name the graphs. Node attributes
-    are the features. The label is the graph's attribute ``label``, or stands in a table ``graphs``.
-
     *Tables*: CSV with a header (``.csv``, ``.csv.gz``) or Parquet (``.parquet``), rows in any order. Graphs and nodes
     have any text as names, of CSV without the blanks around it; nodes of different graphs may share one.
 
     - ``edges``: columns ``graph``, ``source``, ``target``, and maybe ``weight``; others are not read.
-    - ``nodes``: columns ``graph``, ``node``, and any others: the features, which must be numbers. Without this table
-      the nodes are those that edges name, with the degree as feature.
-    - ``graphs``: columns ``graph`` and maybe ``label``, any text; others are not read. It says which graphs there are,
-      in which order. Without this table the graphs are those of ``nodes``, in order of appearance, without labels.
+    - ``nodes``: columns ``graph``, ``node``, and any others: the features. A column of numbers is a column of ``x``, a
+      column of words, such as ``C``, ``N`` and ``O``, is one-hot. Without this table the nodes are those that edges
+      name, with the degree as feature.
+    - ``graphs``: columns ``graph`` and maybe ``label``, any text; others are read if ``label`` names them. It says
+      which graphs there are, in which order. Without this table the graphs are those of ``nodes``, in order of
+      appearance, without labels.
+
+    *GraphML*: one file per graph, ``*.graphml``, in the order of their names, which name the graphs. Node attributes
+    are the features, those of type ``string`` as words. The label is the graph's attribute ``label``, or stands in a
+    table ``graphs``.
+
+    *TU text*: ``NAME_A.txt``, ``NAME_graph_indicator.txt`` and so on, in the folder or in its ``raw/``, or in a zip;
+    ``NAME_graph_labels.txt`` may be missing. Graphs are called ``"1"`` to ``"G"``.
+
+    A ``.nel`` file is read, too, without its weights, as :func:`load` does; its graphs are called ``"0"`` to ``"G-1"``.
 
     Arcs are taken as they are: an edge of a table, or of a GraphML file with ``edgedefault="directed"``, is one arc
     from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line ``i, j`` of TU
     text is the arc from ``j`` to ``i``, and repeated ones are kept once.
 
     Args:
-        path: the folder, or a zip of a TU set.
-        features: for GraphML and tables the node attributes (columns) to use, one name or several, in that order; None
-            for all of them, those of GraphML in alphabetical order, or the degree where there are none. For TU text as
-            in :func:`load`. ``"degree"`` for the degree in any case.
+        path: the folder, a zip of a TU set, or a ``.nel`` file.
+        features: for GraphML and tables the node attributes (columns) to use, one or several, numbers first and
+            otherwise in that order; None for all of them, those of GraphML in alphabetical order, or the degree where
+            there are none. An item is a name, of numbers or of words; ``{"column": name}``, of numbers alone; or
+            ``{"column": name, "categories": [...]}`` for a one-hot code of just these words, or, with ``"auto"``, of
+            those that occur, in sorted order, numbers too. A word that is none of them is an error. What was read
+            is in ``Folder.features``, to read other files alike. For TU text and ``.nel`` as in :func:`load`.
+            ``"degree"`` for the degree in any case.
         classes: the names of the classes, in the order of their numbers: those of an earlier reading, so that the same
             class gets the same number. None for those that occur, in sorted order.
+        label: the column of ``graphs``, or the graph attribute of GraphML, with the class of each graph; ``"label"``
+            may be missing. A list of names for binary tasks side by side, 0 or 1 or empty: ``y`` ``[G, T]`` of
+            ``dtype`` with NaN for missing. None reads no labels. Those of TU text and ``.nel`` have no names.
         edge_weight: the column of ``edges``, or the edge attribute, that holds the weights; ``"weight"`` may be
             missing. None leaves weights out. TU text has none.
         dtype: float32 or float64, of features and weights.
@@ -76,20 +90,22 @@ def load_folder(
             Undirected GraphML files have it already.
 
     Returns:
-        The graphs with the names of graphs and classes. ``graphs.y`` is None where there are no labels.
+        The graphs with the names of graphs and of classes or tasks. ``graphs.y`` is None where there are no labels.
 
     Raises:
         DatasetError: names the file, the line and column, and what is wrong with it. ImportError: says what to install.
     """
     path = Path(path).expanduser()
-    _check_arguments(features, classes, dtype, arcs)
+    _check_arguments(features, classes, label, dtype, arcs)
     kind = _kind(path)
-    if kind == "tu":
-        return _load_tu(path, features, classes, dtype, arcs)
     if kind == "tables":
-        return tables.load(path, features, classes, edge_weight, dtype, arcs)
-    (folder,) = graphml.load(path, None, features, classes, True, edge_weight, dtype, arcs)
-    return folder
+        return tables.load(path, features, classes, label, edge_weight, dtype, arcs)
+    if kind == "graphml":
+        (folder,) = graphml.load(path, None, features, classes, label, edge_weight, dtype, arcs)
+        return folder
+    if label not in (None, LABEL):
+        raise DatasetError(f"label={label!r} is impossible for {path}, whose labels have no names; leave it out")
+    return _load_named(path, features, classes, label is not None, dtype, arcs)
 
 
 def iter_folder(
@@ -98,48 +114,54 @@ def iter_folder(
     *,
     features: Features = None,
     classes: Sequence[str] | None = None,
+    label: Label = LABEL,
     edge_weight: str | None = WEIGHT,
     dtype: torch.dtype = torch.float32,
     **arcs: Unpack[Arcs],
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
-    Of GraphML files only so many are read at a time; they have labels only if ``classes`` says what classes there are.
-    Other formats are read as a whole first.
+    Of GraphML files only so many are read at a time; they have classes only if ``classes`` says which there are, and
+    words as features only if ``features`` lists their categories. Other formats are read as a whole first.
     """
     path = Path(path).expanduser()
     _check.integer("num_graphs", num_graphs, 1)
-    _check_arguments(features, classes, dtype, arcs)
+    _check_arguments(features, classes, label, dtype, arcs)
     if _kind(path) == "graphml":
-        return graphml.load(path, num_graphs, features, classes, classes is not None, edge_weight, dtype, arcs)
-    whole = load_folder(path, features=features, classes=classes, edge_weight=edge_weight, dtype=dtype, **arcs)
+        label = None if classes is None and isinstance(label, str) else label
+        return graphml.load(path, num_graphs, features, classes, label, edge_weight, dtype, arcs)
+    whole = load_folder(
+        path, features=features, classes=classes, label=label, edge_weight=edge_weight, dtype=dtype, **arcs
+    )
     return (
         whole._replace(graphs=whole.graphs[begin : begin + num_graphs], names=whole.names[begin : begin + num_graphs])
         for begin in range(0, len(whole.names), num_graphs)
     )
 
 
-def _check_arguments(features: Features, classes: Sequence[str] | None, dtype: torch.dtype, arcs: Arcs) -> None:
+def _check_arguments(
+    features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, arcs: Arcs
+) -> None:
     if dtype not in _check.FLOATS:
         raise TypeError(f"dtype must be float32 or float64, got {dtype}")
-    for name, value in (("features", [features] if isinstance(features, str) else features), ("classes", classes)):
-        if value is None:
-            continue
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise TypeError(f"{name} must be a list of names (str), got {value!r}")
-        if len(set(value)) < max(len(value), 1):
-            raise ValueError(f"{name} must be different names, at least one, got {value!r}")
+    check_features(features)
+    check_label(label, classes)
+    if classes is not None:
+        if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+            raise TypeError(f"classes must be a list of names (str), got {classes!r}")
+        if len(set(classes)) < max(len(classes), 1):
+            raise ValueError(f"classes must be different names, at least one, got {classes!r}")
     if unknown := arcs.keys() - _ARCS:
         raise TypeError(f"{min(unknown)} is no option of reading a folder; those for arcs are {', '.join(_ARCS)}")
 
 
 def _kind(path: Path) -> str:
-    """Which format a folder has: ``"tu"``, ``"graphml"`` or ``"tables"``."""
-    if path.is_file() and path.suffix == ".zip":
-        return "tu"
+    """Which format a folder has: ``"tu"``, ``"graphml"``, ``"tables"`` or ``"nel"``."""
+    if path.is_file() and path.suffix in (".zip", ".nel"):
+        return "tu" if path.suffix == ".zip" else "nel"
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise DatasetError(f"{path} {what}; name a folder with graphs, or a zip of a TU set")
+        raise DatasetError(f"{path} {what}; name a folder with graphs, a zip of a TU set, or a .nel file")
     found = {
         "tu": [*path.glob("*_A.txt"), *path.glob("raw/*_A.txt")],
         "graphml": [*path.glob("*.graphml")],
@@ -147,6 +169,8 @@ def _kind(path: Path) -> str:
     }
     kinds = [kind for kind, files in found.items() if files]
     if len(kinds) != 1:
+        if not kinds and (lists := sorted(path.glob("*.nel"))):
+            raise DatasetError(f"{path} is a folder of .nel files; name one of them, such as {lists[0]}")
         held = (
             f"holds several formats ({', '.join(found[kind][0].name for kind in kinds)})"
             if kinds
@@ -160,22 +184,44 @@ def _some(path: Path) -> str:
     return ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
 
 
-def _load_tu(path: Path, features: Features, classes: Sequence[str] | None, dtype: torch.dtype, arcs: Arcs) -> Folder:
-    if path.is_dir():
-        markers = [*path.glob("*_A.txt"), *path.glob("raw/*_A.txt")]
-        found = sorted({file.name.removesuffix("_A.txt") for file in markers})
-        if len(found) > 1:
-            raise DatasetError(f"{path} holds several sets, {', '.join(found)}; put each into a folder of its own")
-        files = tu.Files(markers[0].parent, found[0])
+def _load_named(
+    path: Path,
+    features: Features,
+    classes: Sequence[str] | None,
+    with_labels: bool,
+    dtype: torch.dtype,
+    arcs: Arcs,
+) -> Folder:
+    """TU text and ``.nel`` files, which a name is a part of."""
+    if path.suffix == ".nel" and path.is_file():
+        where, read = str(path), nel.read(path, features=features, dtype=dtype)
+        if not with_labels:
+            read = read._replace(graphs=replace(read.graphs, y=None), classes=None)
     else:
-        files = tu.Files(path, path.name.removesuffix(".zip"))
-    read = tu.read(files, features=features, dtype=dtype)
+        files = _files_of(path)
+        where, read = (
+            files.where("graph_labels"),
+            tu.read(files, features=features, dtype=dtype, with_labels=with_labels),
+        )
     graphs = read.graphs
     if arcs:
         batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
         x = None if read.features == "degree" else graphs.x
         graphs = tables.build(graphs.edge_index, x, batch, len(graphs), None, dtype, arcs, y=graphs.y)
-    return _in_classes(read._replace(graphs=graphs), classes, files.where("graph_labels"))
+    return _in_classes(read._replace(graphs=graphs), classes, where)
+
+
+def _files_of(path: Path) -> tu.Files:
+    if path.is_file():
+        files = tu.Files(path, path.name.removesuffix(".zip"))
+        if not files.has("A") and any(name.endswith(".nel") for name in files.members):
+            raise DatasetError(f"{path} holds a .nel file; unpack it, and name that")
+        return files
+    markers = [*path.glob("*_A.txt"), *path.glob("raw/*_A.txt")]
+    found = sorted({file.name.removesuffix("_A.txt") for file in markers})
+    if len(found) > 1:
+        raise DatasetError(f"{path} holds several sets, {', '.join(found)}; put each into a folder of its own")
+    return tu.Files(markers[0].parent, found[0])
 
 
 def _in_classes(read: Folder, classes: Sequence[str] | None, where: str) -> Folder:

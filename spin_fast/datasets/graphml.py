@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import torch
 
 from .. import _check, _convert
 from .._arrays import offsets
 from ..graphs import Arcs, GraphBatch
+from ._columns import (
+    LABEL,
+    MOST_CATEGORIES,
+    Column,
+    Features,
+    Label,
+    as_categories,
+    chosen,
+    described,
+    numbers_first,
+)
 from ._common import DatasetError, Folder, labelled, one_line, reading
-from .tables import WEIGHT, Features, Table, columns_of, labels_of, open_table
+from .tables import WEIGHT, Table, labels_of, open_graphs
 
 
 def load(
@@ -21,35 +34,59 @@ def load(
     num_graphs: int | None,
     features: Features,
     classes: Sequence[str] | None,
-    with_labels: bool,
+    label: Label,
     edge_weight: str | None,
     dtype: torch.dtype,
     arcs: Arcs,
 ) -> Iterator[Folder]:
     """The graphs of a folder of GraphML files, ``num_graphs`` at a time or all at once."""
     files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
-    table = open_table(path, "graphs", ("graph", "label"), needed=1) if with_labels else None
-    of_table = None if table is None else _labels_of_files(table, files)
-    reader = _GraphML(features, edge_weight, dtype, arcs)
+    table = None if label is None else open_graphs(path, label)
+    if table is not None and not {*_names(label)} & {*table.frame} and label != LABEL:
+        table = None  # it lists other things: the files have them, or none has
+    of_table = None if table is None else _labels_of_files(table, label, files)
+    reader = _GraphML(features, label, edge_weight, dtype, arcs, whole=num_graphs is None)
     for begin in range(0, len(files), num_graphs or len(files)):
         some = files[begin : begin + (num_graphs or len(files))]
         graphs, of_graphs = reader.read(some)
         names = [file.stem for file in some]
-        labels, where = of_graphs, str(path)
+        read = Folder(graphs, names, None, described(reader.columns or []), reader.num_numbers)
+        labels, where = of_graphs, path
         if table is not None and of_table is not None:
-            labels, where = [of_table[name] for name in names], str(table.path)
-        missing = [file for file, label in zip(some, labels, strict=True) if label is None]
-        if with_labels and missing and len(missing) < len(some):
-            raise DatasetError(f"{missing[0]} has no graph attribute 'label', but other files have; label all or none")
-        known = [label for label in labels if label is not None] if with_labels and not missing else None
-        graphs, named = labelled(graphs, known, classes, where)
-        width = 0 if reader.chosen == "degree" else graphs.num_features
-        yield Folder(graphs, names, named, reader.chosen or "degree", width)
+            labels, where = [of_table[name] for name in names], table.path
+        if label is None:
+            yield read
+        elif isinstance(label, str):
+            graphs, named = labelled(graphs, _classes(labels, label, some, num_graphs is None), classes, str(where))
+            yield read._replace(graphs=graphs, classes=named)
+        else:
+            values = np.array(labels, np.float64)
+            if of_table is None and num_graphs is None and (unknown := np.isnan(values).all(axis=0)).any():
+                raise DatasetError(f"{path} has no file with the graph attribute {label[int(unknown.argmax())]!r}")
+            yield read._replace(graphs=replace(graphs, y=torch.from_numpy(values).to(dtype)), tasks=list(label))
 
 
-def _labels_of_files(table: Table, files: list[Path]) -> dict[str, str] | None:
+def _names(label: Label) -> list[str]:
+    return [] if label is None else [label] if isinstance(label, str) else list(label)
+
+
+def _classes(labels: list[Any], label: str, files: list[Path], whole: bool) -> list[str] | None:
+    missing = [file for file, name in zip(files, labels, strict=True) if name is None]
+    if not missing:
+        return labels
+    if len(missing) < len(files) or (label != LABEL and whole):
+        but = ", but other files have; label all, or read no labels by label=None"
+        raise DatasetError(f"{missing[0]} has no graph attribute {label!r}{but if len(missing) < len(files) else ''}")
+    return None
+
+
+def _labels_of_files(table: Table, label: Label, files: list[Path]) -> dict[str, Any] | None:
     """Labels by the stem of the file, which the table may name with or without its suffix."""
-    labels = labels_of(table)
+    labels: Any = None
+    if isinstance(label, str):
+        labels = labels_of(table, label) if label in table.frame else None
+    elif label is not None:
+        labels = table.tasks(label).tolist()
     if labels is None:
         return None
     stems = [str(name).removesuffix(".graphml") for name in table.frame["graph"]]
@@ -68,31 +105,59 @@ def _labels_of_files(table: Table, files: list[Path]) -> dict[str, str] | None:
 class _GraphML:
     """Reads files one after the other; features and weights are those of the first file that has nodes and edges."""
 
-    def __init__(self, features: Features, edge_weight: str | None, dtype: torch.dtype, arcs: Arcs) -> None:
-        self.chosen: str | list[str] | None = None if features is None else columns_of(features, [])
-        self.all_attributes = features is None
+    def __init__(
+        self,
+        features: Features,
+        label: Label,
+        edge_weight: str | None,
+        dtype: torch.dtype,
+        arcs: Arcs,
+        *,
+        whole: bool,
+    ) -> None:
+        self.columns: list[Column] | None = None if features is None else chosen(features, ())  # [] for the degree
+        self.all_attributes, self.whole = features is None, whole
+        self.found: list[str] = []  # attributes of the first file with nodes
+        self.strict: set[str] = set()  # attributes that turned out to be words, and have to remain so
+        self.words: dict[str, dict[str, int]] = {}  # of attributes that are words, in order of appearance
+        self.label = label
         self.edge_weight, self.weighted = edge_weight, None if edge_weight == WEIGHT else edge_weight is not None
         self.dtype, self.undirected = dtype, arcs.get("undirected", False)
         self.arcs = arcs.copy()
         self.arcs.pop("undirected", None)
         _check.flag("undirected", self.undirected)
 
-    def read(self, files: list[Path]) -> tuple[GraphBatch, list[str | None]]:
+    def read(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
         batches: dict[int, GraphBatch] = {}
         waiting: dict[int, Any] = {}  # empty graphs, which any features and weights would suit
         labels = []
         for number, file in enumerate(files):
             graph = self._parse(file)
-            label = graph.graph.get("label")
-            labels.append(None if label is None else str(label))
+            labels.append(self._labels(graph, file))
             self._settle(graph, file)
-            if self.chosen is None or self.weighted is None:
+            if self.columns is None or self.weighted is None:
                 waiting[number] = graph
             else:
                 batches[number] = self._convert(graph, file)
         for number, graph in waiting.items():
             batches[number] = self._convert(graph, files[number])
-        return GraphBatch.concatenate(batches[number] for number in range(len(files))), labels
+        graphs = GraphBatch.concatenate(batches[number] for number in range(len(files)))
+        return (self._code(graphs) if self.columns else graphs), labels
+
+    @property
+    def num_numbers(self) -> int:
+        return sum(column.is_number for column in self.columns or [])
+
+    def _labels(self, graph: Any, file: Path) -> Any:
+        """The name of its class or None, or a number for each task, NaN for missing."""
+        if isinstance(self.label, str):
+            value = graph.graph.get(self.label)
+            return None if value is None else str(value)
+        tasks = [graph.graph.get(name) for name in _names(self.label)]
+        for name, value in zip(_names(self.label), tasks, strict=True):
+            if value not in (None, 0, 1, "0", "1"):
+                raise DatasetError(f"{file}: graph attribute {name!r} must be 0 or 1 as a task, got {value!r}")
+        return [float("nan") if value is None else float(value) for value in tasks]
 
     def _parse(self, file: Path) -> Any:
         networkx = _convert.library("networkx", "GraphML")
@@ -106,14 +171,16 @@ class _GraphML:
     def _settle(self, graph: Any, file: Path) -> None:
         """Take features and weights from the first graph that has any; compare them with those of the others."""
         if self.all_attributes and len(graph):
-            found: str | list[str] = sorted({name for _, data in graph.nodes(data=True) for name in data}) or "degree"
-            if self.chosen is None:
-                self.chosen = found
-            elif self.chosen != found:
+            found = sorted({name for _, data in graph.nodes(data=True) for name in data})
+            if self.columns is None:
+                self.columns, self.found = chosen(None, found), found
+            elif self.found != found:
                 raise DatasetError(
-                    f"{file} has the node attributes {_listed(found)}, files before it {_listed(self.chosen)}; "
+                    f"{file} has the node attributes {_listed(found)}, files before it {_listed(self.found)}; "
                     "name those to use by features"
                 )
+        if self.columns and len(graph):
+            self.columns = numbers_first([self._kind(column, graph, file) for column in self.columns])
         if self.edge_weight == WEIGHT and graph.number_of_edges():
             weighted = any(WEIGHT in data for *_, data in graph.edges(data=True))
             if self.weighted is None:
@@ -124,11 +191,71 @@ class _GraphML:
                     f"{file} {has} edge weights, files before it {have}; edge_weight=None leaves weights out"
                 )
 
+    def _kind(self, column: Column, graph: Any, file: Path) -> Column:
+        """Numbers or words, as the first file with nodes has it."""
+        if column.categories == "any":
+            words = [isinstance(value, str) for _, value in graph.nodes(data=column.name) if value is not None]
+            if any(words) and not all(words):
+                raise DatasetError(
+                    f"{file} has words and numbers as node attribute {column.name!r}; correct it, or "
+                    f"{as_categories(column.name)}"
+                )
+            if any(words):
+                self.strict.add(column.name)
+            column = column._replace(categories="auto" if any(words) else "number")
+        if column.categories == "auto" and not self.whole:
+            raise DatasetError(
+                f"{file} has node attribute {column.name!r} in words, and graphs are read in parts, which may have "
+                "other words; pass as features those of a folder read by load_folder"
+            )
+        return column
+
+    def _number_words(self, graph: Any, file: Path) -> None:
+        """Put numbers in the place of words."""
+        for column in self.columns or []:
+            if column.is_number or column.categories == "any":
+                continue
+            known = isinstance(column.categories, list)
+            words = column.categories if known else ()
+            numbers = self.words.setdefault(column.name, {word: number for number, word in enumerate(words)})
+            for node, data in graph.nodes(data=True):
+                if column.name not in data:
+                    continue  # which from_networkx says
+                value = data[column.name]
+                word = str(value).strip()
+                wrong_type = column.name in self.strict and not isinstance(value, str)
+                if wrong_type or not word or (known and word not in numbers):
+                    where = f"{file}: node attribute {column.name!r} of node {node!r}"
+                    if wrong_type:
+                        raise DatasetError(f"{where} must be a word as in files before it, got {value!r}; correct it")
+                    raise column.unknown(where, word) if word else DatasetError(f"{where} is empty; fill it in")
+                data[column.name] = numbers.setdefault(word, len(numbers))
+            if not known and len(numbers) > MOST_CATEGORIES:
+                column.settled([*numbers], f"{file}: node attribute")
+
+    def _code(self, graphs: GraphBatch) -> GraphBatch:
+        """Words one-hot, in the place of numbers for them."""
+        blocks, columns = [], []
+        for values, column in zip(graphs.x.T, self.columns or [], strict=True):
+            if column.is_number or column.categories == "any":
+                blocks.append(values[:, None])
+                columns.append(column._replace(categories="number"))
+                continue
+            words = self.words.get(column.name, {})
+            settled = column.settled([*words], "node attribute")
+            position = {word: number for number, word in enumerate(settled.categories)}
+            positions = torch.tensor([position[word] for word in words], dtype=torch.int64)
+            blocks.append(settled.code(positions[values.long()], graphs.x.dtype))
+            columns.append(settled)
+        self.columns = columns
+        return replace(graphs, x=torch.cat(blocks, dim=1))
+
     def _convert(self, graph: Any, file: Path) -> GraphBatch:
         arcs = self.arcs
         if self.undirected and graph.is_directed():
             arcs = Arcs(undirected=True, **arcs)
-        x = None if self.chosen in (None, "degree") else self.chosen
+        self._number_words(graph, file)
+        x = [column.name for column in self.columns or []] or None
         weight = self.edge_weight if self.weighted else None
         if x is not None and not len(graph):
             none = torch.empty(0, dtype=torch.int64)
@@ -144,10 +271,10 @@ class _GraphML:
         except (TypeError, ValueError) as error:
             reason = one_line(error).replace(" of graph 0", "")
             raise DatasetError(f"{file}: {reason}; correct it, or name what to use by features") from error
-        if not bool(graphs.x.isfinite().all()):
+        if x is not None and not bool(graphs.x.isfinite().all()):
             row, column = (~graphs.x.isfinite()).nonzero()[0].tolist()
             raise DatasetError(
-                f"{file}: attribute {x[column]!r} of node {[*graph][row]!r} must be finite, "  # type: ignore[index]
+                f"{file}: attribute {x[column]!r} of node {[*graph][row]!r} must be finite, "
                 f"got {graphs.x[row, column]}; correct it, or name what to use by features"
             )
         if graphs.edge_weight is not None and not bool(graphs.edge_weight.isfinite().all()):
@@ -181,5 +308,5 @@ def _check_elements(file: Path) -> None:
             raise DatasetError(f"{file} has an edge that {what}; correct it")
 
 
-def _listed(features: str | list[str]) -> str:
-    return "none" if isinstance(features, str) else ", ".join(features)
+def _listed(features: list[str]) -> str:
+    return ", ".join(features) or "none"

@@ -32,8 +32,8 @@ class Split(NamedTuple):
 
 
 def draw(name: str, y: Tensor, seed: int) -> Split:
-    """Ascending graph numbers, 80/10/10, stratified by class."""
-    labels = _classes(name, y)
+    """Ascending graph numbers, 80/10/10, stratified by class, or by whether there is a label for any task."""
+    labels = _labelled(name, y) if y.is_floating_point() and y.dim() == 2 else _classes(name, y)
     classes, sizes = np.unique(labels, return_counts=True)
     if len(y) == 0 or sizes.min() < 10:
         small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
@@ -154,6 +154,14 @@ _KEYS = ("train", "validation", "test")
 def _ascending(*parts: np.ndarray) -> Split:
     train, validation, test = (torch.from_numpy(np.sort(ids)) for ids in parts)
     return Split(train, validation, test)
+
+
+def _labelled(name: str, y: Tensor) -> np.ndarray:
+    """Whether graphs have a label for any task, if there are enough of both kinds to be divided."""
+    known = ~y.isnan().all(1).cpu().numpy()
+    if known.sum() < 10:
+        raise DatasetError(f"{name} cannot be split 80/10/10: it takes 10 graphs with labels, got {known.sum()}")
+    return known if (~known).sum() >= 10 else np.ones_like(known)
 
 
 def _classes(name: str, y: Tensor) -> np.ndarray:

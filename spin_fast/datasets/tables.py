@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from ..graphs import Arcs, GraphBatch
+from ._columns import LABEL, Column, Features, Label, as_categories, chosen, described, numbers_first
 from ._common import DatasetError, Folder, labelled, reading
-
-Features = str | Sequence[str] | None
 
 WEIGHT = "weight"
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -32,6 +31,7 @@ class Table:
         import pandas
 
         self.path = path
+        self.texts: set[str] = set()
         with reading(str(path)):
             if path.suffix == ".parquet":
                 try:
@@ -49,10 +49,7 @@ class Table:
                     low_memory=False,
                 )
             for column in {*texts} & {*self.frame.columns}:
-                values = self.frame[column].astype("str").where(self.frame[column].notna())
-                if path.suffix != ".parquet":  # blanks before names are gone already
-                    values = values.str.strip().replace("", None)
-                self.frame[column] = values.astype("category")
+                self.as_text(column)
         if lacking := [column for column in texts[:needed] if column not in self.frame]:
             has = ", ".join(map(repr, self.frame.columns))
             raise DatasetError(f"{path} must have the column {lacking[0]!r}, got {has}; the first line must name them")
@@ -62,8 +59,23 @@ class Table:
             self.codes(column)
 
     def where(self, row: int, column: str) -> str:
-        line = f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
-        return f"{self.path}, {line}, column {column!r}"
+        return f"{self.path}, {self.row(row)}, column {column!r}"
+
+    def row(self, row: int) -> str:
+        return f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
+
+    def as_text(self, column: str) -> None:
+        """Make a column one of names, each a category."""
+        values = self.frame[column].astype("str").where(self.frame[column].notna())
+        if self.path.suffix != ".parquet":  # blanks before names are gone already
+            values = values.str.strip().replace("", None)
+        self.frame[column] = values.astype("category")
+        self.texts.add(column)
+
+    def require(self, column: str) -> None:
+        if column not in self.frame:
+            has = ", ".join(map(repr, self.frame.columns))
+            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}")
 
     def codes(self, column: str) -> np.ndarray:
         """``[rows]`` the number of each name in ``categories``."""
@@ -83,15 +95,23 @@ class Table:
             raise DatasetError(f"{self.where(row, column)} names {self.frame[column][row]!r}, which {of} does not list")
         return numbers.astype(np.int64)
 
+    def parsed(self, column: str) -> np.ndarray:
+        """``[rows]`` float64, NaN for what is missing or no number."""
+        import pandas
+
+        self.require(column)
+        try:
+            numbers = pandas.to_numeric(self.frame[column], errors="coerce")
+        except TypeError as error:  # lists in Parquet
+            what = type(self.frame[column][0]).__name__
+            raise DatasetError(f"{self.where(0, column)} must be a number, got a value of type {what}") from error
+        return numbers.to_numpy(np.float64, na_value=np.nan)
+
     def numbers(self, column: str, dtype: torch.dtype) -> np.ndarray:
         """``[rows]`` float64, finite in ``dtype``, too."""
         import pandas
 
-        if column not in self.frame:
-            has = ", ".join(map(repr, self.frame.columns))
-            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}")
-        values = self.frame[column]
-        numbers = pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        numbers, values = self.parsed(column), self.frame[column]
         if (wrong := np.isnan(numbers)).any():
             row = int(wrong.argmax())
             got = "is empty; fill it in" if pandas.isna(values[row]) else f"must be a number, got {values[row]!r}"
@@ -101,6 +121,55 @@ class Table:
             raise DatasetError(f"{self.where(row, column)} must be finite as {kind}, got {values[row]}")
         return numbers.copy()  # pandas may give a view that must not be written to
 
+    def holds_words(self, column: str) -> bool:
+        """Whether what is filled in is text that is no number; both in one column smell of a mistake."""
+        import pandas
+
+        self.require(column)
+        if self.frame[column].dtype.kind in "biuf":
+            return False
+        values = self.frame[column].dropna().astype("object")
+        if pandas.api.types.infer_dtype(values) != "string":
+            return False
+        text = values.str.strip()
+        text = text[text != ""]
+        number = (pandas.to_numeric(text, errors="coerce").notna() | (text.str.lower() == "nan")).to_numpy()
+        if number.all():
+            return False
+        if number.any():
+            word, other = (int(text.index[is_number.argmax()]) for is_number in (~number, number))
+            raise DatasetError(
+                f"{self.where(word, column)} must be a number, got {text[word]!r}, as {self.row(other)} holds "
+                f"{text[other]}; correct it, or {as_categories(column)}"
+            )
+        return True
+
+    def words(self, column: Column) -> tuple[np.ndarray, Column]:
+        """``[rows]`` the position of each word in the categories, and the column with these."""
+        import pandas
+
+        self.require(column.name)
+        if column.name not in self.texts:
+            self.as_text(column.name)
+        codes, found = self.codes(column.name), [str(word) for word in self.categories(column.name)]
+        column = column.settled(found, f"{self.path}, column")
+        positions = pandas.Index(column.categories, dtype="str").get_indexer(found)[codes]
+        if (positions < 0).any():
+            row = int((positions < 0).argmax())
+            raise column.unknown(self.where(row, column.name), str(self.frame[column.name][row]))
+        return positions, column
+
+    def tasks(self, columns: Sequence[str]) -> np.ndarray:
+        """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
+        tasks = []
+        for column in columns:
+            numbers, values = self.parsed(column), self.frame[column]
+            if (wrong := ~np.isin(numbers, (0, 1)) & values.notna().to_numpy()).any():
+                row = int(wrong.argmax())
+                raise DatasetError(f"{self.where(row, column)} must be 0, 1 or empty as a task, got {values[row]!r}")
+            tasks.append(numbers)
+        return np.stack(tasks, axis=1)
+
 
 def open_table(path: Path, name: str, texts: Sequence[str], *, needed: int) -> Table | None:
     found = find(path, name)
@@ -109,18 +178,33 @@ def open_table(path: Path, name: str, texts: Sequence[str], *, needed: int) -> T
     return Table(found[0], texts, needed=needed) if found else None
 
 
-def labels_of(table: Table) -> list[str] | None:
-    """The column of labels as text; None where there is none, or nothing in it."""
-    if "label" not in table.frame or table.frame["label"].isna().all():
+def open_graphs(path: Path, label: Label) -> Table | None:
+    """The table of graphs; a label that is a class may be any text."""
+    return open_table(path, "graphs", ("graph", label) if isinstance(label, str) else ("graph",), needed=1)
+
+
+def labels_of(table: Table, label: str) -> list[str] | None:
+    """The column of labels as text; None where nothing is in it."""
+    labels = table.frame[label]
+    empty = labels.isna().to_numpy()
+    if empty.all():
         return None
-    table.codes("label")  # all or none
-    return [str(label) for label in table.frame["label"]]
+    if empty.any():
+        more = f", and {empty.sum() - 1:,} more of {len(empty):,} graphs have no label" if empty.sum() > 1 else ""
+        binary = {*labels.dropna()} <= {"0", "1", "0.0", "1.0"}
+        task = f"read it as a task with missing labels by label={[label]}, " if binary else ""
+        raise DatasetError(
+            f"{table.where(int(empty.argmax()), label)} is empty{more}; fill in all, leave such graphs out of every "
+            f"table, {task}or read no labels by label=None"
+        )
+    return [str(name) for name in labels]
 
 
 def load(
     path: Path,
     features: Features,
     classes: Sequence[str] | None,
+    label: Label,
     edge_weight: str | None,
     dtype: torch.dtype,
     arcs: Arcs,
@@ -128,8 +212,9 @@ def load(
     import pandas
 
     edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
-    nodes = open_table(path, "nodes", ("graph", "node"), needed=2)
-    listed = open_table(path, "graphs", ("graph", "label"), needed=1)
+    categorical = [column.name for column in chosen(features, ()) if column.categories not in ("any", "number")]
+    nodes = open_table(path, "nodes", ("graph", "node", *categorical), needed=2)
+    listed = open_graphs(path, label)
     assert edges is not None
     first = listed or nodes or edges
     graph_names = pandas.Index(first.categories("graph")[pandas.unique(first.codes("graph"))])
@@ -173,20 +258,12 @@ def load(
             )
         arc_ends.append(position[by_key[at]] if len(keys) else end)
     others = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
-    chosen = columns_of(features, others)
-    if chosen != "degree" and nodes is None:
+    columns = chosen(features, others)
+    if columns and nodes is None:
         raise DatasetError(f"{path} has no table of nodes, so that features must be 'degree' or None, got {features!r}")
     x = None
-    if nodes is not None and chosen != "degree":
-        values = np.stack([nodes.numbers(column, dtype) for column in chosen], axis=1)
-        x = torch.from_numpy(values).to(dtype)
-        for column, rounded in zip(chosen, (x.numpy() != values).T, strict=True):
-            if nodes.frame[column].dtype.kind in "iu" and rounded.any():  # categories, maybe: two would become one
-                row = int(rounded.argmax())
-                raise DatasetError(
-                    f"{nodes.where(row, column)} holds {nodes.frame[column][row]}, which float32 would round; "
-                    "use float64, or name the columns to use by features"
-                )
+    if nodes is not None and columns:
+        x, columns = features_of(nodes, columns, dtype)
         x = x[torch.from_numpy(by_graph)]
     weight = None
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
@@ -200,17 +277,49 @@ def load(
         dtype,
         arcs,
     )
-    labels = None if listed is None else labels_of(listed)
-    read = labelled(graphs, labels, classes, of)
-    width = 0 if x is None else x.shape[1]
-    return Folder(read[0], [str(name) for name in graph_names], read[1], chosen, width)
+    width = sum(column.is_number for column in columns)
+    read = Folder(graphs, [str(name) for name in graph_names], None, described(columns), width)
+    if listed is None or label is None:
+        if label not in (None, LABEL):
+            raise DatasetError(
+                f"{path} has no table of graphs, which label={label!r} would be a column of; leave it out"
+            )
+        return read
+    if isinstance(label, str):
+        if label == LABEL and LABEL not in listed.frame:
+            return read
+        listed.require(label)
+        graphs, named = labelled(graphs, labels_of(listed, label), classes, of)
+        return read._replace(graphs=graphs, classes=named)
+    return read._replace(graphs=replace(graphs, y=torch.from_numpy(listed.tasks(label)).to(dtype)), tasks=list(label))
 
 
-def columns_of(features: Features, found: list[str]) -> str | list[str]:
-    """The columns to use, or ``"degree"``."""
-    if features is None:
-        return found or "degree"
-    return features if features == "degree" else [features] if isinstance(features, str) else list(features)
+def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tuple[Tensor, list[Column]]:
+    """``[rows, d]`` of the columns of a table, numbers first, and these columns with their categories."""
+    columns = [
+        column._replace(categories="auto" if nodes.holds_words(column.name) else "number")
+        if column.categories == "any"
+        else column
+        for column in columns
+    ]
+    blocks, settled = [], []
+    for column in numbers_first(columns):
+        if column.is_number:
+            values = nodes.numbers(column.name, dtype)
+            block = torch.from_numpy(values).to(dtype)[:, None]
+            rounded = block[:, 0].numpy() != values
+            if nodes.frame[column.name].dtype.kind in "iu" and rounded.any():  # categories, maybe: two would become one
+                row = int(rounded.argmax())
+                raise DatasetError(
+                    f"{nodes.where(row, column.name)} holds {nodes.frame[column.name][row]}, which float32 would "
+                    f"round; use float64, leave the column out by features, or, {as_categories(column.name)}"
+                )
+        else:
+            codes, column = nodes.words(column)
+            block = column.code(codes, dtype)
+        blocks.append(block)
+        settled.append(column)
+    return torch.cat(blocks, dim=1), settled
 
 
 def build(

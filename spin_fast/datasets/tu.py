@@ -152,13 +152,15 @@ def _parts(files: Files, features: object) -> list[str]:
     return choose_features(features, files.name, str(files.path), labels=has["label"], attributes=has["attribute"])
 
 
-def read(files: Files, *, features: object = None, dtype: torch.dtype = torch.float32) -> Folder:
+def read(
+    files: Files, *, features: object = None, dtype: torch.dtype = torch.float32, with_labels: bool = True
+) -> Folder:
     """Read what :func:`load` reads, with the names of classes and graphs; ``NAME_graph_labels.txt`` may be missing."""
     files.require("A", "graph_indicator")
     parts, spans = _parts(files, features), without_spans(features)[1]
     graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
     _check_indicator(files, graph)
-    values = _graph_labels(files, graph) if files.has("graph_labels") else None
+    values = _graph_labels(files, graph) if with_labels and files.has("graph_labels") else None
     num_graphs = int(graph[-1]) if values is None else len(values)
     blocks: list[Tensor] = []
     width = 0

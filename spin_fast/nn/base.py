@@ -30,10 +30,25 @@ class GraphClassifier(nn.Module):
     in_features: int | None = None
     out_features: int | None = None
     node_features: NodeFeatures | None = None
+    _operator: str | None = None
 
     def __init__(self) -> None:
         super().__init__()
         self._flat: Tensor | None = None
+
+    @property
+    def operator(self) -> str | None:
+        """The graph operator that the model was trained with, or several with commas between them; None if unknown.
+
+        ``training.fit`` and ``Trainer`` take it from the features; a training loop of your own says
+        ``model.operator = features.operator``. Checkpoints keep it, ``training.predict_proba`` and ``nn.export`` use
+        it, and features of another one are an error in ``training``. To go on training with those, set it to None.
+        """
+        return self._operator
+
+    @operator.setter
+    def operator(self, operator: str | Sequence[str] | None) -> None:
+        self._operator = None if operator is None else _check.operators(operator)
 
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, C]`` of the selected graphs."""
@@ -70,13 +85,35 @@ class GraphClassifier(nn.Module):
                 f"features must be on {weight.device} as the model is, got {rows.device}; move one of them"
             )
 
-    def check_operator(self, operator: str | Sequence[str]) -> str:
-        """Check for graph operators that can give the model its branches; returns them with commas between them.
+    def check_training(self, features: PowerFeatures) -> None:
+        """Check as :meth:`check` does, and that ``features`` are of the operator that the model was trained with.
 
         Raises:
             TypeError, ValueError: what is wrong.
         """
+        self.check(features)
+        if self.operator not in (None, features.operator):
+            raise ValueError(
+                f"features must be of {self.operator!r}, which the model was trained with, got {features.operator!r}; "
+                "model.operator = None lets it forget"
+            )
+
+    def check_operator(self, operator: str | Sequence[str] | None = None) -> str:
+        """Check for graph operators that can give the model its branches; returns them with commas between them.
+
+        Args:
+            operator: None for what the model was trained with.
+
+        Raises:
+            TypeError, ValueError: what is wrong: also one that the model was not trained with, or None where it does
+                not know.
+        """
+        operator = self.operator if operator is None else operator
+        if operator is None:
+            raise ValueError("operator must be given: the model does not know which it was trained with")
         name = _check.operators(operator)
+        if self.operator not in (None, name):
+            raise ValueError(f"operator must be {self.operator!r}, which the model was trained with, got {operator!r}")
         if (self.num_branches - 1) % (name.count(",") + 1):
             raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
         return name

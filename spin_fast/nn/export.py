@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .. import ops
+from .. import _check, ops
 from .._arrays import offsets
 from .spin import SPIN
 
@@ -40,24 +40,29 @@ class _FromGraphs(nn.Module):
         return self.model.forward_tensors(rows, ptr)
 
 
-def export(model: SPIN, operator: str | Sequence[str] | None = None) -> ExportedProgram:
+def export(model: SPIN, operator: str | Sequence[str] | None = None, *, from_rows: bool = False) -> ExportedProgram:
     """Export a model, as it evaluates, for any number of graphs and nodes: many, one, or none.
 
-    Without ``operator`` the program takes ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, or
-    of several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes [G]``
-    int64, the number of nodes of each graph. With it the program computes the powers itself, and takes
-    ``edge_index [2, E]`` int64 in PyG's convention, in any order (``graphs.edge_index.long()`` of a ``GraphBatch``),
-    ``x [N, d]``, which must have gone through ``model.node_features.transform`` if the model has any, and ``sizes``.
+    The program computes the powers itself. It takes ``edge_index [2, E]`` int64 in PyG's convention, in any order
+    (``graphs.edge_index.long()`` of a ``GraphBatch``), ``x [N, d]``, which must have gone through
+    ``model.node_features.transform`` if the model has any, and ``sizes [G]`` int64, the number of nodes of each graph.
     It returns class scores ``[G, out_features]``. Device and dtype are those that the model has now.
 
     The result is torch's: ``torch.export.save`` and ``load`` keep it, ``torch._inductor.aoti_compile_and_package``
     compiles it. A process that loads it must import ``spin_fast`` first, which registers the operations.
+
+    Args:
+        model: a ``SPIN``.
+        operator: the graph operator, or several; None for ``model.operator``.
+        from_rows: export a program from ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, or of
+            several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes``.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
     if not isinstance(model, SPIN):
         raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
+    _check.flag("from_rows", from_rows)
     like = next(model.parameters())
     rows = like.new_zeros(model.num_branches, 7, model.config["in_features"])
     sizes = torch.tensor([3, 1, 3], device=like.device)
@@ -65,7 +70,10 @@ def export(model: SPIN, operator: str | Sequence[str] | None = None) -> Exported
     program: nn.Module = _FromRows(model)
     arguments: tuple[Tensor, ...] = (rows, sizes)
     dynamic: tuple[object, ...] = (any_width, any_length)
-    if operator is not None:
+    if from_rows:
+        if operator is not None:
+            raise ValueError(f"operator must be None where the program takes rows, got {operator!r}")
+    else:
         program = _FromGraphs(model, model.check_operator(operator))
         arguments = (sizes.new_zeros(2, 5), rows[0], sizes)
         dynamic = (any_width, any_length, any_length)

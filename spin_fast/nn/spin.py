@@ -134,13 +134,12 @@ class SPIN(GraphClassifier):
                 )
         super().check(features)
 
-    def check_operator(self, operator: str | Sequence[str]) -> str:
+    def check_operator(self, operator: str | Sequence[str] | None = None) -> str:
         """Check for as many graph operators as the model was made for; returns them with commas between them.
 
-        Raises:
-            TypeError, ValueError: what is wrong.
+        Arguments and errors are those of :meth:`GraphClassifier.check_operator`.
         """
-        name, wanted = _check.operators(operator), self.config["num_operators"]
+        name, wanted = super().check_operator(operator), self.config["num_operators"]
         if name.count(",") + 1 != wanted:
             raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
         return name
