@@ -134,6 +134,30 @@ def test_program(studies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
     assert "other settings" in capsys.readouterr().err
 
 
+QUOTED = {
+    "docs/guide/nodes-and-links.md": [
+        *(f"nodes/Cora/{hops}/PAGNN" for hops in (0, 1, 2, 3, 5)),
+        "links/Cora/2/LinkPredictor",
+    ],
+    "docs/guide/how-it-works.md": ["choices/CSL/degree, walks/sym/sum"],
+    "docs/measured.md": [
+        *(f"choices/NCI1/labels/sym/{readout}" for readout in ("sum", "attention", "size-aware attention")),
+        "choices/NCI1/labels/sym,adj/sum",
+        *(
+            f"attributes/ENZYMES/{kind}/{readout}"
+            for kind in ("as they are", "standardised")
+            for readout in ("sum", "attention")
+        ),
+        *(f"choices/IMDB-BINARY/{degree} degree/sym/sum" for degree in ("raw", "log", "one-hot")),
+    ],
+    "README.md": [
+        *(f"attributes/ENZYMES/{kind}/sum" for kind in ("as they are", "standardised")),
+        *(f"choices/NCI1/labels/{operator}/sum" for operator in ("sym", "sym,adj")),
+    ],
+}
+"""The runs whose figures a page shows."""
+
+
 @committed
 def test_what_is_quoted_was_run() -> None:
     """Tables are those of the runs beside them, and the pages have the figures of the tables."""
@@ -161,3 +185,7 @@ def test_what_is_quoted_was_run() -> None:
         assert not study.plotted or (RESULTS / "studies" / report.plot_name(study.title)).is_file()
         groups = runs.by_words(done).items()
         figures |= {"/".join((name, *words)): runs.percent(run["test"] for run in group) for words, group in groups}
+    for page, names in QUOTED.items():
+        text = " ".join((ROOT / page).read_text().split())
+        for name in names:
+            assert figures[name] in text, f"{page} has not {figures[name]} of {name}"
