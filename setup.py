@@ -195,6 +195,7 @@ def native_extensions() -> dict:
             "csrc/cpu/avx512.cpp",
         ],
         depends=[
+            "csrc/arguments.h",
             "csrc/kernels.h",
             "csrc/check.h",
             "csrc/segments.h",

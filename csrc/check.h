@@ -1,11 +1,31 @@
-// Contents of index arrays, checked in one pass; no torch. Twins of check_csr and check_segments in
-// spin_fast/reference.py.
+// How arguments are refused, and contents of index arrays, checked in one pass; no torch. Twins of check_csr and
+// check_segments in spin_fast/reference.py.
 #pragma once
 
 #include <cstdint>
+#include <sstream>
+#include <stdexcept>
 #include <string>
 
 namespace spin_fast {
+
+// Of a std::invalid_argument Python gets a ValueError; STD_TORCH_CHECK would make a RuntimeError of it, and name a file
+// of the machine that built the library.
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw std::invalid_argument(message.str());
+}
+
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (!holds) [[unlikely]]
+    refuse(parts...);
+}
+
+// What the checks below found.
+inline void refuse_if(const std::string& problem) { require(problem.empty(), problem); }
 
 inline std::string at(const char* name, int64_t i, int64_t value) {
   return std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(value);

@@ -11,7 +11,7 @@ namespace spin_fast {
 template <class F>
 void dispatch_compute(ScalarType value, F f) {
   if (value == ScalarType::Float) return f(Tag<float>{});
-  STD_TORCH_CHECK(value == ScalarType::Double, "rows must be float32 or float64");
+  require(value == ScalarType::Double, "rows must be float32 or float64");
   f(Tag<double>{});
 }
 
@@ -32,15 +32,19 @@ struct Model {
   }
 };
 
+inline void check_widths(const char* name, const std::vector<int64_t>& widths) {
+  require(!widths.empty() && widths.size() <= most_layers, name, " must have 1 to ", most_layers, " layers, got ",
+          widths.size());
+  for (const int64_t width : widths) require(width >= 1, name, " must be at least 1, got ", width);
+}
+
 // The number of parameters of a classifier on the readouts of all branches; they follow those of the branches.
 inline int64_t classifier_parameters(int64_t branches, const std::vector<int64_t>& widths,
                                      const std::vector<int64_t>& classifier_widths) {
-  STD_TORCH_CHECK(!classifier_widths.empty() && classifier_widths.size() <= most_layers,
-                  "classifier_widths must have 1 to ", most_layers, " layers");
-  STD_TORCH_CHECK(!widths.empty(), "widths must have 1 to ", most_layers, " layers");
+  check_widths("widths", widths);
+  check_widths("classifier_widths", classifier_widths);
   int64_t in = branches * widths.back(), size = 0;
   for (const int64_t width : classifier_widths) {
-    STD_TORCH_CHECK(width >= 1, "classifier_widths must be positive");
     size += (in + 1) * width;
     in = width;
   }
@@ -59,18 +63,17 @@ inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, c
                                  const OptionalTensor& index, const OptionalTensor& count, const OptionalTensor& ids,
                                  int64_t num_branches, const std::vector<int64_t>& widths, bool attention, double slope,
                                  bool shared, bool checked, int64_t more_parameters) {
-  expect("rows", rows, {-1, -1}, rows.scalar_type());
-  STD_TORCH_CHECK(!widths.empty() && widths.size() <= most_layers, "widths must have 1 to ", most_layers, " layers");
-  for (const int64_t width : widths) STD_TORCH_CHECK(width >= 1, "widths must be positive");
-  STD_TORCH_CHECK(slope >= 0, "negative_slope must not be negative");
+  const ScalarType value = expect("rows", rows, {-1, -1}, computed_types);
+  check_widths("widths", widths);
+  require(slope >= 0, "negative_slope must be at least 0, got ", slope);
   const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, checked);
   Arguments of{{rows.size(1), num_branches, widths, attention, slope},
                segments_of(form, ptr, index, count, shared),
                nullptr,
                form.graphs};
-  expect("parameters", parameters, {of.model.parameters() + more_parameters}, rows.scalar_type());
+  expect("parameters", parameters, {of.model.parameters() + more_parameters}, {value});
   if (ids) {
-    expect("ids", *ids, {-1}, ScalarType::Long);
+    expect("ids", *ids, {-1}, {ScalarType::Long});
     of.ids = ids->const_data_ptr<int64_t>();
     of.graphs = ids->numel();
   }

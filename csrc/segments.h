@@ -1,9 +1,6 @@
 // The segments of a readout: from tensors to the kernels' view of them, checked.
 #pragma once
 
-#include <string>
-
-#include "check.h"
 #include "tensors.h"
 
 namespace spin_fast {
@@ -16,22 +13,21 @@ struct Form {
 // ptr.
 inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
                     const OptionalTensor& count, int64_t branches, bool shared, bool checked) {
-  expect("ptr", ptr, {-1}, ScalarType::Long);
-  STD_TORCH_CHECK(ptr.numel() >= 1 && branches >= 1, "ptr must have at least one entry, and there must be a branch");
-  if (index) expect("index", *index, {-1}, index->scalar_type());
+  expect("ptr", ptr, {-1}, {ScalarType::Long});
+  require(ptr.numel() >= 1, "ptr must have at least one entry, got none");
+  require(branches >= 1, "num_branches must be at least 1, got ", branches);
+  if (index) expect("index", *index, {-1}, index_types);
   const int64_t entries = index ? index->numel() : rows;
-  if (count) expect("count", *count, {entries}, ScalarType::Int);
+  if (count) expect("count", *count, {entries}, {ScalarType::Int});
   const int64_t runs = ptr.numel() - 1;
-  STD_TORCH_CHECK(!shared || (!index && !count && rows % branches == 0),
-                  "the dense form takes neither index nor count, and as many rows in each branch");
-  STD_TORCH_CHECK(shared || runs % branches == 0, "ptr must have a multiple of the number of branches as segments");
+  require(!shared || (!index && !count), "index and count must be None where every branch has all rows");
+  require(!shared || rows % branches == 0, "z must have as many rows in each of ", branches, " branches, got ", rows);
+  require(shared || runs % branches == 0, "ptr must have a multiple of ", branches, " segments (branches), got ", runs);
   if (!checked) {
     const int64_t end = shared ? rows / branches : entries;
     dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
-      const std::string problem =
-          check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows);
-      STD_TORCH_CHECK(problem.empty(), problem);
+      refuse_if(check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows));
     });
   }
   return {rows, width, entries, branches, shared ? runs : runs / branches};
@@ -40,7 +36,6 @@ inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const Option
 inline Segments segments_of(const Form& form, const Tensor& ptr, const OptionalTensor& index,
                             const OptionalTensor& count, bool shared) {
   const bool narrow = index && index->scalar_type() == ScalarType::Int;
-  STD_TORCH_CHECK(!index || narrow || index->scalar_type() == ScalarType::Long, "index must be int32 or int64");
   return {ptr.const_data_ptr<int64_t>(),
           narrow ? data<int32_t>(index) : nullptr,
           narrow ? nullptr : data<int64_t>(index),
@@ -56,24 +51,23 @@ inline Segments segments_of(const Form& form, const Tensor& ptr, const OptionalT
 
 // The number of rows of z, [rows, h] or [R + 1, N, h].
 inline int64_t rows_of(const Tensor& z) {
-  const bool branches = z.dim() == 3;
-  STD_TORCH_CHECK(branches || z.dim() == 2, "z has the wrong number of axes");
+  const bool branches = given("z", z).dim() == 3;
   if (branches)
-    expect("z", z, {-1, -1, -1}, z.scalar_type());
+    expect("z", z, {-1, -1, -1}, stored_types);
   else
-    expect("z", z, {-1, -1}, z.scalar_type());
+    expect("z", z, {-1, -1}, stored_types);
   return branches ? z.size(0) * z.size(1) : z.size(0);
 }
 
 // The number of branches of w, [h] or [R + 1, h].
 inline int64_t branches_of(const Tensor& w, const Tensor& z) {
-  if (w.dim() == 1) {
-    expect("w", w, {z.size(-1)}, z.scalar_type());
-  } else {
-    expect("w", w, {-1, z.size(-1)}, z.scalar_type());
-  }
-  const int64_t branches = w.dim() == 1 ? 1 : w.size(0);
-  STD_TORCH_CHECK(z.dim() == 2 || z.size(0) == branches, "z and w must have as many branches");
+  const bool one = given("w", w).dim() == 1;
+  if (one)
+    expect("w", w, {z.size(-1)}, {z.scalar_type()});
+  else
+    expect("w", w, {-1, z.size(-1)}, {z.scalar_type()});
+  const int64_t branches = one ? 1 : w.size(0);
+  require(z.dim() == 2 || z.size(0) == branches, "z must have ", branches, " branches, as w, got ", z.size(0));
   return branches;
 }
 

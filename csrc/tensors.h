@@ -1,7 +1,7 @@
 // What the bindings on every device share: types, dispatch over dtypes, checks of metadata.
 //
-// Arguments are validated in Python with better messages; what is checked here keeps a raw call of an op from reading
-// or writing outside its tensors.
+// Arguments are validated in Python, where types are told apart; what is checked here keeps a raw call of an op from
+// reading or writing outside its tensors.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -9,10 +9,14 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <initializer_list>
 #include <optional>
+#include <string>
+#include <vector>
 
+#include "check.h"
 #include "kernels.h"
 
 namespace spin_fast {
@@ -30,7 +34,7 @@ struct Tag {
 template <class F>
 void dispatch_index(ScalarType index, F f) {
   if (index == ScalarType::Int) return f(Tag<int32_t>{});
-  STD_TORCH_CHECK(index == ScalarType::Long, "indices must be int32 or int64");
+  require(index == ScalarType::Long, "indices must be int32 or int64");
   f(Tag<int64_t>{});
 }
 
@@ -40,22 +44,100 @@ void dispatch_storage(ScalarType value, F f) {
   if (value == ScalarType::Float) return f(Tag<float>{});
   if (value == ScalarType::Double) return f(Tag<double>{});
   if (value == ScalarType::BFloat16) return f(Tag<BFloat16>{});
-  STD_TORCH_CHECK(value == ScalarType::Half, "values must be float32, float64, bfloat16 or float16");
+  require(value == ScalarType::Half, "values must be float32, float64, bfloat16 or float16");
   f(Tag<Half>{});
+}
+
+using Types = std::initializer_list<ScalarType>;
+inline constexpr Types stored_types = {ScalarType::Float, ScalarType::Double, ScalarType::BFloat16, ScalarType::Half};
+inline constexpr Types computed_types = {ScalarType::Float, ScalarType::Double};
+inline constexpr Types index_types = {ScalarType::Int, ScalarType::Long};
+
+inline std::string name_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Byte:
+      return "uint8";
+    default:
+      return torch::headeronly::toString(type);
+  }
+}
+
+// Negative sizes stand for any.
+template <class Sizes>
+std::string listed(const Sizes& sizes) {
+  std::string list;
+  for (const int64_t size : sizes) list += (list.empty() ? "" : ", ") + (size < 0 ? "*" : std::to_string(size));
+  return "[" + list + "]";
 }
 
 // Whether a tensor is where the kernels of this library run; each library has its own.
 inline bool is_here(const Tensor& t);
 
-inline void expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, ScalarType dtype) {
-  STD_TORCH_CHECK(is_here(t) && t.is_contiguous() && t.scalar_type() == dtype, name,
-                  " must be contiguous, on the device of the op and of the right dtype");
-  STD_TORCH_CHECK(t.dim() == static_cast<int64_t>(shape.size()), name, " has the wrong number of axes");
+// torch passes None as a tensor that is not defined.
+inline const Tensor& given(const char* name, const Tensor& t) {
+  require(t.defined(), name, " must be a torch.Tensor, got None");
+  return t;
+}
+
+// Checks the metadata of an argument and returns its type; sizes below 0 may be any.
+inline ScalarType expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, Types types) {
+  require(is_here(given(name, t)), name, " must be on the device of the op");
+  const ScalarType type = t.scalar_type();
+  bool fits = false;
+  for (const ScalarType of : types) fits = fits || of == type;
+  if (!fits) {
+    std::string names;
+    for (const ScalarType of : types) names += (names.empty() ? "" : " or ") + name_of(of);
+    refuse(name, " must be ", names, ", got ", name_of(type));
+  }
+  fits = t.dim() == static_cast<int64_t>(shape.size());
   int64_t axis = 0;
   for (const int64_t size : shape) {
-    STD_TORCH_CHECK(size < 0 || t.size(axis) == size, name, " has the wrong shape");
+    fits = fits && (size < 0 || t.size(axis) == size);
     ++axis;
   }
+  if (!fits) {
+    std::vector<int64_t> sizes(t.dim());
+    for (axis = 0; axis < t.dim(); ++axis) sizes[axis] = t.size(axis);
+    refuse(name, " must have shape ", listed(shape), ", got ", listed(sizes));
+  }
+  require(t.is_contiguous(), name, " must be contiguous");
+  return type;
+}
+
+// Uninitialised memory, or null where there is not enough; torch::stable::empty looks its op up by name, which takes
+// longer.
+inline std::optional<Tensor> allocated(std::initializer_list<int64_t> shape, ScalarType type, int32_t device_type,
+                                       int32_t device) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t axis = shape.size(); axis-- > 1;)
+    strides[axis - 1] = strides[axis] * std::max<int64_t>(shape.begin()[axis], 1);
+  AtenTensorHandle handle = nullptr;
+  const AOTITorchError error = aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
+                                                        static_cast<int32_t>(type), device_type, device, &handle);
+  if (error != AOTI_TORCH_SUCCESS) return std::nullopt;
+  return Tensor(handle);
+}
+
+// In the words of torch, which users look for.
+inline Tensor allocated_on_cpu(std::initializer_list<int64_t> shape, ScalarType type) {
+  const std::optional<Tensor> t = allocated(shape, type, aoti_torch_device_type_cpu(), 0);
+  if (!t)
+    throw std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried to allocate " + listed(shape) +
+                             " values of " + name_of(type));
+  return *t;
 }
 
 template <class T>

@@ -55,6 +55,18 @@ def integer(name: str, value: Any, minimum: int) -> Any:
     value = int(value) if isinstance(value, np.integer) else value
     if value < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if isinstance(value, int) and value >= 2**63:  # what the kernels take
+        raise ValueError(f"{name} must be below 2**63, got {value}")
+    return value
+
+
+def number(name: str, value: Any, minimum: float) -> Any:
+    """Check for a plain number of at least ``minimum`` (neither a bool nor NaN is one)."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.number, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    value = float(value) if isinstance(value, np.number) else value
+    if not value >= minimum:
+        raise ValueError(f"{name} must be at least {minimum}, got {value}")
     return value
 
 
@@ -81,7 +93,7 @@ def operators(value: str | Sequence[str]) -> str:
     return ",".join(names)
 
 
-def offsets_shape(name: str, value: Any, device: torch.device) -> None:
+def offsets_shape(name: str, value: Any, device: torch.device | None = None) -> None:
     """Check for the metadata of an offset vector: int64, one axis, at least one entry."""
     tensor(name, value, ("entries + 1",), (torch.int64,), device)
     if value.numel() == 0:

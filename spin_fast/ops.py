@@ -66,8 +66,12 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
     """Check the contents of a CSR adjacency on the CPU: monotone offsets, columns in range and inside their own graph.
 
     Raises:
-        ValueError: names the first entry that is wrong.
+        TypeError, ValueError: name the argument, and the first entry that is wrong.
     """
+    _check.tensor("indptr", indptr, (_check.integer("num_nodes", num_nodes, 0) + 1,), _check.INTEGERS)
+    _check.tensor("indices", indices, ("E",), (indptr.dtype,), indptr.device)
+    if ptr is not None:
+        _check.offsets_shape("ptr", ptr, indptr.device)
     if not _contents_are_readable(indptr):
         return
     if _native.library is None:
@@ -82,8 +86,15 @@ def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_
     """Check the contents of a readout's segments on the CPU: monotone offsets, row numbers in range, counts positive.
 
     Raises:
-        ValueError: names the first entry that is wrong.
+        TypeError, ValueError: name the argument, and the first entry that is wrong.
     """
+    _check.offsets_shape("ptr", ptr)
+    num_entries = _check.integer("num_rows", num_rows, 0)
+    if index is not None:
+        _check.tensor("index", index, ("nnz",), _check.INTEGERS, ptr.device)
+        num_entries = index.numel()
+    if count is not None:
+        _check.tensor("count", count, (num_entries,), (torch.int32,), ptr.device)
     if not _contents_are_readable(ptr):
         return
     if _native.library is None:
@@ -140,6 +151,8 @@ def power_features(
     num_nodes = x.shape[0]
     _check.integer("num_hops", num_hops, 0)
     _check.operator(operator)
+    _check.flag("canonical", canonical)
+    _check.flag("checked", checked)
     _check.tensor("indptr", indptr, (num_nodes + 1,), _check.INTEGERS, x.device)
     _check.tensor("indices", indices, ("E",), (indptr.dtype,), x.device)
     if ptr is not None:
@@ -149,7 +162,7 @@ def power_features(
     if not checked:
         check_csr(indptr, indices, ptr, num_nodes)
     trusted = checked or not torch.compiler.is_compiling()
-    if out is not None and checked and ptr is not None and out.dim() == 3 and out.shape[1] != num_nodes:
+    if checked and ptr is not None and isinstance(out, Tensor) and out.dim() == 3 and out.shape[1] != num_nodes:
         return _power_features_of_run(indptr, indices, x, num_hops, operator, ptr, edge_weight, out, canonical)
     if edge_weight is not None:
         edge_weight = _checked_weight(indptr, indices, x, operator, edge_weight)
@@ -248,6 +261,7 @@ def distinct_rows(
         raise TypeError(f"index_dtype must be torch.int32 or torch.int64, got {index_dtype}")
     if index_dtype == torch.int32 and not fits:
         raise ValueError(f"index_dtype must be torch.int64 for {num_branches * num_nodes} rows, got {index_dtype}")
+    _check.flag("checked", checked)
     if (
         not checked
         and _contents_are_readable(ptr)
@@ -496,8 +510,7 @@ def branch_readout(
     num_branches = _check_layers(rows, weights, biases, w)
     _check_form(rows, ptr, index, num_branches, "rows")
     ptr, index, count = _check_entries(rows, ptr, index, count, num_branches, checked)
-    if not negative_slope >= 0:
-        raise ValueError(f"negative_slope must be at least 0, got {negative_slope}")
+    negative_slope = _check.number("negative_slope", negative_slope, 0)
     if ids is not None:
         _check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
         num_graphs = (ptr.numel() - 1) // (1 if dense else num_branches)
@@ -535,6 +548,9 @@ _AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # float64 is not aut
 
 def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None) -> int:
     """Check the MLP of the branches and return the number of branches."""
+    for name, layers in (("weights", weights), ("biases", biases)):
+        if not hasattr(layers, "__len__"):
+            raise TypeError(f"{name} must be a sequence of tensors, got {type(layers).__name__}")
     if not 1 <= len(weights) <= MOST_LAYERS or len(biases) != len(weights):
         raise ValueError(
             f"weights and biases must have 1 to {MOST_LAYERS} layers, as many as each other, "
@@ -588,6 +604,7 @@ def _check_entries(
         _check.tensor("count", count, (num_entries,), (torch.int32,), z.device)
         count = count.contiguous()
     ptr = ptr.contiguous()
+    _check.flag("checked", checked)
     if not checked:
         check_segments(ptr, index, count, z.shape[-2])
     return ptr, index, count
@@ -599,7 +616,7 @@ def _contiguous(value: Tensor | None) -> Tensor | None:
 
 # What an op raises on bad arguments. The checks then say by name what is wrong; if they find nothing, it is another
 # failure, such as a lack of memory, and stands.
-_REFUSALS = (RuntimeError, TypeError, AttributeError)
+_REFUSALS = (ValueError, RuntimeError, TypeError, AttributeError)
 
 
 def _op_checks(z: Tensor) -> bool:

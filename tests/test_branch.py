@@ -444,8 +444,9 @@ def test_class_weight_is_checked(native) -> None:
     features, model = made_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
     sizes = (3, [8] * 3, [32, 32, 2], True, 0.01, False, True)
     data = (features.ptr, features.index, features.count, None)
-    for weight, wrong in ((torch.ones(3, dtype=torch.float64), "has the wrong shape"), (torch.ones(2), "right dtype")):
-        with pytest.raises(RuntimeError, match=f"class_weight .*{wrong}"):
+    long = torch.ones(3, dtype=torch.float64)
+    for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
+        with pytest.raises(ValueError, match=f"class_weight must {wrong}"):
             torch.ops.spin_fast.training_step(
                 features.rows, model.flatten_parameters(), features.labels, weight, *data, *sizes
             )
@@ -504,7 +505,11 @@ def test_sharing_rows_changes_no_step(native, name: str, request: pytest.Fixture
         ({"ptr": torch.tensor([0, 3, 5])}, ValueError, r"ptr must end with the number of rows of z, 6, got 5"),
         ({"index": torch.tensor([0, 9])}, ValueError, r"ptr must end with the number of index, 2, got 6"),
         ({"ids": torch.tensor([1])}, ValueError, r"ids must be in \[0, 1\), got 1 to 1"),
+        ({"weights": None}, TypeError, "weights must be a sequence of tensors, got NoneType"),
         ({"negative_slope": -0.1}, ValueError, "negative_slope must be at least 0, got -0.1"),
+        ({"negative_slope": float("nan")}, ValueError, "negative_slope must be at least 0, got nan"),
+        ({"negative_slope": "0.1"}, TypeError, "negative_slope must be a number, got str"),
+        ({"checked": "yes"}, TypeError, "checked must be a bool, got str"),
         ({"rows": torch.ones(6, 3).half()}, TypeError, "rows must be float32 or float64, got float16"),
     ],
 )

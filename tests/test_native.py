@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import spin_fast
+from spin_fast import ops
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -196,3 +197,153 @@ def test_libraries_keep_to_the_stable_abi(native, name: str) -> None:
     assert found["stable"], found["unstable_symbols"]
     assert not found["unknown_shim_symbols"]
     assert found["min_torch_version"] == spin_fast.build_info()["built_for_torch"] + ".0"
+
+
+IDS, WIDTHS, PTR = torch.tensor([0, 1]), [4, 2], torch.tensor([0, 2, 3])
+RAW = {
+    "power_features": {
+        "indptr": torch.tensor([0, 1, 2, 2]),
+        "indices": torch.tensor([1, 0]),
+        "x": torch.ones(3, 5),
+        "num_hops": 2,
+        "operator": "sym",
+        "ptr": PTR,
+        "edge_weight": torch.ones(2),
+        "checked": False,
+        "canonical": False,
+    },
+    "power_features_backward": {
+        "indptr": torch.tensor([0, 1, 2, 2]),
+        "indices": torch.tensor([1, 0]),
+        "grad": torch.ones(3, 3, 5),
+        "operator": "sym",
+        "ptr": PTR,
+        "edge_weight": None,
+        "checked": False,
+    },
+    "sum_readout": {
+        "z": torch.ones(3, 4),
+        "ptr": PTR,
+        "index": None,
+        "count": None,
+        "num_branches": 1,
+        "shared": False,
+        "checked": False,
+    },
+    "sum_readout_backward": {
+        "grad": torch.ones(2, 4),
+        "ptr": PTR,
+        "index": None,
+        "count": None,
+        "num_branches": 1,
+        "num_rows": 3,
+        "shared": False,
+        "checked": False,
+    },
+    "attention_readout": {
+        "z": torch.ones(3, 4),
+        "w": torch.ones(4),
+        "ptr": PTR,
+        "index": torch.tensor([0, 1, 1]),
+        "count": torch.ones(3, dtype=torch.int32),
+        "shared": False,
+        "checked": False,
+    },
+    "training_step": {
+        "rows": torch.ones(3, 5),
+        "parameters": torch.zeros(24 + 10 + 2 + 6),
+        "y": torch.tensor([0, 1]),
+        "class_weight": torch.ones(2),
+        "ptr": PTR,
+        "index": None,
+        "count": None,
+        "ids": IDS,
+        "num_branches": 1,
+        "widths": WIDTHS,
+        "classifier_widths": [2],
+        "attention": True,
+        "negative_slope": 0.01,
+        "tf32": False,
+        "checked": False,
+    },
+    "distinct_rows": {
+        "powers": torch.ones(2, 3, 5),
+        "ptr": PTR,
+        "wide_index": False,
+        "hash_bits": 64,
+        "checked": False,
+    },
+}
+# What a call of an op itself refuses, and what it says; a GPU cannot see contents.
+OF_METADATA = [
+    ("power_features", {"x": None}, "x must be a torch.Tensor, got None"),
+    ("power_features", {"x": torch.ones(3, 5).t()}, "x must be contiguous"),
+    ("power_features", {"x": torch.ones(3, 5).int()}, "x must be .* or float16, got int32"),
+    ("power_features", {"num_hops": -1}, "num_hops must be at least 0, got -1"),
+    ("power_features", {"operator": "gcn"}, "operator must be one of adj, sym, sym.adj, rw, got 'gcn'"),
+    ("power_features", {"indptr": PTR}, r"indptr must have shape \[4\], got \[3\]"),
+    ("power_features", {"indices": IDS.int()}, "indices must be int64, got int32"),
+    ("power_features", {"ptr": PTR[:0]}, "ptr must have at least one entry, got none"),
+    ("power_features", {"edge_weight": torch.ones(3)}, r"edge_weight must have shape \[2\], got \[3\]"),
+    ("power_features_backward", {"grad": torch.ones(3, 3, 5).half()}, "grad must be float32 or float64, got float16"),
+    ("power_features_backward", {"grad": torch.ones(0, 3, 5)}, "grad must have at least 1 branch, got 0"),
+    ("sum_readout", {"z": torch.ones(3)}, r"z must have shape \[\*, \*\], got \[3\]"),
+    ("sum_readout", {"index": torch.ones(3)}, "index must be int32 or int64, got float32"),
+    ("sum_readout", {"num_branches": 0}, "num_branches must be at least 1, got 0"),
+    ("sum_readout", {"num_branches": 3}, r"ptr must have a multiple of 3 segments \(branches\), got 2"),
+    ("sum_readout", {"shared": True, "num_branches": 2}, "z must have as many rows in each of 2 branches, got 3"),
+    ("sum_readout_backward", {"grad": torch.ones(3, 4)}, r"grad must have shape \[2, 4\], got \[3, 4\]"),
+    ("sum_readout_backward", {"num_rows": -1}, "num_rows must be at least 0, got -1"),
+    ("attention_readout", {"z": None}, "z must be a torch.Tensor, got None"),
+    ("attention_readout", {"w": None}, "w must be a torch.Tensor, got None"),
+    ("attention_readout", {"w": torch.ones(5)}, r"w must have shape \[4\], got \[5\]"),
+    ("attention_readout", {"shared": True}, "index and count must be None"),
+    ("training_step", {"widths": [4, 0]}, "widths must be at least 1, got 0"),
+    ("training_step", {"classifier_widths": []}, "classifier_widths must have 1 to 8 layers, got 0"),
+    ("training_step", {"negative_slope": -1.0}, "negative_slope must be at least 0, got -1"),
+    ("training_step", {"parameters": torch.ones(9)}, r"parameters must have shape \[42\], got \[9\]"),
+    ("training_step", {"y": torch.ones(2)}, "y must be int64, got float32"),
+    ("distinct_rows", {"powers": torch.ones(0, 3, 5)}, "powers must have at least 1 branch, got 0"),
+    ("distinct_rows", {"hash_bits": 65}, r"hash_bits must be in \[0, 64\], got 65"),
+]
+OF_CONTENTS = [
+    ("power_features", {"indices": IDS + 2}, r"indices must be in \[0, 3\), got indices\[1\] = 3"),
+    (
+        "power_features",
+        {"edge_weight": -torch.ones(2)},
+        "edge_weight must give no negative row sum .*, got -1 at node 0",
+    ),
+    ("sum_readout", {"ptr": PTR + 1}, "ptr must start with 0, got 1"),
+    ("attention_readout", {"index": PTR + 1}, r"index must be in \[0, 3\), got index\[1\] = 3"),
+    ("training_step", {"ids": IDS + 1}, r"ids must be in \[0, 2\), got ids\[1\] = 2"),
+    ("training_step", {"y": IDS + 1}, r"y must be in \[0, 2\), got y\[1\] = 2"),
+    ("distinct_rows", {"ptr": PTR[:2]}, "ptr must end with the number of nodes, 3, got 2"),
+]
+
+
+@pytest.mark.parametrize("backend", ["baseline", "cuda"], indirect=True)
+def test_an_op_refuses_by_name(backend: str) -> None:
+    for op, change, message in OF_METADATA + (OF_CONTENTS if backend != "cuda" else []):
+        call = getattr(torch.ops.spin_fast, op)
+        call(*RAW[op].values())
+        with pytest.raises(ValueError, match=f"^{message}"):
+            call(*(RAW[op] | change).values())
+
+
+def test_too_little_memory_is_told_as_torch_does(native) -> None:
+    with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory: .* \[1099511627777, 3, 5\]"):
+        torch.ops.spin_fast.power_features(*(RAW["power_features"] | {"num_hops": 2**40}).values())
+
+
+def test_checks_of_contents_check_metadata_first(backend: str) -> None:
+    indptr, indices = torch.tensor([0, 1, 2]), torch.tensor([1, 0])
+    ops.check_csr(indptr, indices, None, 2)
+    with pytest.raises(ValueError, match=r"indptr must have shape \[4\], got \[3\]"):
+        ops.check_csr(indptr, indices, None, 3)
+    with pytest.raises(TypeError, match="indices must be int64, got int32"):
+        ops.check_csr(indptr, indices.int(), None, 2)
+    ops.check_segments(PTR, None, None, 3)
+    with pytest.raises(ValueError, match="ptr must have at least one entry"):
+        ops.check_segments(PTR[:0], None, None, 3)
+    with pytest.raises(ValueError, match=r"count must have shape \[3\], got \[1\]"):
+        ops.check_segments(PTR, None, torch.ones(1, dtype=torch.int32), 3)

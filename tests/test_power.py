@@ -341,6 +341,9 @@ BAD = [
     ({"num_hops": -1}, ValueError, r"num_hops must be at least 0, got -1"),
     ({"num_hops": 1.5}, TypeError, r"num_hops must be an int, got float"),
     ({"num_hops": True}, TypeError, r"num_hops must be an int, got bool"),
+    ({"num_hops": 2**63}, ValueError, r"num_hops must be below 2\*\*63, got 9223372036854775808"),
+    ({"checked": "yes"}, TypeError, r"checked must be a bool, got str"),
+    ({"canonical": None}, TypeError, r"canonical must be a bool, got NoneType"),
     ({"operator": "gcn"}, ValueError, r"operator must be one of adj, sym, sym\+adj, rw, got 'gcn'"),
     ({"edge_weight": torch.ones(3)}, ValueError, r"edge_weight must have shape"),
     ({"edge_weight": torch.ones(GOOD.num_arcs).double()}, TypeError, r"edge_weight must be float32"),
@@ -348,6 +351,7 @@ BAD = [
     ({"edge_weight": -torch.ones(GOOD.num_arcs)}, ValueError, r"edge_weight must give no negative row sum under sym"),
     ({"out": torch.zeros(2, 5, 3)}, ValueError, r"out must have shape \[3, 5, 3\]"),
     ({"out": torch.zeros(3, 5, 3).double()}, TypeError, r"out must be float32"),
+    ({"out": "x", "checked": True}, TypeError, r"out must be a torch.Tensor, got str"),
     ({"out": torch.zeros(3, 5, 6)[..., ::2]}, ValueError, r"out must be contiguous"),
 ]
 
@@ -375,16 +379,6 @@ def test_out_with_gradients_or_shared_memory_is_refused(backend: str) -> None:
     out = torch.empty(3, 5, 3)
     with pytest.raises(ValueError, match="out must not share memory with x"):
         powers(GOOD, 2, x=out[0], out=out)
-
-
-def test_raw_op_checks_contents_itself(native) -> None:
-    op = torch.ops.spin_fast.power_features
-    with pytest.raises(RuntimeError):
-        op(GOOD.indptr, GOOD.indices + 5, GOOD.x, 2, "sym", None, None, False, False)
-    with pytest.raises(RuntimeError):
-        op(GOOD.indptr[:3], GOOD.indices, GOOD.x, 2, "sym", None, None, True, False)
-    with pytest.raises(RuntimeError):
-        op(GOOD.indptr, GOOD.indices, GOOD.x.t(), 2, "sym", None, None, True, False)
 
 
 @pytest.mark.parametrize("operator", ["sym", "sym+adj", "rw", "adj"])

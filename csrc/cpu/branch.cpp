@@ -19,8 +19,7 @@ Arguments arguments_of(const Tensor& rows, const Tensor& parameters, const Tenso
                        int64_t classifier_parameters = 0) {
   Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention, slope,
                                  shared, checked, classifier_parameters);
-  for (int64_t i = 0; ids && i < of.graphs; ++i)
-    STD_TORCH_CHECK(of.ids[i] >= 0 && of.ids[i] < of.seg.graphs, "ids must be in [0, ", of.seg.graphs, ")");
+  if (ids) refuse_if(check_range("ids", of.ids, of.graphs, of.seg.graphs));
   return of;
 }
 
@@ -60,7 +59,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, shared, checked);
   const ScalarType value = rows.scalar_type();
-  expect("grad", grad, {of.graphs, of.model.readout_width()}, value);
+  expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);
   Tensor dx = empty({with_rows ? rows.size(0) : 0, rows.size(1)}, value);
   dispatch_compute(value, [&](auto tag) {
@@ -167,13 +166,15 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                     negative_slope, false, checked, more);
   const ScalarType value = rows.scalar_type();
-  expect("y", y, {of.seg.graphs}, ScalarType::Long);
+  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
   const int64_t* labels = y.const_data_ptr<int64_t>();
   const int64_t classes = classifier_widths.back();
-  if (class_weight) expect("class_weight", *class_weight, {classes}, value);
-  const auto label_of = [&](int64_t i) { return labels[of.ids ? of.ids[i] : i]; };
+  if (class_weight) expect("class_weight", *class_weight, {classes}, {value});
+  const auto chosen = [&](int64_t i) { return of.ids ? of.ids[i] : i; };
+  const auto label_of = [&](int64_t i) { return labels[chosen(i)]; };
   for (int64_t i = 0; i < of.graphs; ++i)
-    STD_TORCH_CHECK(label_of(i) >= 0 && label_of(i) < classes, "y must be in [0, ", classes, ")");
+    require(label_of(i) >= 0 && label_of(i) < classes, "y must be in [0, ", classes, "), got y[", chosen(i),
+            "] = ", label_of(i));
   Tensor loss = empty({}, value), gradient = empty({parameters.numel()}, value);
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -9,12 +9,11 @@
 #include <atomic>
 #include <bit>
 #include <cstring>
-#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "../check.h"
+#include "../arguments.h"
 
 namespace spin_fast {
 namespace {
@@ -369,7 +368,8 @@ class Parts final : public DistinctRows {
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
-    STD_TORCH_CHECK(nodes <= nodes_left_ && graphs <= graphs_left_, "there is more than there is room for");
+    require(nodes <= nodes_left_, "powers must have at most the ", nodes_left_, " nodes that are left, got ", nodes);
+    require(graphs <= graphs_left_, "ptr must have at most the ", graphs_left_, " graphs that are left, got ", graphs);
     nodes_left_ -= nodes;
     graphs_left_ -= graphs;
     const Blocks blocks = blocks_of(ptr, graphs);
@@ -476,16 +476,10 @@ class Parts final : public DistinctRows {
 
 DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits,
                               bool checked) {
-  expect("powers", powers, {-1, -1, -1}, powers.scalar_type());
-  expect("ptr", ptr, {-1}, ScalarType::Long);
-  STD_TORCH_CHECK(ptr.numel() >= 1, "ptr must have at least one entry");
+  check_distinct(powers, ptr, wide_index, hash_bits);
   const int64_t* offsets = ptr.const_data_ptr<int64_t>();
   const int64_t graphs = ptr.numel() - 1;
-  if (!checked) {
-    const std::string problem = check_offsets("ptr", offsets, graphs, powers.size(1), "nodes");
-    STD_TORCH_CHECK(problem.empty(), problem);
-  }
-  STD_TORCH_CHECK(wide_index || powers.size(0) * powers.size(1) <= INT32_MAX, "so many rows need int64 numbers");
+  if (!checked) refuse_if(check_offsets("ptr", offsets, graphs, powers.size(1), "nodes"));
   const auto parts = distinct_rows_of(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
                                       wide_index, true, hash_bits);
   parts->add(powers.const_data_ptr(), offsets, graphs);
@@ -496,8 +490,7 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
 
 std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
                                                ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits) {
-  STD_TORCH_CHECK(branches > 0, "there must be at least one branch");
-  STD_TORCH_CHECK(hash_bits >= 0 && hash_bits <= 64, "hash_bits must be between 0 and 64");
+  require(branches >= 1, "branches must be at least 1, got ", branches);
   std::unique_ptr<DistinctRows> parts;
   dispatch_storage(value, [&](auto value_tag) {
     constexpr size_t bytes = sizeof(typename decltype(value_tag)::type);

@@ -30,14 +30,7 @@ inline bool is_here(const Tensor& t) { return t.is_cpu(); }
 constexpr int64_t fresh_bytes = 32 << 20;
 
 inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
-  std::vector<int64_t> strides(shape.size(), 1);
-  for (size_t axis = shape.size(); axis-- > 1;)
-    strides[axis - 1] = strides[axis] * std::max<int64_t>(shape.begin()[axis], 1);
-  AtenTensorHandle handle = nullptr;  // torch::stable::empty looks its op up by name, which takes longer
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
-                                                         static_cast<int32_t>(dtype), aoti_torch_device_type_cpu(), 0,
-                                                         &handle));
-  Tensor t(handle);
+  Tensor t = allocated_on_cpu(shape, dtype);
 #if defined(__linux__)
   if (t.numel() * static_cast<int64_t>(t.element_size()) < fresh_bytes) return t;
   constexpr uintptr_t page = uintptr_t{1} << 21;

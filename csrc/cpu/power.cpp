@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../check.h"
+#include "../arguments.h"
 #include "ops.h"
 
 namespace spin_fast {
@@ -40,19 +40,23 @@ template <class T, class I>
 Scales scales_of(const Adjacency<T, I>& a, const std::string& op, int64_t first, int64_t last) {
   if (op == "adj") return {{}, {}, 1.0, first};
   std::vector<double> scale(last - first);
+  const auto degree_of = [&](int64_t v) {
+    if (!a.weight) return static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
+    double degree = 0;
+    for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) degree += static_cast<double>(a.weight[e]);
+    return degree;
+  };
   std::atomic<bool> negative = false;
   for_each_row(a, first, last, 16, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
-      double degree = static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
-      if (a.weight) {
-        degree = 0;
-        for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) degree += static_cast<double>(a.weight[e]);
-      }
+      const double degree = degree_of(v);
       if (op != "rw" && degree < 0) negative = true;
       scale[v - first] = degree == 0 ? 0 : 1 / (op == "rw" ? degree : std::sqrt(degree));
     }
   });
-  STD_TORCH_CHECK(!negative, "edge_weight must give no negative row sum under sym");
+  for (int64_t v = first; negative && v < last; ++v)
+    require(degree_of(v) >= 0 || std::isnan(degree_of(v)), "edge_weight must give no negative row sum under ", op,
+            ", got ", degree_of(v), " at node ", v);
   if (op == "rw") return {std::move(scale), std::vector<double>(last - first, 1.0), 0.0, first};
   return {scale, scale, op == "sym+adj" ? 1.0 : 0.0, first};
 }
@@ -220,23 +224,14 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
     using T = typename decltype(value_tag)::type;
     using A = Compute<T>;
     using I = typename decltype(index_tag)::type;
-    STD_TORCH_CHECK(op == "adj" || op == "sym" || op == "sym+adj" || op == "rw",
-                    "operator must be one of adj, sym, sym+adj, rw");
-    expect("indptr", indptr, {nodes + 1}, indptr.scalar_type());
-    expect("indices", indices, {-1}, indptr.scalar_type());
-    if (ptr) expect("ptr", *ptr, {-1}, ScalarType::Long);
-    if (edge_weight) expect("edge_weight", *edge_weight, {indices.numel()}, sizeof(T) == 2 ? ScalarType::Float : value);
     const Adjacency<A, I> a = {indptr.const_data_ptr<I>(), indices.const_data_ptr<I>(), data<A>(edge_weight), nodes,
                                indices.numel()};
     const int64_t* offsets = data<int64_t>(ptr);
     const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
-    STD_TORCH_CHECK(!ptr || graphs >= 0, "ptr must have at least one entry");
-    if (!checked) {
-      const std::string problem = check_csr(a.indptr, a.indices, a.arcs, offsets, graphs, nodes);
-      STD_TORCH_CHECK(problem.empty(), problem);
-    }
+    if (!checked) refuse_if(check_csr(a.indptr, a.indices, a.arcs, offsets, graphs, nodes));
     f(a, offsets, graphs, value_tag);
   };
+  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
   dispatch_storage(value, [&](auto value_tag) {
     dispatch_index(indptr.scalar_type(), [&](auto index_tag) { run(value_tag, index_tag); });
   });
@@ -244,15 +239,15 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
 
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                         OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
-  const ScalarType value = x.scalar_type();
-  expect("x", x, {-1, -1}, value);
-  STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
+  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  check_num_hops(num_hops);
   with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, checked,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    const int64_t first = offsets ? offsets[0] : 0, last = offsets ? offsets[graphs] : a.nodes;
-                   STD_TORCH_CHECK(0 <= first && first <= last && last <= a.nodes, "ptr must be in [0, N]");
-                   expect("out", out, {num_hops + 1, last - first, x.size(1)}, value);
+                   require(0 <= first && first <= last && last <= a.nodes, "ptr must be ascending from 0 to ", a.nodes,
+                           " nodes at most, got ", first, " to ", last);
+                   expect("out", out, {num_hops + 1, last - first, x.size(1)}, {value});
                    powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops,
                           canonical, static_cast<T*>(out.data_ptr()));
                  });
@@ -260,18 +255,16 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                       OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
-  expect("x", x, {-1, -1}, x.scalar_type());
-  STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
-  Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, x.scalar_type());
+  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  check_num_hops(num_hops);
+  Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, value);
   power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
   return out;
 }
 
 Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
                                OptionalTensor ptr, OptionalTensor edge_weight, bool checked) {
-  const ScalarType value = grad.scalar_type();
-  expect("grad", grad, {-1, -1, -1}, value);
-  STD_TORCH_CHECK(grad.size(0) >= 1, "grad must have at least one branch");
+  const ScalarType value = check_powers_gradient(grad);
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
   with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, op, checked,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
@@ -279,8 +272,6 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
                    if constexpr (sizeof(T) > 2)
                      powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,
                                      value, dx.mutable_data_ptr<T>());
-                   else
-                     STD_TORCH_CHECK(false, "grad must be float32 or float64");
                  });
   return dx;
 }

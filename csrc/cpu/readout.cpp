@@ -1,7 +1,6 @@
 // sum_readout, attention_readout and their gradients: from tensors to the kernels in readout.inl.
 
 #include <cmath>
-#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -170,7 +169,8 @@ struct RowEntries {
 
 RowEntries entries_of_rows(const Form& form, const Segments& seg) {
   constexpr int64_t most = INT32_MAX;
-  STD_TORCH_CHECK(form.entries <= most && form.graphs * form.branches <= most, "index must have at most 2^31 entries");
+  require(form.entries <= most && form.graphs * form.branches <= most, "index must have at most 2^31 - 1 entries, got ",
+          form.entries);
   RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
                 std::vector<int32_t>(form.entries)};
   for (int64_t branch = 0; branch < form.branches; ++branch)
@@ -200,9 +200,11 @@ void rows_backward(const ReadoutKernels<S>& kernels, const Form& form, const Seg
 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
                    bool shared, bool checked) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, checked);
-  STD_TORCH_CHECK(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have num_branches branches");
+  require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
+          z.size(0));
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto value_tag) {
@@ -225,11 +227,11 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                             int64_t num_branches, int64_t num_rows, bool shared, bool checked) {
-  const ScalarType value = grad.scalar_type();
-  expect("grad", grad, {-1, -1}, value);
-  STD_TORCH_CHECK(num_branches >= 1 && grad.size(1) % num_branches == 0, "grad has the wrong shape");
+  const ScalarType value = expect("grad", grad, {-1, -1}, stored_types);
+  require(num_branches >= 1, "num_branches must be at least 1, got ", num_branches);
+  require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
-  STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
+  expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
   Tensor dz = empty({num_rows, form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto value_tag) {
@@ -251,8 +253,9 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
 
 std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                              OptionalTensor count, bool shared, bool checked) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
   Tensor readout = empty({form.graphs, form.branches * form.width}, compute_type(value));
   Tensor alpha = empty({form.entries}, compute_type(value));
   const Segments seg = segments_of(form, ptr, index, count, shared);
@@ -285,12 +288,13 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
                                                       bool shared, bool checked) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, compute_type(value));
-  expect("readout", readout, {form.graphs, form.branches * form.width}, compute_type(value));
-  expect("alpha", alpha, {form.entries}, compute_type(value));
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, compute_type(value));
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
+  expect("grad", grad, {form.graphs, form.branches * form.width}, {compute_type(value)});
+  expect("readout", readout, {form.graphs, form.branches * form.width}, {compute_type(value)});
+  expect("alpha", alpha, {form.entries}, {compute_type(value)});
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {compute_type(value)});
   Tensor dz = fresh_like(z), dw = fresh_like(w);
   const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto value_tag) {

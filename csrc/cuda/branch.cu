@@ -15,7 +15,7 @@
 
 #include "../model.h"
 #include "mlp.h"
-#include "ops.h"
+#include "segments.h"
 #include "transpose.h"
 
 namespace spin_fast {
@@ -24,9 +24,11 @@ namespace {
 constexpr int64_t combine_threads = 128;
 constexpr int pack_threads = 1024;
 constexpr int classifier_tile = 16;
+constexpr int64_t most_weights = INT32_MAX / 16;  // of a layer
 constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
 
-// What of a block's memory is shared memory, how much that is, and how many threads a block has.
+// What of a block's memory is shared memory (the gradient only with the weights, these only with the tile), how much
+// that is, and how many threads a block has.
 struct Fit {
   bool tile, weights, gradient;
   int64_t shared_bytes, threads;
@@ -68,26 +70,22 @@ __host__ __device__ inline Tile tile_of(int64_t begin, int64_t entries, int64_t 
   return {begin + number * tile, static_cast<int>(left < tile ? left : tile)};
 }
 
-__host__ __device__ inline int64_t begin_of(const Segments& seg, int64_t branch, int64_t graph) {
-  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
-}
-
-// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed.
-template <class T>
+// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed. `Shared`: the tile
+// and the weights are shared memory; kernels are compiled for that by itself, as loads that may be of any memory take
+// longer.
+template <bool Shared, class T>
 __device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T* parameters, int64_t branch, T* tiles,
                                      T* weights, T* kept) {
-  const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
-  T* shared = shared_memory<T>();
-  const auto take = [&](bool fits, T* otherwise, int64_t size) {
-    T* here = fits ? shared : otherwise;
-    shared += fits ? size : 0;
-    return here;
-  };
+  T* const shared = shared_memory<T>();
   Memory<T> memory;
-  memory.tile = take(fit.tile, tiles + block * stack.tile_size, stack.tile_size);
-  memory.weights = take(fit.weights, weights + branch * stack.weights_size, stack.weights_size);
-  memory.gradient = take(fit.gradient, kept, stack.gradient_size);
-  if (fit.weights) pack(stack, parameters, branch, memory.weights);
+  if constexpr (Shared) {
+    memory = {shared, shared + stack.tile_size, kept};
+    if (fit.gradient) memory.gradient = memory.weights + stack.weights_size;
+    pack(stack, parameters, branch, memory.weights);
+  } else {
+    const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
+    memory = {fit.tile ? shared : tiles + block * stack.tile_size, weights + branch * stack.weights_size, kept};
+  }
   for (int i = threadIdx.x; stack.with_gradient && i < stack.gradient_size; i += blockDim.x) memory.gradient[i] = T(0);
   return memory;
 }
@@ -117,11 +115,6 @@ __device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
   return rows;
 }
 
-template <class T>
-__device__ T count_of(const Call<T>& call, int64_t entry) {
-  return call.seg.count ? static_cast<T>(call.seg.count[entry]) : T(1);
-}
-
 // <w, z> of one row.
 template <class T>
 __device__ T logit_of(const Stack& stack, const T* w, const T* z, int row) {
@@ -136,12 +129,13 @@ __device__ T rectified(T value) {
   return value < 0 ? T(0) : value;
 }
 
-template <Math math, class T>
+template <Math math, bool Shared, class T>
 __global__ void forward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
   const int64_t branch = blockIdx.y;
   T* none = nullptr;
-  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
+  const Memory<T> memory =
+      memory_of_block<Shared>(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
   T* weight = memory.tile + stack.per_row;
   T* beta = weight + stack.ld;
   T* sum = memory.tile + stack.per_column;
@@ -152,7 +146,8 @@ __global__ void forward_kernel(Call<T> call) {
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
     const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
-    const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
+    const int64_t begin = first_entry(call.seg, branch, graph),
+                  entries = first_entry(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
     T top = 0, total = 0;
     for (int j = threadIdx.x; j < width; j += blockDim.x) sum[j] = 0;
@@ -173,7 +168,7 @@ __global__ void forward_kernel(Call<T> call) {
         top = highest;
       }
       for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
-        weight[row] = count_of(call, tile.first + row) * (stack.w >= 0 ? exp(beta[row] - top) : T(1));
+        weight[row] = count_of<T>(call.seg, tile.first + row) * (stack.w >= 0 ? exp(beta[row] - top) : T(1));
       __syncthreads();
       T added = 0;
       for (int row = 0; row < tile.rows; ++row) added += weight[row];
@@ -197,7 +192,7 @@ __global__ void combine_kernel(Call<T> call) {
   if (s >= call.seg.branches * call.graphs) return;
   const int64_t branch = s / call.graphs, position = s % call.graphs, width = call.stack.out();
   const int64_t graph = call.ids ? call.ids[position] : position;
-  const int64_t entries = begin_of(call.seg, branch, graph + 1) - begin_of(call.seg, branch, graph);
+  const int64_t entries = first_entry(call.seg, branch, graph + 1) - first_entry(call.seg, branch, graph);
   const int64_t tiles = tiles_of(entries, call.stack.tile), parts = tiles < call.parts ? tiles : call.parts;
   const T* tops = call.top + s * call.parts;
   T top = 0;
@@ -229,12 +224,13 @@ __global__ void combine_kernel(Call<T> call) {
   }
 }
 
-template <Math math, class T>
+template <Math math, bool Shared, class T>
 __global__ void backward_kernel(Call<T> call) {
   const Stack& stack = call.stack;
   const int64_t branch = blockIdx.y;
   T* kept = call.partial + (branch * gridDim.x + blockIdx.x) * stack.gradient_size;
-  const Memory<T> memory = memory_of_block(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
+  const Memory<T> memory =
+      memory_of_block<Shared>(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
   T* alpha = memory.tile + stack.per_row;
   T* dbeta = alpha + stack.ld;
   T* ds = memory.tile + stack.per_column;
@@ -246,7 +242,8 @@ __global__ void backward_kernel(Call<T> call) {
   for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
     const int64_t position = item % call.graphs, part = item / call.graphs;
     const int64_t graph = call.ids ? call.ids[position] : position;
-    const int64_t begin = begin_of(call.seg, branch, graph), entries = begin_of(call.seg, branch, graph + 1) - begin;
+    const int64_t begin = first_entry(call.seg, branch, graph),
+                  entries = first_entry(call.seg, branch, graph + 1) - begin;
     if (part >= tiles_of(entries, stack.tile)) continue;
     const int64_t s = branch * call.graphs + position, at = (position * call.seg.branches + branch) * width;
     __syncthreads();  // the item before is done with
@@ -266,7 +263,7 @@ __global__ void backward_kernel(Call<T> call) {
       for (int row = threadIdx.x; row < rows; row += blockDim.x) {
         T a = 0, b = 0;
         if (row < tile.rows) {
-          a = count_of(call, tile.first + row);
+          a = count_of<T>(call.seg, tile.first + row);
           if (stack.w >= 0) {
             const T logit = logit_of(stack, w, z, row);
             T dot = 0;
@@ -313,12 +310,12 @@ __global__ void weigh_kernel(const T* class_weight, int classes, const int64_t* 
 }
 
 // The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
-template <class T>
+template <bool Shared, class T>
 __global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, const T* parameters, const T* readout,
                                   const int64_t* y, const T* class_weight, const double* total_weight,
                                   const int64_t* ids, int64_t graphs, T* grad, T* partial, double* loss) {
   T* kept = partial + blockIdx.x * static_cast<int64_t>(stack.gradient_size);
-  const Memory<T> memory = memory_of_block(stack, fit, parameters, 0, tiles, weights, kept);
+  const Memory<T> memory = memory_of_block<Shared>(stack, fit, parameters, 0, tiles, weights, kept);
   const int width = stack.in(), classes = stack.out();
   const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
   const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
@@ -419,8 +416,8 @@ __global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, i
 
 // Rows of the gradient, each the sum of those of its entries (or of the positions of a graph in ids), in their order.
 template <class T>
-__global__ void gather_kernel(const int64_t* offsets, const int64_t* entries, const T* from, int64_t rows,
-                              int64_t width, T* to) {
+__global__ void gather_kernel(const int64_t* offsets, Integers entries, const T* from, int64_t rows, int64_t width,
+                              T* to) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= rows * width) return;
   const int64_t row = i / width, column = i % width;
@@ -439,7 +436,7 @@ Stack stack_of(const Model& model, bool with_gradient, bool with_input_gradient)
   int64_t at = model.attention ? model.readout_width() : 0;
   for (int l = 0; l < stack.depth; ++l) {
     const int64_t in = model.below(l), out = model.widths[l];
-    STD_TORCH_CHECK(in * out <= INT32_MAX / 16, "widths must not be so large");
+    require(in * out <= most_weights, "widths must make layers of at most ", most_weights, " weights, got ", in * out);
     Linear& layer = stack.layers[l];
     layer.in = static_cast<int>(in);
     layer.out = static_cast<int>(out);
@@ -468,7 +465,8 @@ Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths
   int64_t at = model.parameters(), in = model.readout_width();
   for (int l = 0; l < stack.depth; ++l) {
     const int64_t out = widths[l];
-    STD_TORCH_CHECK(in * out <= INT32_MAX / 16, "classifier_widths must not be so large");
+    require(in * out <= most_weights, "classifier_widths must make layers of at most ", most_weights, " weights, got ",
+            in * out);
     Linear& layer = stack.layers[l];
     layer.in = static_cast<int>(in);
     layer.out = static_cast<int>(out);
@@ -506,7 +504,7 @@ Fit fit_of(Stack& stack, const Device& device, int rows) {
     }
   }
   if (!fit.tile) lay_out(stack, rows);
-  STD_TORCH_CHECK(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
+  require(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
   int widest = 0;
   for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
   const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
@@ -520,7 +518,7 @@ class Pass {
  public:
   Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
       : device_(device), model_(of.model), tf32_(tf32 && has_tf32()) {
-    STD_TORCH_CHECK(model_.branches <= 65535, "there must be at most 65535 branches");
+    require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
     call_.seg = of.seg;
     call_.ids = of.ids;
     call_.graphs = of.graphs;
@@ -543,14 +541,7 @@ class Pass {
     call_.sum = memory(sum_);
     call_.scale = memory(scale_);
     call_.readout = readout;
-    if constexpr (std::is_same_v<T, float>) {
-      if (uses_tf32())
-        run(&forward_kernel<Math::tf32, T>);
-      else
-        run(&forward_kernel<Math::exact, T>);
-    } else {
-      run(&forward_kernel<Math::exact, T>);
-    }
+    dispatch([&](auto math, auto shared) { run(&forward_kernel<math, shared, T>); });
     device_.launch(&combine_kernel<T>, blocks_for(chosen, combine_threads / warp_size), combine_threads, 0, call_);
   }
 
@@ -559,14 +550,7 @@ class Pass {
     prepare(stack_of(model_, true, dx != nullptr));
     call_.grad = grad;
     call_.dx = dx;
-    if constexpr (std::is_same_v<T, float>) {
-      if (uses_tf32())
-        run(&backward_kernel<Math::tf32, T>);
-      else
-        run(&backward_kernel<Math::exact, T>);
-    } else {
-      run(&backward_kernel<Math::exact, T>);
-    }
+    dispatch([&](auto math, auto shared) { run(&backward_kernel<math, shared, T>); });
   }
 
   int64_t blocks() const { return blocks_; }
@@ -585,18 +569,28 @@ class Pass {
     if (call_.fit.weights) return;
     weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
     call_.weights = memory(weights_);
-    device_.launch(&pack_kernel<T>, dim3(static_cast<unsigned>(model_.branches)), pack_threads, 0, call_.stack,
-                   call_.parameters, call_.weights);
+    device_.launch(&pack_kernel<T>, grid_of(model_.branches), pack_threads, 0, call_.stack, call_.parameters,
+                   call_.weights);
   }
 
   bool has_tf32() const {
     if constexpr (std::is_same_v<T, float>)
-      return device_.has_tf32(&forward_kernel<Math::tf32, T>);
+      return device_.has_tf32(&forward_kernel<Math::tf32, true, T>);
     else
       return false;
   }
 
-  bool uses_tf32() const { return tf32_ && call_.stack.tile % 16 == 0; }
+  // Calls f(constant Math, constant of whether tile and weights are shared memory).
+  template <class F>
+  void dispatch(F f) const {
+    const auto with = [&](auto math) {
+      if (call_.fit.weights) return f(math, std::true_type{});
+      f(math, std::false_type{});
+    };
+    if constexpr (std::is_same_v<T, float>)
+      if (tf32_ && call_.stack.tile % 16 == 0) return with(std::integral_constant<Math, Math::tf32>{});
+    with(std::integral_constant<Math, Math::exact>{});
+  }
 
   // On as many blocks as the device holds at once, or fewer.
   void run(void (*kernel)(Call<T>)) {
@@ -609,8 +603,7 @@ class Pass {
     tiles_ = device_.bytes_for<T>(fit.tile ? 0 : all * call_.stack.tile_size);
     call_.partial = memory(partial_);
     call_.tiles = memory(tiles_);
-    const dim3 grid(static_cast<unsigned>(blocks_), static_cast<unsigned>(model_.branches));
-    device_.launch(kernel, grid, fit.threads, fit.shared_bytes, call_);
+    device_.launch(kernel, grid_of(blocks_, model_.branches), fit.threads, fit.shared_bytes, call_);
   }
 
   const Device& device_;
@@ -646,7 +639,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                  negative_slope, shared, true, 0);
   const ScalarType value = rows.scalar_type();
   const int64_t width = of.model.readout_width(), features = rows.size(1);
-  expect("grad", grad, {of.graphs, width}, value);
+  expect("grad", grad, {of.graphs, width}, {value});
   const Device device(rows);
   Tensor gradient = device.empty({parameters.numel()}, value);
   Tensor drows = device.empty({with_rows ? rows.size(0) : 0, features}, value);
@@ -654,8 +647,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     using T = typename decltype(tag)::type;
     const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
       device.launch(&gather_kernel<T>, blocks_for(to_rows * columns, threads), threads, 0,
-                    by.offsets.template const_data_ptr<int64_t>(), by.entries.template const_data_ptr<int64_t>(), from,
-                    to_rows, columns, to);
+                    by.offsets.template const_data_ptr<int64_t>(), integers_of(by.entries), from, to_rows, columns, to);
     };
     // How many entries the chosen graphs have is not known here. Where each needs a place for its gradient, take all
     // graphs: gradients are linear in `grad`, so that of a graph chosen twice is the sum, and of one left out 0.
@@ -696,8 +688,8 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                        negative_slope, false, true, more);
   const ScalarType value = rows.scalar_type();
-  expect("y", y, {of.seg.graphs}, ScalarType::Long);
-  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, value);
+  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
+  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
   const Device device(rows);
   Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
   dispatch_compute(value, [&](auto tag) {
@@ -716,14 +708,16 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
     const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
+    if (!fit.weights)
+      device.launch(&pack_kernel<T>, grid_of(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
     Tensor total = device.bytes_for<double>(1);
     double* total_weight = static_cast<double*>(total.mutable_data_ptr());
     const T* of_class = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
     if (of_class)
-      device.launch(&weigh_kernel<T>, dim3(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(), of.ids,
-                    of.graphs, total_weight);
-    device.launch(&classifier_kernel<T>, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
+      device.launch(&weigh_kernel<T>, grid_of(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(),
+                    of.ids, of.graphs, total_weight);
+    const auto kernel = fit.weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>;
+    device.launch(kernel, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
                   Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of_class,
                   static_cast<const double*>(total_weight), of.ids, of.graphs, Pass<T>::memory(grad),
                   Pass<T>::memory(partial), loss_of_block);

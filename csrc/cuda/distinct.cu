@@ -12,6 +12,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "../arguments.h"
 #include "device.h"
 #include "ops.h"
 
@@ -134,28 +135,11 @@ __global__ void entries_kernel(int64_t size, const uint64_t* key, const int64_t*
   count[entry[k]] = static_cast<int32_t>(first_not_below(key, size, key[k] + 1) - k);
 }
 
-// Calls a primitive of CUB: without memory it says how much it needs.
-template <class F>
-void with_memory(const Device& device, F primitive) {
-  size_t bytes = 0;
-  check(primitive(nullptr, bytes));
-  Tensor memory = device.bytes_for<char>(static_cast<int64_t>(bytes));
-  check(primitive(memory.mutable_data_ptr(), bytes));
-}
-
 // In place.
 void exclusive_sum(const Device& device, int64_t* values, int64_t n) {
   with_memory(device, [&](void* memory, size_t& bytes) {
     return cub::DeviceScan::ExclusiveSum(memory, bytes, values, values, n, device.stream());
   });
-}
-
-Tensor empty_on_host(int64_t n) {
-  const int64_t stride = 1;
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(1, &n, &stride, static_cast<int32_t>(ScalarType::Long),
-                                                         aoti_torch_device_type_cpu(), 0, &handle));
-  return Tensor(handle);
 }
 
 // Waits for the device: at the end of every round, and for the sizes of the results.
@@ -229,19 +213,14 @@ void dispatch_words(ScalarType value, F f) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const Tensor& powers, const Tensor& node_ptr,
                                                                          bool wide_index, int64_t hash_bits, bool) {
-  expect("powers", powers, {-1, -1, -1}, powers.scalar_type());
-  expect("ptr", node_ptr, {-1}, ScalarType::Long);
-  STD_TORCH_CHECK(powers.size(0) > 0 && node_ptr.numel() >= 1,
-                  "there must be at least one branch, and ptr must have at least one entry");
-  STD_TORCH_CHECK(hash_bits >= 0 && hash_bits <= 64, "hash_bits must be between 0 and 64");
+  check_distinct(powers, node_ptr, wide_index, hash_bits);
   const ScalarType value = powers.scalar_type(), index_type = wide_index ? ScalarType::Long : ScalarType::Int;
   const int64_t branches = powers.size(0), nodes = powers.size(1), graphs = node_ptr.numel() - 1;
   const int64_t size = branches * nodes, segments = branches * graphs, *offsets = node_ptr.const_data_ptr<int64_t>();
   const uint64_t mask = hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1;
   const int row_bits = std::bit_width(static_cast<uint64_t>(size));
   const int key_bits = row_bits + std::bit_width(static_cast<uint64_t>(segments));
-  STD_TORCH_CHECK(wide_index || size <= INT32_MAX, "so many rows need int64 numbers");
-  STD_TORCH_CHECK(key_bits < 64, "there are too many nodes and graphs");
+  require(key_bits < 64, "powers must have fewer nodes, or ptr fewer graphs: together they need ", key_bits, " bits");
   const Device device(powers);
 
   Tensor leader = device.empty({size}, ScalarType::Long);
@@ -283,7 +262,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const T
                 offsets, graphs, number, entry, ptr.mutable_data_ptr<int64_t>(), found.mutable_data_ptr<int64_t>());
   std::vector<int64_t> sizes(branches + 2);
   read(device, found.const_data_ptr<int64_t>(), branches + 2, sizes.data());
-  Tensor row_ptr = empty_on_host(branches + 1);
+  Tensor row_ptr = allocated_on_cpu({branches + 1}, ScalarType::Long);
   std::copy_n(sizes.begin(), branches + 1, row_ptr.mutable_data_ptr<int64_t>());
 
   Tensor rows = device.empty({sizes[branches], powers.size(2)}, value);

@@ -11,8 +11,8 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
-#include <vector>
 
 #include "../tensors.h"
 
@@ -38,8 +38,9 @@ inline bool is_here(const Tensor& t) {
 }
 
 inline void check(cudaError_t error) {
-  if (error != cudaSuccess) cudaGetLastError();  // forgets it: CUB would report it as its own, at some later call
-  STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
+  if (error == cudaSuccess) return;
+  cudaGetLastError();  // forgets it: CUB would report it as its own, at some later call
+  throw std::runtime_error(std::string("CUDA error: ") + cudaGetErrorString(error));
 }
 
 // Makes the device of a tensor the current one while a call lasts, and gives torch's current stream on it.
@@ -57,16 +58,14 @@ class Device {
 
   cudaStream_t stream() const { return stream_; }
 
-  // Uninitialised memory on the device, from torch's allocator.
+  // Uninitialised memory on the device, from torch's allocator. Where that fails not for an error of earlier work, it
+  // says so in the words of torch, by which users know when to take smaller batches.
   Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
-    std::vector<int64_t> strides(shape.size(), 1);
-    for (size_t axis = shape.size(); axis-- > 1;)
-      strides[axis - 1] = strides[axis] * std::max<int64_t>(shape.begin()[axis], 1);
-    AtenTensorHandle handle = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
-                                                           static_cast<int32_t>(dtype), spin_fast_device_type(), index_,
-                                                           &handle));
-    return Tensor(handle);
+    const std::optional<Tensor> t = allocated(shape, dtype, spin_fast_device_type(), index_);
+    if (t) return *t;
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total));  // asks the driver: the errors of torch's runtime are not those of this one
+    throw std::runtime_error("CUDA out of memory. Tried to allocate " + listed(shape) + " values of " + name_of(dtype));
   }
   template <class T>
   Tensor bytes_for(int64_t n) const {
@@ -132,11 +131,21 @@ class Device {
   cudaStream_t stream_ = nullptr;
 };
 
-// Blocks for n items, so many each; a grid has at most 2^31 - 1.
-inline dim3 blocks_for(int64_t n, int64_t each) {
-  const int64_t blocks = (n + each - 1) / each;
-  STD_TORCH_CHECK(blocks <= INT32_MAX, "the input is too large for one launch");
-  return dim3(static_cast<unsigned>(blocks));
+// Calls a primitive of CUB: without memory it says how much it needs.
+template <class F>
+void with_memory(const Device& device, F primitive) {
+  size_t bytes = 0;
+  check(primitive(nullptr, bytes));
+  Tensor memory = device.bytes_for<char>(static_cast<int64_t>(bytes));
+  check(primitive(memory.mutable_data_ptr(), bytes));
 }
+
+inline dim3 grid_of(int64_t x, int64_t y = 1, int64_t z = 1) {
+  require(x <= INT32_MAX && y <= UINT16_MAX && z <= UINT16_MAX, "the input is too large for one launch");
+  return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
+}
+
+// Blocks for n items, so many each.
+inline dim3 blocks_for(int64_t n, int64_t each) { return grid_of((n + each - 1) / each); }
 
 }  // namespace spin_fast

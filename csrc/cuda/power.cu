@@ -7,6 +7,7 @@
 #include <string>
 #include <type_traits>
 
+#include "../arguments.h"
 #include "hop.h"
 #include "ops.h"
 #include "power_graphs.h"
@@ -205,23 +206,14 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
 // Checks the arguments that both directions share.
 Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes, int64_t width,
                        const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op) {
-  STD_TORCH_CHECK(op == "adj" || op == "sym" || op == "sym+adj" || op == "rw",
-                  "operator must be one of adj, sym, sym+adj, rw");
-  STD_TORCH_CHECK(width < INT32_MAX - 4, "there are too many features");
-  expect("indptr", indptr, {nodes + 1}, indptr.scalar_type());
-  expect("indices", indices, {-1}, indptr.scalar_type());
-  if (ptr) expect("ptr", *ptr, {-1}, ScalarType::Long);
-  STD_TORCH_CHECK(!ptr || ptr->numel() > 0, "ptr must have at least one entry");
-  if (edge_weight)
-    expect("edge_weight", *edge_weight, {indices.numel()},
-           value == ScalarType::Double ? ScalarType::Double : ScalarType::Float);
+  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
+  constexpr int64_t most = INT32_MAX - 4;
+  require(width <= most, "x must have at most ", most, " features, got ", width);
   Adjacency a = {{}, indptr.scalar_type(), edge_weight ? edge_weight->const_data_ptr() : nullptr};
-  if (a.index == ScalarType::Int) {
+  if (a.index == ScalarType::Int)
     a.csr = {indptr.const_data_ptr<int32_t>(), indices.const_data_ptr<int32_t>(), nullptr, nullptr};
-  } else {
-    STD_TORCH_CHECK(a.index == ScalarType::Long, "indices must be int32 or int64");
+  else
     a.csr = {nullptr, nullptr, indptr.const_data_ptr<int64_t>(), indices.const_data_ptr<int64_t>()};
-  }
   a.op = op == "adj"   ? Operator::plain
          : op == "rw"  ? Operator::row
          : op == "sym" ? Operator::symmetric
@@ -236,14 +228,13 @@ Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType v
 // Where ptr is a run of the offsets, out has a row for each of its nodes.
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                         OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
-  const ScalarType value = x.scalar_type();
-  expect("x", x, {-1, -1}, value);
-  STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
+  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  check_num_hops(num_hops);
   const int64_t nodes = x.size(0), width = x.size(1);
-  expect("out", out, {num_hops + 1, ptr ? -1 : nodes, width}, value);
+  expect("out", out, {num_hops + 1, ptr ? -1 : nodes, width}, {value});
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
   const int64_t rows = out.size(1);
-  STD_TORCH_CHECK(rows <= nodes, "out has more rows than there are nodes");
+  require(rows <= nodes, "out must have at most ", nodes, " rows (nodes), got ", rows);
   if (rows == 0 || width == 0 || (ptr && a.graphs == 0)) return;
   const Device device(x);
   dispatch_storage(value, [&](auto tag) {
@@ -271,9 +262,9 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                       OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
-  expect("x", x, {-1, -1}, x.scalar_type());
-  STD_TORCH_CHECK(num_hops >= 0, "num_hops must not be negative");
-  Tensor out = Device(x).empty({num_hops + 1, x.size(0), x.size(1)}, x.scalar_type());
+  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  check_num_hops(num_hops);
+  Tensor out = Device(x).empty({num_hops + 1, x.size(0), x.size(1)}, value);
   power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
   return out;
 }
@@ -281,13 +272,14 @@ Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor&
 // ---- The gradient
 
 // One thread per arc of the transpose: the row and the weight of the arc that it was. `weight` may be null.
-template <class V>
-__global__ void __launch_bounds__(256) arcs_kernel(Csr csr, int64_t nodes, int64_t arcs, const int64_t* entries,
-                                                   const V* weight, int64_t* neighbours, V* weights) {
+template <class V, class I>
+__global__ void __launch_bounds__(256)
+    arcs_kernel(Csr csr, int64_t nodes, int64_t arcs, Integers entries, const V* weight, I* neighbours, V* weights) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= arcs) return;
   const int64_t e = entries[i];
-  neighbours[i] = csr.wide_indptr ? run_of(csr.wide_indptr, nodes, e) : run_of(csr.narrow_indptr, nodes, e);
+  const int64_t row = csr.wide_indptr ? run_of(csr.wide_indptr, nodes, e) : run_of(csr.narrow_indptr, nodes, e);
+  neighbours[i] = static_cast<I>(row);
   if (weight) weights[i] = weight[e];
 }
 
@@ -310,13 +302,17 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
   }
 
   const void* const indices = a.csr.wide_indices ? static_cast<const void*>(a.csr.wide_indices) : a.csr.narrow_indices;
-  Transposed back = transposed(device, a.index, indices, a.arcs, a.nodes);
-  Tensor neighbours = device.empty({a.arcs}, ScalarType::Long);
+  const Transposed back = transposed(device, a.index, indices, a.arcs, a.nodes);
+  Tensor sources = device.empty({a.arcs}, index_type_for(a.nodes));
   Tensor weights = device.empty({a.weight ? a.arcs : 0}, value);
-  device.launch(&arcs_kernel<V>, blocks_for(a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
-                back.entries.mutable_data_ptr<int64_t>(), static_cast<const V*>(a.weight),
-                neighbours.mutable_data_ptr<int64_t>(), pointer<V>(weights));
-  const Csr csr = {nullptr, nullptr, back.offsets.mutable_data_ptr<int64_t>(), neighbours.mutable_data_ptr<int64_t>()};
+  dispatch_index(sources.scalar_type(), [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    device.launch(&arcs_kernel<V, I>, blocks_for(a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
+                  integers_of(back.entries), static_cast<const V*>(a.weight), sources.mutable_data_ptr<I>(),
+                  pointer<V>(weights));
+  });
+  const Integers neighbours = integers_of(sources);
+  const Csr csr = {nullptr, neighbours.narrow, back.offsets.const_data_ptr<int64_t>(), neighbours.wide};
 
   const HopByHop work(device, csr, a.arcs, rows, blocks, width, a.op, nullptr);
   Gather<V> hop = {csr, a.weight ? pointer<V>(weights) : nullptr};
@@ -336,10 +332,7 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
 
 Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
                                OptionalTensor ptr, OptionalTensor edge_weight, bool checked) {
-  const ScalarType value = grad.scalar_type();
-  expect("grad", grad, {-1, -1, -1}, value);
-  STD_TORCH_CHECK(grad.size(0) >= 1, "grad must have at least one branch");
-  STD_TORCH_CHECK(value == ScalarType::Float || value == ScalarType::Double, "grad must be float32 or float64");
+  const ScalarType value = check_powers_gradient(grad);
   const int64_t hops = grad.size(0) - 1, nodes = grad.size(1), width = grad.size(2);
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
   const Device device(grad);

@@ -89,13 +89,7 @@ __global__ void __launch_bounds__(threads, K == 1 && sizeof(S) <= 4 ? 5 : 1)
     const S* from[U];
     find_rows(seg, of.z, at, groups, left, from);
     Pack<S, V> row[U][K];
-#pragma unroll
-    for (int k = 0; k < K; ++k)
-#pragma unroll
-      for (int u = 0; u < U; ++u) {
-        row[u][k] = {};
-        if (is_there(u) && column(k) < width) row[u][k] = load<V>(from[u] + column(k));
-      }
+    load_rows(from, is_there, column, width, row);
     // Each lane looks for the graph of one of the next 32 entries, and of as many more as a round has.
     int64_t graph[U], place[U];
 #pragma unroll
@@ -229,31 +223,31 @@ __global__ void __launch_bounds__(threads) spread_kernel(Segments seg, const S* 
   GraphOfEntry graph_of(seg, branch, share);
   for (int64_t e = share.first + threadIdx.x / group; e < share.last; e += threads / group) {
     const S* ds = grad + (graph_of(e) * seg.branches + branch) * seg.width;
-    const auto times = static_cast<Compute<S>>(seg.count ? seg.count[e] : 1);
+    const auto count = count_of<Compute<S>>(seg, e);
     for (int64_t j = threadIdx.x % group * V; j < seg.width; j += group * V) {
       const Pack<S, V> from = load<V>(ds + j);
       Pack<S, V> to;
-      for (int i = 0; i < V; ++i) to.of[i] = Narrowed<S>::of(times * widened(from.of[i]));
+      for (int i = 0; i < V; ++i) to.of[i] = Narrowed<S>::of(count * widened(from.of[i]));
       store(dz + e * seg.width + j, to);
     }
   }
 }
 
 // What each row of z collects, in the order of `entries`: from which row of the readout, how much of that and of w.
-template <class T>
+template <class T, class I>
 struct Collected {
-  int64_t* place;
+  I* place;
   T* scale;
   T* dbeta;  // or null
 };
 
-template <class T>
-__global__ void collect_kernel(Segments seg, const int64_t* entries, const T* alpha, const T* dbeta, Collected<T> to) {
+template <class T, class I>
+__global__ void collect_kernel(Segments seg, Integers entries, const T* alpha, const T* dbeta, Collected<T, I> to) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (i >= seg.entries) return;
   const int64_t e = entries[i];
-  to.place[i] = place_of(seg, segment_of(seg, e));
-  to.scale[i] = alpha ? alpha[e] : static_cast<T>(seg.count ? seg.count[e] : 1);
+  to.place[i] = static_cast<I>(place_of(seg, segment_of(seg, e)));
+  to.scale[i] = alpha ? alpha[e] : count_of<T>(seg, e);
   if (to.dbeta) to.dbeta[i] = dbeta[e];
 }
 
@@ -270,27 +264,33 @@ void rows_backward(const Device& device, const Segments& seg, const OptionalTens
                    const Compute<S>* alpha, const Compute<S>* dbeta, const Compute<S>* w, Tensor& dz) {
   using T = Compute<S>;
   const Transposed of_rows = transposed(device, index->scalar_type(), index->const_data_ptr(), seg.entries, seg.rows);
-  Tensor places = device.bytes_for<int64_t>(seg.entries), scales = device.bytes_for<T>(seg.entries);
+  const int64_t num_places = seg.graphs * seg.branches;
+  Tensor places = device.empty({seg.entries}, index_type_for(num_places)), scales = device.bytes_for<T>(seg.entries);
   Tensor dbetas = device.bytes_for<T>(dbeta ? seg.entries : 0);
-  const Collected<T> to = {static_cast<int64_t*>(places.mutable_data_ptr()), static_cast<T*>(scales.mutable_data_ptr()),
-                           dbeta ? static_cast<T*>(dbetas.mutable_data_ptr()) : nullptr};
-  device.launch(&collect_kernel<T>, blocks_for(seg.entries, threads), threads, 0, seg,
-                of_rows.entries.const_data_ptr<int64_t>(), alpha, dbeta, to);
+  T* scale = static_cast<T*>(scales.mutable_data_ptr());
+  T* dbeta_of_row = dbeta ? static_cast<T*>(dbetas.mutable_data_ptr()) : nullptr;
+  dispatch_index(places.scalar_type(), [&](auto tag) {
+    using I = typename decltype(tag)::type;
+    const Collected<T, I> to = {places.mutable_data_ptr<I>(), scale, dbeta_of_row};
+    device.launch(&collect_kernel<T, I>, blocks_for(seg.entries, threads), threads, 0, seg,
+                  integers_of(of_rows.entries), alpha, dbeta, to);
+  });
+  const Integers place = integers_of(places);
   SegmentSums<S> sums;
   sums.seg = {of_rows.offsets.const_data_ptr<int64_t>(),
-              nullptr,
-              to.place,
+              place.narrow,
+              place.wide,
               nullptr,
               seg.rows,
               1,
               0,
               0,
               seg.width,
-              seg.graphs * seg.branches,
+              num_places,
               seg.entries};
   sums.z = grad;
-  sums.weight = to.scale;
-  sums.also = to.dbeta;
+  sums.weight = scale;
+  sums.also = dbeta_of_row;
   sums.vectors = w;
   sums.num_vectors = seg.branches;
   sums.out = dz.mutable_data_ptr();
@@ -303,15 +303,16 @@ dim3 blocks_for_entries(const Segments& seg, int64_t rows_of_round, int64_t tile
   constexpr int64_t most = 4096;
   const int64_t mean = (seg.entries + seg.branches - 1) / seg.branches;
   const int64_t blocks = std::clamp<int64_t>((mean + 2 * rows_of_round - 1) / (2 * rows_of_round), 1, most);
-  STD_TORCH_CHECK(seg.branches <= UINT16_MAX && tiles <= UINT16_MAX, "the input is too large for one launch");
-  return dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(seg.branches), static_cast<unsigned>(tiles));
+  return grid_of(blocks, seg.branches, tiles);
 }
 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
                    bool shared, bool) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, num_branches, shared, true);
-  STD_TORCH_CHECK(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have num_branches branches");
+  require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
+          z.size(0));
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, true);
   const Device device(z);
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, value);
   dispatch_storage(value, [&](auto tag) {
@@ -328,11 +329,11 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                             int64_t num_branches, int64_t num_rows, bool shared, bool) {
-  const ScalarType value = grad.scalar_type();
-  expect("grad", grad, {-1, -1}, value);
-  STD_TORCH_CHECK(num_branches >= 1 && grad.size(1) % num_branches == 0, "grad has the wrong shape");
+  const ScalarType value = expect("grad", grad, {-1, -1}, stored_types);
+  require(num_branches >= 1, "num_branches must be at least 1, got ", num_branches);
+  require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, true);
-  STD_TORCH_CHECK(grad.size(0) == form.graphs, "grad has the wrong shape");
+  expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
   const Device device(grad);
   Tensor dz = device.empty({num_rows, form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
@@ -351,8 +352,9 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
 
 std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                              OptionalTensor count, bool shared, bool) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
   const Device device(z);
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, computed);
   Tensor alpha = device.empty({form.entries}, computed);
@@ -435,12 +437,13 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
                                                       bool shared, bool) {
+  const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(rows_of(z), z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, computed);
-  expect("readout", readout, {form.graphs, form.branches * form.width}, computed);
-  expect("alpha", alpha, {form.entries}, computed);
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, computed);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  expect("grad", grad, {form.graphs, form.branches * form.width}, {computed});
+  expect("readout", readout, {form.graphs, form.branches * form.width}, {computed});
+  expect("alpha", alpha, {form.entries}, {computed});
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {computed});
   const Device device(z);
   const auto like = [&](const Tensor& t) {
     if (t.dim() == 1) return device.empty({t.size(0)}, value);

@@ -37,11 +37,6 @@ constexpr int rows_at_once(int values, int per_lane) {
 // What takes a sum of exp(beta - from) to one of exp(beta - to); where both are infinite, nothing changes.
 __device__ inline double scale_down(double from, double to) { return from == to ? 1 : std::exp(from - to); }
 
-template <class T>
-__device__ T times(const Segments& seg, int64_t entry) {
-  return seg.count ? static_cast<T>(seg.count[entry]) : T{1};
-}
-
 // Some blocks take the parts of long segments in a chunk, which may be none; the others whole segments. They alternate,
 // as the former wait for their search while there is something to load for the latter. Dots: logits are computed here.
 template <class S, int V, int K, bool Dots>
@@ -89,13 +84,7 @@ __global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
       const S* from[U];
       find_rows(seg, of.z, at, groups, left, from);
       Pack<S, V> row[U][K];
-#pragma unroll
-      for (int k = 0; k < K; ++k)
-#pragma unroll
-        for (int u = 0; u < U; ++u) {
-          row[u][k] = {};
-          if (is_there(u) && column(k) < width) row[u][k] = load<V>(from[u] + column(k));
-        }
+      load_rows(from, is_there, column, width, row);
 
       T weight[U] = {};
       if constexpr (Dots) {
@@ -230,7 +219,7 @@ __global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
     if (softmax && !chunked && blockIdx.y == 0) {
       const T denominator = static_cast<T>(scale);
       for (int64_t e = stretch.first + in_team; e < stretch.last; e += team)
-        of.alpha[e] = std::exp(plan.beta[e] - top) * denominator * times<T>(seg, e);
+        of.alpha[e] = std::exp(plan.beta[e] - top) * denominator * count_of<T>(seg, e);
     }
   }
 }
@@ -303,7 +292,7 @@ __global__ void alpha_kernel(Segments seg, Plan<T> plan, T* alpha) {
       const int64_t first = std::max(all.first, k * plan.chunks.size);
       const int64_t last = std::min(all.last, (k + 1) * plan.chunks.size);
       for (int64_t e = first + threadIdx.x; e < last; e += blockDim.x)
-        alpha[e] = std::exp(plan.beta[e] - top) * scale * times<T>(seg, e);
+        alpha[e] = std::exp(plan.beta[e] - top) * scale * count_of<T>(seg, e);
     }
 }
 
@@ -337,20 +326,18 @@ void segment_sums(const Device& device, const SegmentSums<S>& of) {
     if (at_once * (warp_size / plan.group) * 4 < mean) plan.team = threads;
     const int64_t blocks = chunks + (segments + threads / plan.team - 1) / (threads / plan.team);
     while (chunks > 0 && 2 * plan.every * chunks <= blocks) plan.every *= 2;
-    STD_TORCH_CHECK(blocks <= INT32_MAX && tiling.tiles <= UINT16_MAX, "the input is too large for one launch");
     const bool shares = chunks > 0 || plan.team > warp_size;
     const int64_t shared = shares ? warps * (2 + tiling.columns) * static_cast<int64_t>(sizeof(double)) : 0;
     const auto kernel = of.alpha && !computed_before ? &sums_kernel<S, v, k, true> : &sums_kernel<S, v, k, false>;
-    device.launch(kernel, dim3(static_cast<unsigned>(blocks), static_cast<unsigned>(tiling.tiles)), threads, shared, of,
-                  plan);
+    device.launch(kernel, grid_of(blocks, tiling.tiles), threads, shared, of, plan);
   });
   if (chunks == 0) return;
   const int64_t shared = (threads_of_columns + chunks) * static_cast<int64_t>(sizeof(double));
   const int64_t resident = device.resident_blocks(&combine_kernel<T>, threads_of_columns, shared);
-  const unsigned blocks = static_cast<unsigned>(std::min(chunks, resident));
+  const int64_t blocks = std::min(chunks, resident);
   const int64_t tiles = std::max<int64_t>((seg.width + columns_of_block - 1) / columns_of_block, 1);
-  device.launch(&combine_kernel<T>, dim3(tiles, blocks), threads_of_columns, shared, seg, plan, of.out, of.type);
-  if (plan.beta) device.launch(&alpha_kernel<T>, dim3(static_cast<unsigned>(chunks)), threads, 0, seg, plan, of.alpha);
+  device.launch(&combine_kernel<T>, grid_of(tiles, blocks), threads_of_columns, shared, seg, plan, of.out, of.type);
+  if (plan.beta) device.launch(&alpha_kernel<T>, grid_of(chunks), threads, 0, seg, plan, of.alpha);
 }
 
 template void segment_sums(const Device&, const SegmentSums<float>&);

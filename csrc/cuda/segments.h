@@ -57,6 +57,11 @@ __host__ __device__ inline int64_t row_of(const Segments& seg, int64_t entry) {
   return seg.narrow_index ? seg.narrow_index[entry] : seg.wide_index ? seg.wide_index[entry] : entry;
 }
 
+template <class T>
+__device__ T count_of(const Segments& seg, int64_t entry) {
+  return seg.count ? static_cast<T>(seg.count[entry]) : T{1};
+}
+
 // Where the rows of the entries at, at + step, .. stand in z, as far as these are in the next `left` entries. There is
 // no branch between the loads of the index, so that they are under way together.
 template <class S, int U>
@@ -120,6 +125,19 @@ struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
 template <int V, class T>
 __device__ Pack<T, V> load(const T* from) {
   return *reinterpret_cast<const Pack<T, V>*>(from);
+}
+
+// Loads K packs of each of U rows, all on their way together; what is not there is 0.
+template <class T, int V, int U, int K, class IsThere, class Column>
+__device__ void load_rows(const T* const (&rows)[U], const IsThere& is_there, const Column& column, int64_t width,
+                          Pack<T, V> (&to)[U][K]) {
+#pragma unroll
+  for (int k = 0; k < K; ++k)
+#pragma unroll
+    for (int u = 0; u < U; ++u) {
+      to[u][k] = {};
+      if (is_there(u) && column(k) < width) to[u][k] = load<V>(rows[u] + column(k));
+    }
 }
 
 template <class T, int V>

@@ -1,6 +1,8 @@
-// A stable radix sort of the index, and where each row begins in it. One thread per entry or row.
+// A stable radix sort of the index, and where each row begins in it. One thread per entry or row. Keys and entries have
+// 32 bits where these suffice: every round of the sort moves both.
 
 #include <cub/cub.cuh>
+#include <type_traits>
 
 #include "device.h"
 #include "transpose.h"
@@ -10,42 +12,55 @@ namespace {
 
 constexpr int64_t threads = 256;
 
-__global__ void number_kernel(int64_t* values, int64_t n) {
+// What is sorted: the entries' numbers by their rows. `keys` is null where the index itself serves.
+template <class I, class N>
+__global__ void number_kernel(const I* index, int64_t n, N* keys, N* entries) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i < n) values[i] = i;
+  if (i >= n) return;
+  entries[i] = static_cast<N>(i);
+  if (keys) keys[i] = static_cast<N>(index[i]);
 }
 
 // offsets[u]: how many keys are smaller than u.
-template <class I>
-__global__ void offsets_kernel(const I* sorted, int64_t n, int64_t rows, int64_t* offsets) {
+template <class N>
+__global__ void offsets_kernel(const N* sorted, int64_t n, int64_t rows, int64_t* offsets) {
   const int64_t u = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   if (u <= rows) offsets[u] = first_not_below(sorted, n, u);
+}
+
+template <class I, class N>
+void sort(const Device& device, const I* index, int64_t n, int64_t rows, const Transposed& to) {
+  constexpr bool same = std::is_same_v<I, N>;
+  Tensor converted = device.bytes_for<N>(same ? 0 : n), numbers = device.bytes_for<N>(n),
+         sorted = device.bytes_for<N>(n);
+  N *keys = nullptr, *unsorted = static_cast<N*>(numbers.mutable_data_ptr());
+  N *sorted_keys = static_cast<N*>(sorted.mutable_data_ptr()), *entries = to.entries.mutable_data_ptr<N>();
+  if constexpr (!same) keys = static_cast<N*>(converted.mutable_data_ptr());
+  device.launch(&number_kernel<I, N>, blocks_for(n, threads), threads, 0, index, n, keys, unsorted);
+  const N* given = keys;
+  if constexpr (same) given = index;
+  int bits = 1;  // the sign is not needed
+  while (bits < static_cast<int>(8 * sizeof(N)) - 1 && int64_t{1} << bits < rows) ++bits;
+  if (n > 0)
+    with_memory(device, [&](void* memory, size_t& bytes) {
+      return cub::DeviceRadixSort::SortPairs(memory, bytes, given, sorted_keys, unsorted, entries, static_cast<N>(n), 0,
+                                             bits, device.stream());
+    });
+  device.launch(&offsets_kernel<N>, blocks_for(rows + 1, threads), threads, 0, sorted_keys, n, rows,
+                to.offsets.mutable_data_ptr<int64_t>());
 }
 
 }  // namespace
 
 Transposed transposed(const Device& device, ScalarType type, const void* index, int64_t n, int64_t rows) {
-  Transposed result{device.empty({rows + 1}, ScalarType::Long), device.empty({n}, ScalarType::Long)};
-  int bits = 1;
-  while (bits < 63 && int64_t{1} << bits < rows) ++bits;
-  dispatch_index(type, [&](auto tag) {
-    using I = typename decltype(tag)::type;
-    const I* keys = static_cast<const I*>(index);
-    Tensor numbers = device.empty({n}, ScalarType::Long), sorted = device.bytes_for<I>(n);
-    I* sorted_keys = static_cast<I*>(sorted.mutable_data_ptr());
-    int64_t *values = numbers.mutable_data_ptr<int64_t>(), *entries = result.entries.mutable_data_ptr<int64_t>();
-    device.launch(&number_kernel, blocks_for(n, threads), threads, 0, values, n);
-    const int end_bit = std::min<int>(bits, 8 * sizeof(I) - 1);  // the sign is not needed
-    if (n > 0) {
-      size_t bytes = 0;
-      check(cub::DeviceRadixSort::SortPairs(nullptr, bytes, keys, sorted_keys, values, entries, n, 0, end_bit,
-                                            device.stream()));
-      Tensor memory = device.bytes_for<char>(bytes);
-      check(cub::DeviceRadixSort::SortPairs(memory.mutable_data_ptr(), bytes, keys, sorted_keys, values, entries, n, 0,
-                                            end_bit, device.stream()));
-    }
-    device.launch(&offsets_kernel<I>, blocks_for(rows + 1, threads), threads, 0, sorted_keys, n, rows,
-                  result.offsets.mutable_data_ptr<int64_t>());
+  const ScalarType narrowest = index_type_for(std::max(n, rows));
+  const Transposed result{device.empty({rows + 1}, ScalarType::Long), device.empty({n}, narrowest)};
+  dispatch_index(type, [&](auto of_index) {
+    dispatch_index(narrowest, [&](auto of_entries) {
+      using I = typename decltype(of_index)::type;
+      using N = typename decltype(of_entries)::type;
+      sort<I, N>(device, static_cast<const I*>(index), n, rows, result);
+    });
   });
   return result;
 }

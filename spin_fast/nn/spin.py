@@ -70,8 +70,7 @@ class SPIN(GraphClassifier):
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
         for width in classifier_features:
             _check.integer("classifier_features", width, 1)
-        if not negative_slope >= 0:
-            raise ValueError(f"negative_slope must be at least 0, got {negative_slope}")
+        negative_slope = _check.number("negative_slope", negative_slope, 0)
         if size_aware and not attention:
             raise ValueError("size_aware must come with attention: the sum sees sizes already")
         if not 0 <= dropout < 1:
