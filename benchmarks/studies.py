@@ -280,7 +280,7 @@ STUDIES = {
     ),
     "attributes": Study(
         "ENZYMES: attributes standardised on the training graphs, or not",
-        "Stratified splits 80/10/10 by the seed; the defaults of `spin-fast train`, chosen for none of these sets.",
+        "Stratified splits 80/10/10 by the seed; the defaults of `spin-fast train`.",
         ("input", "attributes", "readout"),
         GRAPHS,
         attribute_jobs,
@@ -288,10 +288,10 @@ STUDIES = {
     "choices": Study(
         "Readouts, operators and node features",
         "Splits and settings as for ENZYMES; neither labels nor degrees are standardised. No two graphs of CSL, "
-        "circular skip links, are told apart by colour refinement (1-WL), and so by no SPIN with degree features: all nodes of "
-        "all graphs have the same rows, and all graphs get one class of ten. That is chance, 10 %; of the three graphs "
-        "of a class that are held out, validation chooses a class with two there (13.3 %), which leaves one to test on "
-        "(6.7 %). With the chances that a random walk from a node is back after 1 to 16 steps (PyG's "
+        "circular skip links, are told apart by colour refinement (1-WL), and so by no SPIN with degree features: all "
+        "nodes of all graphs have the same rows, and all graphs get one class of ten. That is chance, 10 %; of the "
+        "three graphs of a class that are held out, validation chooses a class with two there (13.3 %), which leaves "
+        "one to test on (6.7 %). With the chances that a random walk from a node is back after 1 to 16 steps (PyG's "
         "`AddRandomWalkPE`), the classes differ before the first hop.",
         ("input", "node features", "operator", "readout"),
         GRAPHS,
