@@ -1,6 +1,7 @@
 """Pictures of what was measured, on logarithmic axes of time over ours.
 
-A table of races becomes a line per input with a dot per contender, a study a curve per contender.
+A table of races becomes a line per input with a dot per contender, a study a curve per contender. Scores in % are over
+what was chosen, on axes that are not logarithmic.
 """
 
 from __future__ import annotations
@@ -82,6 +83,56 @@ def plot_study(title: str, axis: str, seconds: dict[str, dict[float, float]], pa
     ax.grid(color="lightgrey", linewidth=0.5)
     ax.tick_params(labelsize=8)
     figure.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    _save(figure, path)
+
+
+def plot_scores(title: str, axis: str, scores: dict[tuple[str, ...], list[float]], path: Path) -> None:
+    """Draw scores of many seeds, in %: every one pale, and their mean and standard deviation.
+
+    ``scores`` are by words: the first has a panel, the last a line, and those between are a place on the axis, numbers
+    as far apart as they are.
+    """
+    import numpy as np
+    from matplotlib.figure import Figure
+
+    panels, lines = ([*dict.fromkeys(words[at] for words in scores)] for at in (0, -1))
+    places = {panel: [*dict.fromkeys(words[1:-1] for words in scores if words[0] == panel)] for panel in panels}
+    width, ratios = 2.5 + sum(map(len, places.values())), [len(places[panel]) for panel in panels]
+    figure = Figure(figsize=(max(width, 5.5), 4), dpi=110, layout="constrained")
+    drawn = figure.subplots(1, len(panels), squeeze=False, width_ratios=ratios)[0]
+    for ax, panel in zip(drawn, panels, strict=True):
+        names = ["\n".join(words) for words in places[panel]]
+        numbers = all(name.isdigit() for name in names)
+        at = dict(zip(places[panel], map(int, names) if numbers else range(len(names)), strict=True))
+        for number, line in enumerate(lines):
+            aside = 0 if len(lines) == 1 else 0.5 * (number / (len(lines) - 1) - 0.5)
+            found = {
+                at[words[1:-1]]: values for words, values in scores.items() if (words[0], words[-1]) == (panel, line)
+            }
+            for place, values in found.items():
+                ax.plot([place + aside] * len(values), 100 * np.array(values), ".", color=f"C{number}", alpha=0.25)
+            ax.errorbar(
+                [place + aside for place in found],
+                [100 * np.mean(values) for values in found.values()],
+                [100 * np.std(values, ddof=1) if len(values) > 1 else 0 for values in found.values()],
+                fmt=MARKERS[number % len(MARKERS)] + ("-" if numbers else ""),
+                color=f"C{number}",
+                markersize=5,
+                elinewidth=1,
+                capsize=2,
+                label=line,
+            )
+        ax.set_title(panel, fontsize=9)
+        ax.set_xticks([*at.values()], names)
+        ax.set_xlabel(axis, fontsize=8)
+        ax.grid(axis="y", color="lightgrey", linewidth=0.5)
+        ax.tick_params(labelsize=8)
+    drawn[0].set_ylabel("test, %", fontsize=8)
+    figure.suptitle(title, fontsize=10, x=0.01, ha="left")
+    if len(lines) > 1:
+        figure.legend(
+            *drawn[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=7, frameon=False
+        )
     _save(figure, path)
 
 

@@ -43,12 +43,13 @@ GPU_MEANING = (
 
 
 class Table(NamedTuple):
-    """A table; ``blocks`` are rows that belong together. The first ``left`` columns are words."""
+    """A table; ``blocks`` are rows that belong together. The first ``left`` columns are words; some have a plot."""
 
     title: str
     headers: tuple[str, ...]
     blocks: list[Sequence[tuple[str, ...]]]
     left: int = 1
+    plotted: bool = False
 
 
 @dataclass
@@ -66,7 +67,9 @@ class Study:
             (name, *(_seconds(line[place]) if place in line else "" for place in places))
             for name, line in self.seconds.items()
         ]
-        return Table(self.title, ("contender", *(f"{self.axis} = {place:g}" for place in places)), [block])
+        return Table(
+            self.title, ("contender", *(f"{self.axis} = {place:g}" for place in places)), [block], plotted=True
+        )
 
 
 class Goal(NamedTuple):
@@ -141,7 +144,7 @@ class Session:
             blocks = [[bandwidth_row(bandwidth) for bandwidth in self.bandwidths]]
             tables.append(Table("memory of this machine, GB/s read and written", headers, blocks, left=0))
         tables += [
-            Table(title, race_headers(group[0]), [rows(race) for race in group], left=2)
+            Table(title, race_headers(group[0]), [rows(race) for race in group], left=2, plotted=True)
             for title, group in by_table(self.races)
         ]
         tables += [*(study.table for study in self.studies), *self.counted]
@@ -305,11 +308,9 @@ def markdown(session: Session, info: dict[str, Any], plots: bool = True) -> str:
         clocks = ", ".join(f"{name} {value}" for name, value in session.copies.clocks.items())
         lines += [GPU_MEANING, "", f"While it copied: {clocks or 'clocks unknown'}.", ""]
     lines += [*(f"- {note}" for note in session.notes), ""] if session.notes else []
-    drawn = {title for title, _ in by_table(session.races)} | {study.title for study in session.studies}
-    drawn = drawn if plots else set()
     for table in session.tables:
         lines += [f"### {table.title}", ""]
-        if table.title in drawn:
+        if plots and table.plotted:
             lines += [f"[plot]({plot_name(table.title)})", ""]
         lines += [f"| {' | '.join(table.headers)} |"]
         lines += ["|" + "---|" * table.left + "---:|" * (len(table.headers) - table.left)]

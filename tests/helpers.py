@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import importlib.util
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -227,3 +230,11 @@ def work(graphs: GraphBatch, model: SPIN, *, forked: bool = False) -> list[torch
 def send_work(graphs: GraphBatch, model: SPIN, channel: Any, forked: bool) -> None:
     """For a process, which imports this module, but not those of the tests."""
     channel.send([value.numpy() for value in work(graphs, model, forked=forked)])
+
+
+def benchmark_module(name: str):
+    """Of this checkout where that is on the path, else of the installed package."""
+    pytest.importorskip("cpuinfo", reason="the benchmarks need pytest-benchmark")
+    spec = importlib.util.find_spec("benchmarks")
+    here = spec is not None and spec.origin is not None and Path(spec.origin).parents[1] == Path(__file__).parents[1]
+    return importlib.import_module(f"{'benchmarks' if here else 'spin_fast.benchmarks'}.{name}")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import json
 import os
 import platform
@@ -13,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers import benchmark_module
 
 import spin_fast
 from spin_fast import GraphBatch
@@ -20,14 +19,6 @@ from spin_fast import GraphBatch
 ROOT = Path(__file__).parents[1]
 CHECK = ROOT / "scripts" / "gpu_check.sh"
 pytestmark = pytest.mark.skipif(not CHECK.is_file(), reason="no scripts beside the tests: this is not a checkout")
-
-
-def benchmark_module(name: str):
-    """Of this checkout where that is on the path, else of the installed package."""
-    pytest.importorskip("cpuinfo", reason="the benchmarks need pytest-benchmark")
-    spec = importlib.util.find_spec("benchmarks")
-    here = spec is not None and spec.origin is not None and Path(spec.origin).parents[1] == ROOT
-    return importlib.import_module(f"{'benchmarks' if here else 'spin_fast.benchmarks'}.{name}")
 
 
 FAKE = """#!/usr/bin/env bash
