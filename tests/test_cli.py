@@ -521,7 +521,7 @@ def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_json_has_neither_nan_nor_infinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "accuracy", lambda logits, y: float("nan"))
-    monkeypatch.setattr("spin_fast.cli.train.metric_of", lambda name: ("accuracy", training.accuracy))
+    monkeypatch.setattr("spin_fast.cli.train.metric_of", lambda *_: ("accuracy", training.accuracy))
     assert facts_of("train", "--epochs", 1, "--hops", 0, "--out", tmp_path)["test"] is None
 
 
@@ -794,13 +794,22 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "labelled": pytest.approx(58 / 60),
         "names": ["toxic", "soluble, or not"],
     }
-    model = facts_of("train", "known/", "--label", both, "--epochs", 1, "--hops", 1, "--batch-size", 1)["model"]
-    metadata = training.load_checkpoint(model)[1]
+    facts = facts_of("train", "known/", "--label", both, "--epochs", 1, "--hops", 1, "--batch-size", 1)
+    model, metadata = facts["model"], training.load_checkpoint(facts["model"])[1]
+    assert facts["metric"] == "ROC-AUC"
     assert (metadata["tasks"], metadata["task_names"]) == (2, ["toxic", "soluble, or not"])
     invoke("predict", model, "known/", "--out", "p.csv")
     predicted = pandas.read_csv("p.csv")
     assert list(predicted) == ["graph", "name", "task_toxic", "task_soluble, or not"]
     assert predicted.notna().all(axis=None)
+    metric = ("--label", "kind", "--epochs", 1, "--hops", 1, "--out", "runs/kind", "--metric")
+    assert [facts_of("train", "known/", *metric, name)["metric"] for name in ("accuracy", "rocauc")] == [
+        "accuracy",
+        "ROC-AUC",
+    ]
+    error = invoke("train", "known/", *metric, "accuracy", "--resume", exit_code=1)
+    assert "known: the run in runs/kind has another metric (see --metric)" in error
+    assert "--metric rocauc is of two classes, and digits has 10" in invoke("train", "--metric", "rocauc", exit_code=1)
     assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
 
 

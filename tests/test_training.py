@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import pickle
 import shutil
 from collections.abc import Sequence
@@ -662,8 +663,14 @@ def test_losses_and_metrics() -> None:
     tasks = torch.tensor([[1.0, float("nan")], [0.0, 1.0], [float("nan"), float("nan")]])
     assert training.accuracy(logits, tasks) == 1.0
     assert training.accuracy(-logits[:, :1], tasks[:, :1]) == 0.5
-    with pytest.raises(ValueError, match=r"logits must have shape \[G, 2\] and y \[G\], got \[3, 1\] and \[3, 1\]"):
-        training.rocauc(logits[:, :1], tasks[:, :1])
+    assert math.isnan(training.rocauc(logits[:1], y[:1]))
+    assert training.rocauc(logits[:, :1], tasks[:, :1]) == 1.0
+    more = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, float("nan")], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
+    scores = torch.tensor([[2.0, 0.0, 5.0], [1.0, 1.0, 5.0], [3.0, 2.0, 5.0], [0.0, 3.0, 5.0]])
+    assert training.rocauc(scores, more) == (1.0 + 0.25) / 2  # the third has one label only
+    for wrong in (tasks[:, :1], torch.tensor([[0], [1], [1]])):
+        with pytest.raises(ValueError, match=r"logits must have shape \[G, 2\] and y \[G\], or both \[G, T\] and y"):
+            training.rocauc(logits, wrong)
     known = torch.nn.functional.binary_cross_entropy_with_logits(
         torch.tensor([2.0, 0.0, 1.0]), torch.tensor([1.0, 0, 1])
     )

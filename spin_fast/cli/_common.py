@@ -38,6 +38,7 @@ app = typer.Typer(
 )
 console = Console()
 DEFAULT_HOPS = 3
+METRICS = {"rocauc": "ROC-AUC"}  # as people call them
 
 
 class Readout(str, Enum):
@@ -52,6 +53,11 @@ class Device(str, Enum):
 
 
 Coalesce = Enum("Coalesce", {name: name for name in REDUCTIONS}, type=str)  # type: ignore[misc]
+
+
+class Metric(str, Enum):
+    accuracy = "accuracy"
+    rocauc = "rocauc"
 
 
 class Degree(str, Enum):
@@ -416,18 +422,25 @@ def num_outputs_of(y: Tensor) -> int:
     return y.shape[1] if y.is_floating_point() else int(y.max()) + 1
 
 
-def metric_of(dataset: str) -> tuple[str, training.Metric]:
-    """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator."""
-    name = datasets.metric(dataset)
+def metric_of(dataset: str, label: tuple[Any] | None, chosen: Metric | None) -> tuple[str, training.Metric]:
+    """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator unless another one is chosen.
+
+    ``label`` is what ``--label`` says: of tasks, which are mostly 0, accuracy would tell little.
+    """
+    official = datasets.metric(dataset)
+    of_tasks = label is not None and isinstance(label[0], list)
+    name = chosen.value if chosen is not None else "rocauc" if of_tasks else official
     if name == "accuracy":
         return name, training.accuracy
+    if name != official:
+        return METRICS[name], training.rocauc
     evaluator = datasets.evaluator(dataset)
 
     def score(logits: Tensor, y: Tensor) -> float:
         scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
         return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
 
-    return {"rocauc": "ROC-AUC"}.get(name, name), score
+    return METRICS.get(name, name), score
 
 
 def show_score(metric_name: str, value: float) -> str:

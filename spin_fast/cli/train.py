@@ -38,6 +38,7 @@ from ._common import (
     Json,
     Label,
     MergeRepeated,
+    Metric,
     OwnFeatures,
     Readout,
     Report,
@@ -136,6 +137,15 @@ def train(
     class_weight: Annotated[
         ClassWeight, _training(help="balanced: a rare class counts as much as a frequent one.")
     ] = ClassWeight.none,
+    metric_choice: Annotated[
+        Metric | None,
+        _training(
+            "--metric",
+            help="What chooses the epoch and is reported: accuracy, or the area under the ROC curve of two classes, of "
+            "tasks their mean.",
+            show_default="accuracy; rocauc of tasks; OGB's own of its sets",
+        ),
+    ] = None,
     patience: Annotated[int, _training(min=1, help="Stop after so many epochs without a better validation.")] = 60,
     seed: Annotated[int, _training(min=0, help="Of the split, the weights and the order of the graphs.")] = 0,
     device: Annotated[
@@ -175,7 +185,7 @@ def train(
     name = title_of(dataset)
     out = Path("runs") / name if out is None else out
     outputs = _Outputs(out)
-    metric_name, metric = metric_of(dataset)
+    metric_name, metric = metric_of(dataset, label, metric_choice)
     if features_file is not None and (degree is not None or standardize):
         option = "--standardize" if degree is None else f"--degree {degree.value}"
         raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
@@ -197,6 +207,8 @@ def train(
     split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
     tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     num_outputs = num_outputs_of(graphs.y)
+    if metric_choice is Metric.rocauc and num_outputs != 2 and not graphs.y.is_floating_point():
+        raise ValueError(f"--metric rocauc is of two classes, and {dataset} has {num_outputs}")
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
     settings["task_names"] = read.tasks
@@ -422,7 +434,9 @@ def _errors_in_options(out: Path, dataset: str, fold: int | None) -> Iterator[No
 def _in_options(error: OtherRunError, run: str, dataset: str, fold: int | None) -> str:
     if error.name in ("train", "validation"):
         return f"{'without --fold' if fold is None else f'--fold {fold}'}: {run} has another split (see --splits, too)"
-    if error.name in ("metric", "features: graphs", "features: sizes", "features: labels"):
+    if error.name == "metric":
+        return f"{dataset}: {run} has another metric (see --metric)"
+    if error.name in ("features: graphs", "features: sizes", "features: labels"):
         return f"{dataset}: {run} is of other graphs or labels"
     if error.name in ("features: features", "features: rows"):
         options = "--node-features, --degree, --standardize, --features, --undirected, --coalesce, --self-loops"
