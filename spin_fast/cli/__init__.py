@@ -9,7 +9,7 @@ from . import info as info
 from . import bench as bench
 
 # isort: on
-from ._common import app
+from ._app import app
 
 
 def main() -> None:

@@ -7,13 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ._common import (
-    Debug,
-    Root,
-    app,
-    data_option,
-    one_line_errors,
-)
+from ._app import app
+from ._errors import one_line_errors
+from ._options import Debug, Root, data_option
 
 
 @app.command(

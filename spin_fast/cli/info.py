@@ -20,7 +20,11 @@ from .. import __version__, build_info, datasets
 from .._powers import num_branches_of
 from ..features import PowerFeatures
 from ..graphs import GraphBatch
-from ._common import (
+from ._app import Report, app, by_branch, console, reports
+from ._device import kernels_on
+from ._errors import one_line_errors
+from ._graphs import hint_on_edges, hint_on_features, merged_arcs, read_dataset, title_of
+from ._options import (
     DATASET,
     DEFAULT_HOPS,
     HOPS,
@@ -31,27 +35,14 @@ from ._common import (
     Label,
     MergeRepeated,
     OwnFeatures,
-    Report,
     Root,
     SelfLoops,
     Splits,
     Undirected,
-    app,
     arcs_of,
-    by_branch,
-    console,
     data_option,
-    hint_on_edges,
-    hint_on_features,
-    kernels_on,
-    merged_arcs,
-    one_line_errors,
     operator_of,
     operator_option,
-    read_dataset,
-    reports,
-    show_bytes,
-    title_of,
 )
 
 MOST_CLASSES = 10  # that the table names
@@ -348,7 +339,7 @@ def _in_addition(hint: str | None, head: str = "") -> str:
 
 
 def _memory(facts: dict[str, Any]) -> dict[str, str]:
-    size = {name: show_bytes(number) for name, number in facts["bytes"].items()}
+    size = {name: _show_bytes(number) for name, number in facts["bytes"].items()}
     how = "each distinct row once" if max(facts["deduplication"]) > 1 else "as hardly any row repeats"
     return {
         "bytes of the graphs": size["graphs"],
@@ -356,6 +347,14 @@ def _memory(facts: dict[str, Any]) -> dict[str, str]:
         "of PowerFeatures": f"{size['features']}, {how}",
         "nodes per row by branch": by_branch(facts["deduplication"]),
     }
+
+
+def _show_bytes(number: int) -> str:
+    """``1234567`` is 1.23 MB."""
+    power = min(len(str(number)) - 1, 14) // 3
+    if power == 0:
+        return f"{number} bytes"
+    return f"{number / 1000**power:.4g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
 def _indistinct(facts: dict[str, Any]) -> dict[str, str]:

@@ -17,7 +17,10 @@ from .. import shards
 from .._powers import num_branches_of
 from .._progress import progress_bar
 from ..features import PowerFeatures, index_of
-from ._common import (
+from ._app import Report, app, by_branch, reports
+from ._errors import one_line_errors
+from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell, title_of
+from ._options import (
     DATASET,
     DEFAULT_HOPS,
     HOPS,
@@ -27,22 +30,12 @@ from ._common import (
     Label,
     MergeRepeated,
     OwnFeatures,
-    Report,
     Root,
     SelfLoops,
     Undirected,
-    app,
     arcs_of,
-    by_branch,
-    hint_on_edges,
-    hint_on_features,
-    one_line_errors,
     operator_of,
     operator_option,
-    read_dataset,
-    reports,
-    tell,
-    title_of,
 )
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}

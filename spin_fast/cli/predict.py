@@ -16,27 +16,11 @@ from rich.text import Text
 from .. import _files, datasets, training
 from .._progress import progress_bar
 from ..graphs import Arcs, GraphBatch
-from ._common import (
-    DATASET,
-    Debug,
-    Device,
-    Download,
-    Json,
-    Report,
-    Root,
-    app,
-    as_option,
-    console,
-    data_option,
-    device_of,
-    directions_of,
-    one_line_errors,
-    operator_of,
-    operator_option,
-    read_dataset,
-    reports,
-    title_of,
-)
+from ._app import Report, app, console, reports
+from ._device import Device, device_of
+from ._errors import as_option, one_line_errors
+from ._graphs import directions_of, read_dataset, title_of
+from ._options import DATASET, Debug, Download, Json, Root, data_option, operator_of, operator_option
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -16,59 +14,39 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
-from .. import _files, datasets, sum_readout, training
-from .._run import START_ANEW, OtherRunError
+from .. import datasets, training
 from ..features import PowerFeatures
-from ..graphs import GraphBatch
 from ..logs import CsvLog, TensorBoardLog
 from ..nn import SPIN
 from ..preprocessing import NodeFeatures
-from ._common import (
+from ._app import Report, app, console, reports
+from ._device import Device, device_of, wait_for
+from ._errors import errors_in_options, one_line_errors
+from ._features_file import check_features
+from ._graphs import directions_of, hint_on_edges, hint_on_features, read_dataset, tell, title_of
+from ._options import (
     DATASET,
     DEFAULT_HOPS,
     HOPS,
     Debug,
-    Degree,
-    Device,
     Download,
     Fold,
     Json,
     Label,
     MergeRepeated,
-    Metric,
     OwnFeatures,
-    Readout,
-    Report,
     Root,
     SelfLoops,
     Splits,
     Undirected,
-    app,
     arcs_of,
-    console,
     data_option,
-    device_of,
-    directions_of,
-    document_of,
-    hint_on_edges,
-    hint_on_features,
-    kernels_on,
-    metric_of,
-    num_outputs_of,
-    one_line_errors,
     operator_of,
     operator_option,
-    ratios_of,
-    read_dataset,
-    reports,
-    show_score,
-    tell,
-    title_of,
-    wait_for,
 )
+from ._train_outputs import Outputs, score_in, write_and_report
 
 Schedule = Enum("Schedule", {name: name for name in training.SCHEDULES}, type=str)  # type: ignore[misc]
 
@@ -78,6 +56,23 @@ class ClassWeight(str, Enum):
     balanced = "balanced"
 
 
+class Readout(str, Enum):
+    attention = "attention"
+    sum = "sum"
+
+
+class Metric(str, Enum):
+    accuracy = "accuracy"
+    rocauc = "rocauc"
+
+
+class Degree(str, Enum):
+    raw = "raw"
+    log = "log"
+    one_hot = "one-hot"
+
+
+METRICS = {"rocauc": "ROC-AUC"}  # as people call them
 _model, _training, _output = (partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Training", "Output"))
 
 
@@ -184,7 +179,7 @@ def train(
     place = device_of(device)
     name = title_of(dataset)
     out = Path("runs") / name if out is None else out
-    outputs = _Outputs(out)
+    outputs = Outputs(out)
     metric_name, metric = metric_of(dataset, label, metric_choice)
     if features_file is not None and (degree is not None or standardize):
         option = "--standardize" if degree is None else f"--degree {degree.value}"
@@ -195,7 +190,7 @@ def train(
     if resume and not goes_on:
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     if not goes_on and outputs.result.exists():
-        earlier = _score_in(outputs.result)
+        earlier = score_in(outputs.result)
         console.print(f"{escape(str(out))} has a result{earlier}: this run replaces it", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     arcs = arcs_of(undirected, coalesce, self_loops)
@@ -232,7 +227,7 @@ def train(
             wait_for(place)
             seconds: float | Path | None = time.perf_counter() - start
     else:
-        _check_features(f"--features {features_file}", made, name, graphs, hops, operator, deduplicate, dropout)
+        check_features(f"--features {features_file}", made, name, graphs, hops, operator, deduplicate, dropout)
         features, seconds = made.to(place), features_file
         if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
             console.print("node features: not standardised, which train without --features does", highlight=False)
@@ -257,7 +252,7 @@ def train(
         for log in logs:
             log(epoch)
 
-    with board or nullcontext(), _termination_as_interruption() as signals, _errors_in_options(out, name, fold):
+    with board or nullcontext(), _termination_as_interruption() as signals, errors_in_options(out, name, fold):
         fit = training.fit(
             model,
             features,
@@ -280,7 +275,7 @@ def train(
     target = features[split.test].y
     assert target is not None
     test = metric(training.predict(model, features, split.test), target)
-    report = _write_and_report(outputs, name, features, model, fit, split, metric_name, test, seconds, settings)
+    report = write_and_report(outputs, name, features, model, fit, split, metric_name, test, seconds, settings)
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
         report.shown.append(on)
@@ -304,228 +299,26 @@ def _termination_as_interruption() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _check_features(
-    source: str,
-    features: PowerFeatures,
-    dataset: str,
-    graphs: GraphBatch,
-    hops: int | None,
-    operator: str | None,
-    deduplicate: bool,
-    dropout: float,
-) -> None:
-    """Check that features are of just these graphs and settings.
+def num_outputs_of(y: Tensor) -> int:
+    return y.shape[1] if y.is_floating_point() else int(y.max()) + 1
 
-    Raises:
-        ValueError: says what differs.
+
+def metric_of(dataset: str, label: tuple[Any] | None, chosen: Metric | None) -> tuple[str, training.Metric]:
+    """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator unless another one is chosen.
+
+    ``label`` is what ``--label`` says: of tasks, which are mostly 0, accuracy would tell little.
     """
-    of_graphs, of_file = (f"{of.num_graphs} graphs with {of.num_features} feature(s)" for of in (graphs, features))
-    if of_graphs != of_file:
-        raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
-    if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
-    if not _equal_sums(features, graphs):
-        options = "--node-features, or, of degrees, --undirected, --coalesce and --self-loops"
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other node features; see {options}")
-    if not _equal_hops(features, graphs):
-        options = "--undirected, --coalesce and --self-loops"
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other edges; give {options} as to precompute")
-    if hops is not None and hops != features.num_hops:
-        raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
-    if operator is not None and operator != features.operator:
-        raise ValueError(f"--operator {operator}: {source} has {features.operator}")
-    if dropout > 0 and features.index is not None and features.row_of_node is None:
-        raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
-    if not deduplicate and features.index is not None:
-        raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
+    official = datasets.metric(dataset)
+    of_tasks = label is not None and isinstance(label[0], list)
+    name = chosen.value if chosen is not None else "rocauc" if of_tasks else official
+    if name == "accuracy":
+        return name, training.accuracy
+    if name != official:
+        return METRICS[name], training.rocauc
+    evaluator = datasets.evaluator(dataset)
 
+    def score(logits: Tensor, y: Tensor) -> float:
+        scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
+        return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
 
-def _equal_sums(features: PowerFeatures, graphs: GraphBatch) -> bool:
-    """Whether what no hop has changed yet adds up to the same in each graph."""
-    return _close(_sums(features, 0), sum_readout(graphs.x.double(), graphs.ptr), 1e-6)
-
-
-def _equal_hops(features: PowerFeatures, graphs: GraphBatch) -> bool:
-    """Whether the first hop of each operator adds up to the same in each graph."""
-    if features.num_hops == 0:
-        return True
-    wanted = PowerFeatures.from_graphs(graphs, 1, features.operator, node_rows=False)
-    firsts = range(1, features.num_branches, features.num_hops)
-    return all(_close(_sums(features, first), _sums(wanted, number), 1e-5) for number, first in enumerate(firsts, 1))
-
-
-def _sums(features: PowerFeatures, branch: int) -> Tensor:
-    """``[G, d]``: rows of a branch, added up by graph."""
-    ptr = features.ptr[branch * len(features) : (branch + 1) * len(features) + 1]
-    first, last = features.row_ptr[branch : branch + 2].tolist()
-    entries = slice(int(ptr[0]), int(ptr[-1]))
-    index = None if features.index is None else features.index[entries] - first
-    count = None if features.count is None else features.count[entries]
-    return sum_readout(features.rows[first:last].double(), ptr - ptr[0], index=index, count=count)
-
-
-def _close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
-    return bool(((found - wanted).abs() <= tolerance * wanted.abs().amax(0)).all())
-
-
-def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether labels are equal, with a NaN like any other."""
-    if one is None or other is None:
-        return one is other
-    return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(2), other.nan_to_num(2))
-
-
-class _Outputs:
-    """What a run writes; checked before any work, so that an unwritable place does not cost a training."""
-
-    def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--out {folder} cannot be made: {error.strerror}") from error
-        self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
-        self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
-        for file in vars(self).values():
-            _files.check_writable(file)
-
-
-def _score_in(result: Path) -> str:
-    try:
-        facts = json.loads(result.read_bytes())
-        return f", test {facts['metric']} {show_score(facts['metric'], facts['test'])}"
-    except (OSError, ValueError, KeyError, TypeError):  # NaN, among others
-        return ""
-
-
-_OPTIONS = {
-    "seed": "--seed",
-    "batch_size": "--batch-size",
-    "learning_rate": "--learning-rate",
-    "schedule": "--schedule",
-    "weight_decay": "--weight-decay",
-    "class_weight": "--class-weight",
-    "features: hops": "--hops",
-    "features: operator": "--operator",
-    "model.hidden_features": "--hidden",
-    "model.num_layers": "--layers",
-    "model.attention": "--readout",
-    "model.batch_norm": "--batch-norm",
-    "model.dropout": "--dropout",
-}  # of what a run that goes on must have as before
-
-
-@contextmanager
-def _errors_in_options(out: Path, dataset: str, fold: int | None) -> Iterator[None]:
-    """Say what keeps a run from going on in the words of the command line."""
-    try:
-        yield
-    except ValueError as error:
-        if START_ANEW not in (reason := str(error)):
-            raise
-        if isinstance(error, OtherRunError):
-            reason = _in_options(error, f"the run in {out}", dataset, fold)
-            reason += f"; the same command goes on, {START_ANEW}"
-        subject, must, rest = reason.partition(" must ")
-        if subject in ("epochs", "patience", "epochs and schedule"):
-            reason = re.sub(r"(epochs|patience|schedule)", r"--\1", subject) + must + rest
-        raise ValueError(reason.replace(START_ANEW, "without --resume training starts anew")) from error
-
-
-def _in_options(error: OtherRunError, run: str, dataset: str, fold: int | None) -> str:
-    if error.name in ("train", "validation"):
-        return f"{'without --fold' if fold is None else f'--fold {fold}'}: {run} has another split (see --splits, too)"
-    if error.name == "metric":
-        return f"{dataset}: {run} has another metric (see --metric)"
-    if error.name in ("features: graphs", "features: sizes", "features: labels"):
-        return f"{dataset}: {run} is of other graphs or labels"
-    if error.name in ("features: features", "features: rows"):
-        options = "--node-features, --degree, --standardize, --features, --undirected, --coalesce, --self-loops"
-        return f"{dataset}: {run} is of other node features or edges (see {options})"
-    here, there = (_typed(_OPTIONS.get(error.name, error.name), value) for value in (error.here, error.there))
-    return f"{here}: {run} has {there}"
-
-
-def _typed(option: str, value: Any) -> str:
-    """An option as it is given."""
-    if option == "--batch-norm":
-        return option if value else "--no-batch-norm"
-    if option == "--readout":
-        value = "attention" if value else "sum"
-    return f"{option} {'none' if value is None else value}"
-
-
-def _write_and_report(
-    outputs: _Outputs,
-    dataset: str,
-    features: PowerFeatures,
-    model: SPIN,
-    fit: training.Fit,
-    split: datasets.Split,
-    metric_name: str,
-    test: float,
-    precomputation: float | Path | None,
-    settings: dict[str, Any],
-) -> Report:
-    from ..plots import training_curve
-
-    kind = "SPIN-att" if model.config["attention"] else "SPIN-sum"
-    training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=test, **settings)
-    training_curve(outputs.curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
-    seconds = fit.seconds_per_epoch
-    first = features.identical_graphs().cpu()
-    known = int(torch.isin(first[split.test], first[split.train]).sum())
-    facts = {
-        "dataset": dataset,
-        "readout": "attention" if model.config["attention"] else "sum",
-        "operator": features.operator,
-        "hops": features.num_hops,
-        "seed": settings["seed"],
-        "fold": settings["fold"],
-        "metric": metric_name,
-        "test": test,
-        "validation": fit.validation,
-        "graphs": {part: len(ids) for part, ids in split._asdict().items()},
-        "test_seen": known,
-        "epochs": len(fit.epochs),
-        "best_epoch": fit.best_epoch + 1,
-        "interrupted": fit.interrupted,
-        "seconds_per_epoch": seconds,
-        "graphs_per_second": len(split.train) / seconds,
-        "precomputation_seconds": precomputation if isinstance(precomputation, float) else None,
-        "deduplication": features.deduplication,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "kernels": kernels_on(features.rows.device),
-        "model": outputs.model,
-        "training_curve": outputs.curve,
-        "log": outputs.log,
-        "result": outputs.result,
-    }
-    chosen = [f"{features.operator} over {features.num_hops} hops", f"seed {settings['seed']}"]
-    chosen += [] if settings["fold"] is None else [f"fold {settings['fold']}"]
-    made = f"read from {escape(str(precomputation))}"
-    if isinstance(precomputation, float):
-        made = f"{1000 * precomputation:.1f} ms, once, deduplication included"
-    rows = {
-        f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)",
-        f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
-        "duplicates": f"{known} of the test graphs (no SPIN can tell them from a training graph)",
-        "settings": escape(", ".join(chosen)),
-        "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
-        "time per epoch": f"{1000 * seconds:.1f} ms (median)",
-        "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
-        "precomputation": made,
-        "nodes per stored row": f"{ratios_of(features)}  (by branch)",
-        "parameters": f"{facts['parameters']:,}",
-        "kernels": facts["kernels"],
-        "model": escape(str(outputs.model)),
-        "training curve": escape(str(outputs.curve)),
-        "log": escape(str(outputs.log)),
-        "result": escape(str(outputs.result)),
-    }
-    table = Table(show_header=False, title=f"{kind} on {escape(dataset)}")
-    for name, value in rows.items():
-        table.add_row(name, value)
-    report = Report(facts, [table])
-    with _files.replacing(outputs.result) as temporary:  # last: it says that all others are there
-        temporary.write_text(document_of(report) + "\n")
-    return report
+    return METRICS.get(name, name), score

@@ -1,0 +1,46 @@
+"""Where to compute, and with which kernels."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+from .. import build_info, native_available
+
+
+class Device(str, Enum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+def device_of(wanted: Device) -> torch.device:
+    """The device to train on.
+
+    Raises:
+        ValueError: a GPU is asked for, and torch has none.
+    """
+    there = torch.cuda.is_available()
+    if wanted is Device.auto:
+        return torch.device("cuda" if there and native_available("cuda") else "cpu")
+    if wanted is Device.cuda and not there:
+        version = torch.version.cuda
+        reason = f"torch {torch.__version__} has no CUDA" if version is None else "torch finds no GPU (see nvidia-smi)"
+        raise ValueError(f"--device cuda: {reason}; --device cpu trains without")
+    return torch.device(wanted.value)
+
+
+def wait_for(device: torch.device) -> None:
+    """For what is timed: work on a GPU goes on when its call has returned."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def kernels_on(device: torch.device) -> str:
+    """Which kernels run on ``device``, and on what."""
+    facts = build_info()
+    on = f"{torch.get_num_threads()} CPU thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    if native_available(device):
+        return f"native ({facts['isa'] if device.type == 'cpu' else 'CUDA'}), {on}"
+    return f"reference ({facts['reason' if device.type == 'cpu' else 'cuda_reason']}), {on}"

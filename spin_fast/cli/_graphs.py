@@ -1,0 +1,112 @@
+"""The graphs of a dataset: read, looked at, described."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.markup import escape
+
+from .. import datasets
+from ..graphs import Arcs, GraphBatch
+from ._app import console
+
+
+def read_dataset(
+    dataset: str,
+    root: Path | None,
+    *,
+    download: bool,
+    features: Any = None,
+    label: tuple[Any] | None = None,
+    arcs: Arcs | None = None,
+) -> datasets.Folder:
+    """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says.
+
+    Raises:
+        ValueError: they are said to be listed once and are listed in both directions.
+    """
+    if label is not None and datasets.own_folder(dataset, root) is None:
+        names = label[0] if isinstance(label[0], str) else json.dumps(label[0] or "")
+        raise ValueError(f"--label {names} is impossible for {dataset}, which is no folder of your own graphs")
+    chosen = {} if label is None else {"label": label[0]}
+    arcs = arcs or Arcs()
+    with console.status(f"reading {title_of(dataset)}"):
+        read = datasets.read(dataset, root, download=download, features=features, **chosen, **arcs)
+        twice = arcs.get("undirected") and directions_of(read.graphs).twice
+    if twice:
+        raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
+    return read
+
+
+class Directions(NamedTuple):
+    """How edges are listed, self-loops aside.
+
+    Attributes:
+        one_way: an arc lacks its reverse.
+        twice: each arc is repeated.
+    """
+
+    one_way: bool
+    twice: bool
+
+
+def directions_of(graphs: GraphBatch) -> Directions:
+    arcs = merged_arcs(graphs, np.ones(graphs.num_arcs, np.int32))
+    reverse = arcs.T.tocsr()
+    one_way = not (np.array_equal(arcs.indptr, reverse.indptr) and np.array_equal(arcs.indices, reverse.indices))
+    times = arcs.data[np.repeat(np.arange(graphs.num_nodes), np.diff(arcs.indptr)) != arcs.indices]
+    return Directions(one_way, len(times) > 0 and int(times.min()) > 1)
+
+
+def merged_arcs(graphs: GraphBatch, weight: np.ndarray) -> Any:
+    """The adjacency as a ``csr_array`` in canonical form; weights of repeated arcs are added up."""
+    from scipy.sparse import csr_array
+
+    shape = (graphs.num_nodes, graphs.num_nodes)
+    arcs = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
+    if not arcs.has_canonical_format:
+        arcs = arcs.copy()  # of the graphs' own arrays
+        arcs.sum_duplicates()
+    return arcs
+
+
+def hint_on_edges(dataset: str, root: Path | None, graphs: GraphBatch) -> str | None:
+    """Which option there is for a folder of one's own whose edges have one direction."""
+    if datasets.own_folder(dataset, root) is None or not directions_of(graphs).one_way:
+        return None
+    return "if each edge is listed once, for both directions, add --undirected"
+
+
+def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
+    """Which option takes the node features that a set has and that nobody has decided against."""
+    if chosen is not None or not read.unused:
+        return None
+    every = "+".join(part for part in ("attribute", "label") if part in read.unused or part in str(read.features))
+    return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
+
+
+def title_of(dataset: str) -> str:
+    """What a dataset is called in tables and file names: the last part of a path."""
+    is_path = "/" in dataset or os.sep in dataset or dataset in (os.curdir, os.pardir)
+    return Path(dataset).expanduser().resolve().name if is_path else dataset
+
+
+def describe(name: str, graphs: GraphBatch) -> str:
+    num_graphs = max(len(graphs), 1)
+    classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
+    return (
+        f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
+        f"{graphs.num_arcs / num_graphs:.2f} arcs on average, {graphs.num_features} feature(s) per node"
+    )
+
+
+def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
+    """What the graphs are, and the hints."""
+    console.print(describe(name, read.graphs), highlight=False)
+    for what, hint in (("edges are directed", edges), ("there are also", features)):
+        if hint is not None:
+            console.print(f"{what}: {hint}", highlight=False)

@@ -1,0 +1,141 @@
+"""Options that several commands have, and what they say."""
+
+from __future__ import annotations
+
+import json
+import re
+from enum import Enum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import _check, datasets
+from ..graphs import REDUCTIONS, Arcs
+
+HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
+DEFAULT_HOPS = 3
+Coalesce = Enum("Coalesce", {name: name for name in REDUCTIONS}, type=str)  # type: ignore[misc]
+
+
+def _complete_dataset(context: typer.Context, incomplete: str) -> list[str]:
+    """Names for the shell; it completes paths by itself where there is none."""
+    try:
+        return datasets.names(context.params.get("root"))
+    except Exception:  # in the middle of a command line there is no place for it
+        return []
+
+
+DATASET = typer.Argument(
+    metavar="DATASET",
+    help="A built-in dataset, one found in the folder of datasets, or the path of a folder of your own graphs.",
+    autocompletion=_complete_dataset,
+)
+data_option = partial(typer.Option, rich_help_panel="Data")
+Root = Annotated[
+    Path | None, data_option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data, or the cache")
+]
+Download = Annotated[bool, data_option("--download", help="Get a dataset that is not there from its official site.")]
+Splits = Annotated[
+    Path | None,
+    data_option(help="File of published folds, or its folder.", show_default="splits/ beside the datasets"),
+]
+Fold = Annotated[int | None, data_option(min=0, help="Which of the published folds; the first is 0.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+
+def _operators(text: str) -> str:
+    try:
+        return _check.operators(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def operator_option(default: str, panel: str | None = None) -> Any:
+    """The option ``--operator``, a list of names, maybe with commas between them, for :func:`operator_of`."""
+    return typer.Option(
+        "--operator",
+        parser=_operators,
+        metavar="|".join(_check.OPERATORS),
+        help="What a hop computes of the neighbours: their sum (adj), a sum weighted by degrees (sym), both added "
+        "(sym+adj), or their mean (rw). Several, with commas or one by one, are used side by side.",
+        show_default=default,
+        rich_help_panel=panel,
+    )
+
+
+def operator_of(chosen: list[str] | None) -> str | None:
+    """What ``--operator`` says; None where it is not given."""
+    return _check.operators(",".join(chosen)) if chosen else None
+
+
+def _columns(text: str) -> Any:
+    """JSON, or one name, or several with commas; a comma at the end makes one name a list, those in [ ] separate none.
+
+    No text at all is None.
+    """
+    if text.startswith(("[", "{")):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise typer.BadParameter(f"must be JSON where it starts with {text[0]}: {error}") from None
+    names = re.split(r",(?![^\[]*\])", text)
+    return [name.strip() for name in names if name.strip()] if len(names) > 1 else text or None
+
+
+OwnFeatures = Annotated[
+    Any,
+    data_option(
+        "--node-features",
+        parser=_columns,
+        metavar="NAMES",
+        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: "
+        "columns, with commas, of numbers or words, or JSON as in Folder.features; or degree.",
+        show_default="the paper's choice, or all columns",
+    ),
+]
+Label = Annotated[
+    Any,
+    data_option(
+        "--label",
+        parser=lambda text: (_columns(text),),
+        metavar="NAMES",
+        help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, with "
+        'commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads none.',
+        show_default=datasets.LABEL,
+    ),
+]
+Undirected = Annotated[
+    bool,
+    data_option("--undirected", help="Your own graphs: each edge is listed once, for both directions."),
+]
+MergeRepeated = Annotated[
+    Coalesce | None,
+    data_option(
+        "--coalesce",
+        help="Your own graphs: merge repeated edges, with this of their weights, which are 1 where there are none.",
+        show_default="each counts",
+    ),
+]
+SelfLoops = Annotated[
+    bool | None,
+    data_option(
+        "--self-loops/--no-self-loops",
+        help="Your own graphs: give each node an edge to itself, or leave such edges out.",
+        show_default="as listed",
+    ),
+]
+
+
+def arcs_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> Arcs:
+    """What the three options say, without those that are not given."""
+    arcs = Arcs()
+    if undirected:
+        arcs["undirected"] = True
+    if coalesce is not None:
+        arcs["coalesce"] = coalesce.value
+    if self_loops is not None:
+        arcs["self_loops"] = self_loops
+    return arcs

@@ -1,0 +1,120 @@
+"""What ``spin-fast train`` leaves behind: its files, and what it prints of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from .. import _files, datasets, training
+from ..features import PowerFeatures
+from ..nn import SPIN
+from ._app import Report, by_branch, document_of
+from ._device import kernels_on
+
+
+def show_score(metric_name: str, value: float) -> str:
+    return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"
+
+
+class Outputs:
+    """What a run writes; checked before any work, so that an unwritable place does not cost a training."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"--out {folder} cannot be made: {error.strerror}") from error
+        self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
+        self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
+        for file in vars(self).values():
+            _files.check_writable(file)
+
+
+def score_in(result: Path) -> str:
+    try:
+        facts = json.loads(result.read_bytes())
+        return f", test {facts['metric']} {show_score(facts['metric'], facts['test'])}"
+    except (OSError, ValueError, KeyError, TypeError):  # NaN, among others
+        return ""
+
+
+def write_and_report(
+    outputs: Outputs,
+    dataset: str,
+    features: PowerFeatures,
+    model: SPIN,
+    fit: training.Fit,
+    split: datasets.Split,
+    metric_name: str,
+    test: float,
+    precomputation: float | Path | None,
+    settings: dict[str, Any],
+) -> Report:
+    from ..plots import training_curve
+
+    kind = "SPIN-att" if model.config["attention"] else "SPIN-sum"
+    training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=test, **settings)
+    training_curve(outputs.curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
+    seconds = fit.seconds_per_epoch
+    first = features.identical_graphs().cpu()
+    known = int(torch.isin(first[split.test], first[split.train]).sum())
+    facts = {
+        "dataset": dataset,
+        "readout": "attention" if model.config["attention"] else "sum",
+        "operator": features.operator,
+        "hops": features.num_hops,
+        "seed": settings["seed"],
+        "fold": settings["fold"],
+        "metric": metric_name,
+        "test": test,
+        "validation": fit.validation,
+        "graphs": {part: len(ids) for part, ids in split._asdict().items()},
+        "test_seen": known,
+        "epochs": len(fit.epochs),
+        "best_epoch": fit.best_epoch + 1,
+        "interrupted": fit.interrupted,
+        "seconds_per_epoch": seconds,
+        "graphs_per_second": len(split.train) / seconds,
+        "precomputation_seconds": precomputation if isinstance(precomputation, float) else None,
+        "deduplication": features.deduplication,
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "kernels": kernels_on(features.rows.device),
+        "model": outputs.model,
+        "training_curve": outputs.curve,
+        "log": outputs.log,
+        "result": outputs.result,
+    }
+    chosen = [f"{features.operator} over {features.num_hops} hops", f"seed {settings['seed']}"]
+    chosen += [] if settings["fold"] is None else [f"fold {settings['fold']}"]
+    made = f"read from {escape(str(precomputation))}"
+    if isinstance(precomputation, float):
+        made = f"{1000 * precomputation:.1f} ms, once, deduplication included"
+    rows = {
+        f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)",
+        f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
+        "duplicates": f"{known} of the test graphs (no SPIN can tell them from a training graph)",
+        "settings": escape(", ".join(chosen)),
+        "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
+        "time per epoch": f"{1000 * seconds:.1f} ms (median)",
+        "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
+        "precomputation": made,
+        "nodes per stored row": f"{by_branch(features.deduplication)}  (by branch)",
+        "parameters": f"{facts['parameters']:,}",
+        "kernels": facts["kernels"],
+        "model": escape(str(outputs.model)),
+        "training curve": escape(str(outputs.curve)),
+        "log": escape(str(outputs.log)),
+        "result": escape(str(outputs.result)),
+    }
+    table = Table(show_header=False, title=f"{kind} on {escape(dataset)}")
+    for name, value in rows.items():
+        table.add_row(name, value)
+    report = Report(facts, [table])
+    with _files.replacing(outputs.result) as temporary:  # last: it says that all others are there
+        temporary.write_text(document_of(report) + "\n")
+    return report
