@@ -8,90 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from . import _check, ops
 from ._arrays import GraphIds, graph_ids
 from ._native import available as native_available
 from .features import PowerFeatures
+from .losses import check_labels, loss_of, shares_of
 from .nn import SPIN, GraphClassifier
-
-ClassWeight = str | Tensor | Sequence[float] | None
-
-
-def loss_of(
-    logits: Tensor, y: Tensor, class_weight: Tensor | None = None, graph_weight: Tensor | None = None
-) -> Tensor:
-    """Cross-entropy for classes (int64 ``y [G]``); binary cross-entropy per task for float ``y [G, T]``, NaN masked.
-
-    ``class_weight [C]`` is ``weight`` of torch's ``cross_entropy``; ``[T]`` for tasks, where it is ``pos_weight`` of
-    ``binary_cross_entropy_with_logits``. A graph counts ``graph_weight [G]`` times. Where all weights of a batch are 0
-    its loss is 0.
-    """
-    shares = _shares(y, class_weight, graph_weight)
-    if shares is None:
-        return F.cross_entropy(logits, y)
-    if y.is_floating_point():
-        target = y.nan_to_num().to(logits.dtype)
-        losses = F.binary_cross_entropy_with_logits(logits, target, reduction="none", pos_weight=class_weight)
-        losses = losses.where(~y.isnan(), 0).sum(1)
-    else:
-        losses = F.cross_entropy(logits, y, class_weight, reduction="none")
-    total = (losses if graph_weight is None else losses * graph_weight).sum()
-    return total / shares.sum().clamp(min=torch.finfo(total.dtype).tiny)
-
-
-def _shares(y: Tensor, class_weight: Tensor | None, graph_weight: Tensor | None) -> Tensor | None:
-    """What each graph counts in the mean of :func:`loss_of`, ``[G]``; None where all count the same."""
-    if y.is_floating_point():
-        shares: Tensor | None = (~y.isnan()).sum(1)
-    else:
-        shares = None if class_weight is None else class_weight[y]
-    return shares if graph_weight is None else graph_weight if shares is None else shares * graph_weight
-
-
-def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Tensor | None:
-    """The weights ``[num_outputs]`` that :func:`loss_of` takes, on the device of ``y``.
-
-    Args:
-        class_weight: None; ``"balanced"``; or the weights themselves.
-        y: labels of the training graphs, which ``"balanced"`` counts: a class weighs ``G / (C * its graphs)``, as in
-            scikit-learn, and a positive label as much as its task has negative labels for each positive one. What does
-            not occur weighs 1.
-        num_outputs: classes, or tasks.
-
-    Raises:
-        TypeError, ValueError: ``class_weight`` is none of these, of another length, negative, not finite, or all 0.
-    """
-    if class_weight is None:
-        return None
-    if isinstance(class_weight, str):
-        if class_weight != "balanced":
-            raise ValueError(f"class_weight must be None, 'balanced' or a tensor of weights, got {class_weight!r}")
-        if y.is_floating_point():
-            positive, negative = (y == 1).sum(0).double(), (y == 0).sum(0).double()
-            return (negative / positive).where((positive > 0) & (negative > 0), 1.0)
-        count = y.bincount(minlength=num_outputs).double()
-        return (len(y) / ((count > 0).sum() * count)).where(count > 0, 1.0)
-    return weights_of("class_weight", class_weight, num_outputs, "None, 'balanced' or").to(y.device)
-
-
-def weights_of(name: str, values: Any, size: int, others: str = "None or") -> Tensor:
-    """Weights ``[size]`` in float64.
-
-    Raises:
-        TypeError, ValueError: they are no numbers, of another length, negative, not finite, or all 0.
-    """
-    try:
-        weights = torch.as_tensor(values, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"{name} must be {others} a tensor of weights, got {type(values).__name__}") from error
-    if weights.shape != (size,):
-        raise ValueError(f"{name} must have shape [{size}], got {list(weights.shape)}")
-    if not (bool(weights.isfinite().all()) and bool((weights >= 0).all()) and bool((weights > 0).any())):
-        shown = weights.tolist() if size <= 10 else f"values from {weights.min():g} to {weights.max():g}"
-        raise ValueError(f"{name} must be finite, at least 0 and not all 0, got {shown}")
-    return weights
 
 
 class _Adam(torch.optim.Adam):
@@ -271,7 +194,7 @@ class Trainer:
             pairs = zip(batches, graph_weight.split(batch_size), strict=True)
             losses = torch.stack([step(batch, weight) for batch, weight in pairs])
         assert features.labels is not None
-        shares = _shares(features.labels[stored], self.class_weight, graph_weight)
+        shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
             losses = losses.cpu()
             return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
@@ -376,32 +299,3 @@ def _has_own_classifier(model: SPIN) -> bool:
         else:
             found.append(layer.negative_slope if type(layer) is nn.LeakyReLU else None)
     return type(model.classifier) is nn.Sequential and found == made
-
-
-def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = False) -> None:
-    """Check the labels of the selected graphs.
-
-    Tasks, and on a GPU classes, only if they are to be ``read``: there are many, or it waits.
-    """
-    y = features.y
-    if y is None:
-        raise ValueError("features must have labels (y) to train on")
-    if y.dim() != (2 if y.is_floating_point() else 1) or not (y.is_floating_point() or y.dtype == torch.int64):
-        raise ValueError(
-            "y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, "
-            f"got {y.dtype} of shape {list(y.shape)}"
-        )
-    if y.is_floating_point():
-        if y.shape[1] != num_outputs:
-            raise ValueError(f"y must have {num_outputs} tasks, the model's outputs, got {y.shape[1]}")
-        known = y[~y.isnan()] if read else y[:0]
-        if known.numel() and not 0 <= known.min() <= known.max() <= 1:
-            raise ValueError(
-                f"y must be tasks of 0, 1 and NaN, got values from {known.min().item():g} to {known.max().item():g}"
-            )
-        return
-    read = (read or y.is_cpu) and len(y) > 0
-    if read and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
-        raise ValueError(
-            f"y must be classes in [0, {num_outputs}), the model's outputs, got {int(y.min())} to {int(y.max())}"
-        )

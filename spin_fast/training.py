@@ -23,9 +23,10 @@ from ._run import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, s
 from .checkpoints import load_checkpoint, save_checkpoint
 from .features import PowerFeatures
 from .graphs import GraphBatch
+from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
 from .nn import GraphClassifier
 from .schedules import SCHEDULES, Schedule, advance, scheduler_of
-from .trainer import ClassWeight, Trainer, check_labels, class_weights, loss_of, weights_of
+from .trainer import Trainer
 
 __all__ = [
     "SCHEDULES",

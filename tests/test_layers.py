@@ -17,7 +17,7 @@ LAYERS = [
     {"training"},
     {"_run"},
     {"checkpoints", "schedules", "trainer"},
-    {"datasets", "nn", "shards"},
+    {"datasets", "losses", "nn", "shards"},
     {"features", "preprocessing", "transforms"},
     {"_powers"},
     {"graphs"},

@@ -24,6 +24,7 @@ from spin_fast import SPIN, PowerFeatures, _files, checkpoints, datasets, traini
 from spin_fast import trainer as trainers
 from spin_fast._run import copied
 from spin_fast.checkpoints import save_state
+from spin_fast.losses import class_weights
 
 
 @pytest.fixture(scope="module")
@@ -373,13 +374,13 @@ def test_balanced_weights_are_those_of_scikit_learn() -> None:
     from sklearn.utils.class_weight import compute_class_weight
 
     y = torch.tensor([0, 0, 0, 3, 3, 1])
-    weights = trainers.class_weights("balanced", y, 5)
+    weights = class_weights("balanced", y, 5)
     expected = compute_class_weight("balanced", classes=np.array([0, 1, 3]), y=y.numpy())
     assert weights[[0, 1, 3]].numpy() == pytest.approx(expected)
     assert weights[[2, 4]].tolist() == [1, 1]
     nan = float("nan")
     tasks = torch.tensor([[1.0, nan, 0], [0, 1, 0], [0, nan, 0], [0, nan, nan]])
-    assert trainers.class_weights("balanced", tasks, 3).tolist() == [3, 1, 1]
+    assert class_weights("balanced", tasks, 3).tolist() == [3, 1, 1]
 
 
 @pytest.mark.parametrize("tasks", [False, True])
@@ -390,7 +391,7 @@ def test_the_loss_of_an_epoch_counts_graphs_by_their_weights(digits: PowerFeatur
         labels[::3, ::2] = float("nan")
         digits = replace(digits, labels=labels)
     model, ids = new_model(), torch.arange(100)
-    weights = trainers.class_weights("balanced", digits[ids].y, 10)
+    weights = class_weights("balanced", digits[ids].y, 10)
     weights[3] = 0
     for class_weight in (None, weights.float()):
         trainer = training.Trainer(model, learning_rate=0.0, class_weight=class_weight)

@@ -1,161 +1,37 @@
-"""A classifier of graphs and a transformer of their node features, as estimators of scikit-learn."""
+"""SPIN as a classifier of scikit-learn."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from joblib import effective_n_jobs
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin
+from sklearn.base import ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import Tags, check_array, check_random_state, column_or_1d, compute_class_weight
-from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    assert_all_finite,
-    check_consistent_length,
-    check_is_fitted,
-)
+from sklearn.utils import Tags, check_random_state, compute_class_weight
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import _check, training
-from .features import PowerFeatures
-from .graphs import GraphBatch
-from .nn import SPIN
-from .preprocessing import Degree, NodeFeatures
-from .schedules import Schedule
+from .. import _check, training
+from ..features import PowerFeatures
+from ..graphs import GraphBatch
+from ..nn import SPIN
+from ..preprocessing import Degree, NodeFeatures
+from ..schedules import Schedule
+from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
 
-Graphs = GraphBatch | PowerFeatures
 READOUTS = ("attention", "sum")
-
 _random_state = threading.Lock()  # torch has one for all threads: fits of one process come one after the other
 
 
-class _GraphEstimator(BaseEstimator):
-    """What estimators of graphs share: ``X`` is no array."""
-
-    n_features_in_: int
-
-    def __sklearn_tags__(self) -> Tags:
-        tags = super().__sklearn_tags__()
-        tags.input_tags.two_d_array = False
-        return tags
-
-    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
-        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
-        if isinstance(X, Graphs):
-            return X
-        if isinstance(X, np.ndarray) and X.dtype == object:
-            X = list(X)
-        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
-        if isinstance(first, GraphBatch):
-            return GraphBatch.concatenate(X)
-        if isinstance(first, PowerFeatures):
-            return PowerFeatures.concatenate(X)
-        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
-        if "torch_geometric" in libraries:
-            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
-        if "networkx" in libraries:
-            return GraphBatch.from_networkx(X)
-        if "dgl" in libraries:
-            return GraphBatch.from_dgl(X)
-        if "scipy" in libraries:
-            return GraphBatch.from_scipy(X)
-        raise TypeError(
-            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
-            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
-        )
-
-    def _check_features(self, graphs: Graphs) -> None:
-        if graphs.num_features != self.n_features_in_:
-            raise ValueError(
-                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
-                "features as input."
-            )
-        _check_finite(graphs)
-
-
-class NodeFeaturesTransformer(TransformerMixin, _GraphEstimator):
-    """:class:`spin_fast.NodeFeatures` as a transformer of scikit-learn, for pipelines and searches.
-
-    ``Pipeline([("features", NodeFeaturesTransformer("log")), ("spin", SPINClassifier())])`` fits both on the training
-    graphs of every fold. :class:`SPINClassifier` has ``degree`` and ``standardize`` of its own, which are enough where
-    all columns are treated alike; where ``columns`` or ``standardize=False`` here say which are not to be standardised,
-    give it ``standardize=False``, too.
-
-    ``X`` is a :class:`spin_fast.GraphBatch`, or a list of graphs as :class:`SPINClassifier` takes it. Labels in a list
-    are read by ``fit_transform`` without ``y``, but not by ``transform``.
-
-    Args:
-        degree, keep_x, standardize, columns: those of :class:`spin_fast.NodeFeatures`.
-
-    Attributes:
-        n_features_in_: features of a node before.
-        node_features_: the fitted :class:`spin_fast.NodeFeatures`.
-    """
-
-    node_features_: NodeFeatures
-
-    def __init__(
-        self,
-        degree: Degree | None = None,
-        *,
-        keep_x: bool | Literal["auto"] = "auto",
-        standardize: bool | Literal["auto"] = "auto",
-        columns: Sequence[int] | None = None,
-    ) -> None:
-        self.degree = degree
-        self.keep_x = keep_x
-        self.standardize = standardize
-        self.columns = columns
-
-    def fit(self, X: Any, y: Any = None) -> NodeFeaturesTransformer:
-        """Learn from all graphs of ``X``; ``y`` is not used.
-
-        Raises:
-            TypeError, ValueError: name the argument and what is wrong with it.
-        """
-        self._fit(self._batch(X))
-        return self
-
-    def fit_transform(self, X: Any, y: Any = None) -> GraphBatch:
-        """Learn from all graphs of ``X`` and return them as :meth:`transform` does."""
-        graphs = self._batch(X, with_labels=y is None)
-        self._fit(graphs)
-        return self.node_features_.transform(graphs)
-
-    def transform(self, X: Any) -> GraphBatch:
-        """The graphs with other node features.
-
-        Raises:
-            TypeError, ValueError: name the argument and what is wrong with it.
-        """
-        check_is_fitted(self)
-        graphs = self._batch(X)
-        self._check_features(graphs)
-        return self.node_features_.transform(graphs)
-
-    def _batch(self, X: Any, with_labels: bool = False) -> GraphBatch:
-        graphs = self._graphs(X, with_labels)
-        if isinstance(graphs, PowerFeatures):
-            raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
-        return graphs
-
-    def _fit(self, graphs: GraphBatch) -> None:
-        _check_finite(graphs)
-        made = NodeFeatures(self.degree, keep_x=self.keep_x, standardize=self.standardize, columns=self.columns)
-        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features
-
-
-class SPINClassifier(ClassifierMixin, _GraphEstimator):
+class SPINClassifier(ClassifierMixin, GraphEstimator):
     """SPIN as an estimator of scikit-learn: precomputation, training with early stopping, prediction.
 
     ``X`` is a :class:`spin_fast.GraphBatch`, from which scikit-learn selects graphs as it selects rows of an array, in
@@ -292,9 +168,9 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
                 train by :func:`spin_fast.training.fit`.
         """
         graphs = self._graphs(X, with_labels=y is None)
-        y = self._labels(graphs.y if y is None else y)
+        y = labels_of(graphs.y if y is None else y, self)
         check_consistent_length(graphs, y)
-        _check_finite(graphs)
+        check_finite(graphs)
         self._check_arguments(graphs)
         if sample_weight is not None:
             sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
@@ -307,7 +183,7 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
             labels = torch.from_numpy(codes)
-            features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
+            features = labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
             shares = _shares(
                 codes[validation], class_weight, None if sample_weight is None else sample_weight[validation]
             )
@@ -369,29 +245,12 @@ class SPINClassifier(ClassifierMixin, _GraphEstimator):
         Of several labels per graph it is the share of graphs where all are right, as in all of scikit-learn.
         """
         graphs = self._graphs(X, with_labels=y is None)
-        return super().score(graphs, self._labels(graphs.y if y is None else y), sample_weight)
+        return super().score(graphs, labels_of(graphs.y if y is None else y, self), sample_weight)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
         tags.classifier_tags.multi_label = True
         return tags
-
-    def _labels(self, y: Any) -> np.ndarray:
-        if y is None:
-            raise ValueError(
-                f"This {type(self).__name__} estimator requires y to be passed, but the target y is None "
-                "and X has no labels."
-            )
-        y = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
-        if y.ndim == 2 and y.shape[1] != 1:
-            y = check_array(y, dtype=None, input_name="y")
-            if not np.isin(y, (0, 1)).all():
-                raise ValueError("y must be one label per graph, or 0 and 1 for each of several, got other values")
-            return y.astype(np.int64)
-        y = column_or_1d(y, warn=True)
-        assert_all_finite(y, input_name="y")
-        check_classification_targets(y)
-        return y
 
     def _check_arguments(self, graphs: Graphs) -> None:
         """Those that neither the model nor ``training.fit`` knows."""
@@ -537,25 +396,3 @@ def _weighted_accuracy(shares: np.ndarray) -> training.Metric:
         return float(np.average(right.cpu().numpy(), weights=shares))
 
     return accuracy
-
-
-def _check_finite(graphs: Graphs) -> None:
-    parts = [("features", graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x)]
-    if isinstance(graphs, GraphBatch) and graphs.edge_weight is not None:
-        parts.append(("edge weights", graphs.edge_weight))
-    for name, values in parts:
-        if not bool(torch.isfinite(values).all()):
-            found = "NaN" if bool(values.isnan().any()) else "infinity"
-            raise ValueError(f"Input X contains {found}: {name} must be finite")
-
-
-def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
-    """The features with other labels, ``[G]`` or ``[G, T]``, of the selected graphs."""
-    y = y.to(features.rows.device)
-    if features.ids is None:
-        return replace(features, labels=y)
-    labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
-    labels[features.ids] = y
-    if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
-        return replace(features.take(), labels=y)
-    return replace(features, labels=labels)
