@@ -813,6 +813,16 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
 
 
+@pytest.mark.parametrize("option", ["--undirected", "--label=kind", "--self-loops", "--node-features=degree"])
+def test_a_mistyped_folder_is_not_there(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "mols", ["a", "b"])
+    (tmp_path / "tu.zip").touch()
+    for command in ("train", "info", "precompute"):
+        assert "unknown data set 'mosl'" in invoke(command, "mosl", option, exit_code=1)
+        assert "unknown data set 'tu.zip'; did you mean ./tu.zip?" in invoke(command, "tu.zip", option, exit_code=1)
+
+
 def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, labels in (("plain", ["a", "b"]), ("weighted", ["a", "b"])):

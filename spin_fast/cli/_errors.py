@@ -48,13 +48,20 @@ def _as_options(reason: str) -> str:
     """What to do, in the words of the command line."""
     words = {"download=True": "--download", "by features": "by --node-features"}
     words |= {f"by {argument}": f"by --{argument}" for argument in ("root", "splits")}
-    words["by label=None"] = 'by --label ""'
     words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
     for argument, option in words.items():
         reason = reason.replace(argument, option)
-    reason = re.sub(r"by label=\['(.*?)'\]", r'by --label "\1,"', reason)
+    reason = re.sub(r"\blabel=('[^']*'|\[.*?\]|None)", lambda found: _label_option(found[1]), reason)
     arguments = r"\b(features|undirected|coalesce|self_loops)=(\w+|'[^']*')"
     return re.sub(arguments, lambda found: as_option(found[1], found[2].strip("'")), reason)
+
+
+def _label_option(label: str) -> str:
+    """The argument ``label`` as the command line has it."""
+    if label.startswith("'"):
+        return f"--label {label[1:-1]}"
+    names = re.findall(r"'([^']*)'", label)
+    return f'--label "{",".join(names)}{"," if len(names) == 1 else ""}"'
 
 
 def as_option(argument: str, value: object) -> str:

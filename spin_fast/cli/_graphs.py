@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,9 +28,6 @@ def read_dataset(
     Raises:
         ValueError: they are said to be listed once and are listed in both directions.
     """
-    if label is not None and datasets.own_folder(dataset, root) is None:
-        names = label[0] if isinstance(label[0], str) else json.dumps(label[0] or "")
-        raise ValueError(f"--label {names} is impossible for {dataset}, which is no folder of your own graphs")
     chosen = {} if label is None else {"label": label[0]}
     arcs = arcs or Arcs()
     with console.status(f"reading {title_of(dataset)}"):

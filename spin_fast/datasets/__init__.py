@@ -132,6 +132,9 @@ def read(
         return load_folder(path, features=features, label=label, dtype=dtype, **arcs)
     name = str(name)
     folder.check_arcs(arcs)
+    found = None if name in BUILT_IN else _locate(name, root)
+    if found is None and name not in (*BUILT_IN, *_STAND_IN) and not download:
+        raise _unknown(name, root)  # before its arguments: it may be the mistyped path of a folder
     _refuse_arcs(name, arcs)
     if label != LABEL:
         raise DatasetError(
@@ -140,7 +143,6 @@ def read(
     if name in BUILT_IN:
         _refuse_features(name, features)
         return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
-    found = _locate(name, root)
     if found is None and name in _STAND_IN:
         if features not in (None, "degree"):
             raise DatasetError(
@@ -148,7 +150,7 @@ def read(
                 argument="features",
             )
         return _numbered(_STAND_IN[name](dtype=dtype), 0)
-    if found is None and download:
+    if found is None:
         _download_to(name, root)
         found = _locate(name, root)
     if found is None:
@@ -395,10 +397,13 @@ def _refuse_arcs(name: str, arcs: Arcs) -> None:
 
 
 def _unknown(name: str, root: str | Path | None) -> DatasetError:
+    ogb.refuse_others(name)
     built_in = [*BUILT_IN, *_STAND_IN]
     found = names(root)[len(built_in) :]
     by_lower_case = {known.lower(): known for known in [*built_in, *found]}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
+    here = Path(name).expanduser()
+    close += [f"{os.curdir}{os.sep}{name}"] if name and here.is_file() else []
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     places = " and ".join(f"{place}{'' if place.is_dir() else ' (which is no folder)'}" for place in _roots(root))
     looked = f"ogbg_{name[5:]}/" if ogb.owns(name) else f"{name}.nel, {name}.zip, {name}/ and {name}/raw/"
