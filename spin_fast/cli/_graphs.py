@@ -12,6 +12,7 @@ from rich.markup import escape
 from .. import datasets
 from ..graphs import Arcs, GraphBatch
 from ._app import console
+from ._errors import names_in_options
 
 
 def read_dataset(
@@ -30,7 +31,7 @@ def read_dataset(
     """
     chosen = {} if label is None else {"label": label[0]}
     arcs = arcs or Arcs()
-    with console.status(f"reading {title_of(dataset)}"):
+    with console.status(f"reading {title_of(dataset)}"), names_in_options():
         read = datasets.read(dataset, root, download=download, features=features, **chosen, **arcs)
         twice = arcs.get("undirected") and directions_of(read.graphs).twice
     if twice:

@@ -99,6 +99,8 @@ class Table:
 
         positions, values = pandas.factorize(self.values(column), use_na_sentinel=False)
         missing = pandas.isna(values)
+        if values.dtype.kind == "f":
+            values = values.to_numpy()  # where 0.1 of float32 is not 0.10000000149011612
 
         def where(number: int) -> str:
             return self.where(int((positions == number).argmax()), column)
@@ -145,7 +147,7 @@ class Table:
         import pandas
 
         values = self.values(column)
-        if values.dtype.kind in "mM":  # dates would become numbers
+        if values.dtype.kind in "mM" or isinstance(values.dtype, pandas.PeriodDtype):  # which would become numbers
             return np.full(len(values), np.nan)
         return pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
 
