@@ -15,6 +15,7 @@ from torch import Tensor
 from ..graphs import Arcs, GraphBatch
 from ._columns import (
     LABEL,
+    LEAVE_OUT,
     Column,
     Features,
     Label,
@@ -119,6 +120,14 @@ class Table:
             categories.get_indexer(names)[positions] if len(positions) else positions, categories
         )
 
+    def check_names(self) -> None:
+        """Refuse a column without a name, which pandas writes of an index, and which is no feature."""
+        for number, column in enumerate(self.frame):
+            if not str(column).strip() or column == f"Unnamed: {number}":  # as pandas reads it
+                raise DatasetError(
+                    f"{self.path}, column {number + 1} has no name; leave it out, as by to_csv(index=False)"
+                )
+
     def require(self, column: str) -> None:
         if column not in self.frame:
             has = ", ".join(map(repr, self.frame.columns))
@@ -187,9 +196,23 @@ class Table:
     def words(self, column: Column) -> tuple[np.ndarray, Column]:
         """``[rows]`` the position of each word in the categories, and the column with these."""
         words = Words(column)
+        if words.listed:
+            self._check_words(words)
         positions, numbers = self.distinct(column.name, words.number)
         places, column = words.settled(f"{self.path}, column")
         return places[np.array(numbers, np.int64)[positions]], column
+
+    def _check_words(self, words: Words) -> None:
+        """Count the nodes with words that features do not list, rather than name the first alone."""
+        column = words.column.name
+        positions, strange = self.distinct(column, lambda value, _: words.is_strange(value))
+        rows = np.array(strange, bool)[positions]
+        if rows.any():
+            row, graphs = int(rows.argmax()), self.frame["graph"][rows].nunique()
+            raise DatasetError(
+                f"{self.where(row, column)} {words.strange(self.frame[column][row])}; {rows.sum():,} node(s) in "
+                f"{graphs:,} graph(s) have such words: {LEAVE_OUT}"
+            )
 
     def tasks(self, columns: Sequence[str]) -> np.ndarray:
         """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
@@ -282,6 +305,8 @@ def load(
             )
         arc_ends.append(position[by_key[at]] if len(keys) else end)
     others = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
+    if nodes is not None and features is None:
+        nodes.check_names()
     columns = chosen(features, others)
     if columns and nodes is None:
         raise DatasetError(
