@@ -209,6 +209,27 @@ def test_train_finds_what_it_cannot_write_before_it_works(
     assert error == f"spin-fast: error: {tmp_path / name} cannot be written: it is a folder\n"
 
 
+def test_a_call_with_errors_leaves_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options in (
+        ["nosuch"],
+        ["nosuch", "--out", "a/b"],
+        ["digits", "--fold", 3],
+        ["digits", "--tensorboard", "--label=x"],
+    ):
+        invoke("train", *options, exit_code=1)
+    invoke("precompute", "nosuch", "--out", "a/b.safetensors", exit_code=1)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    (tmp_path / "runs" / "digits" / "result.json").touch()
+    result = CliRunner().invoke(app, ["train", "digits", "--label", "x"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    (tmp_path / "file").touch()
+    assert "file/a/log.csv cannot be written: " in invoke("train", "--out", "file/a", exit_code=1).replace(
+        "model.safetensors", "log.csv"
+    )
+
+
 def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, accuracy = [], training.accuracy
 
@@ -562,6 +583,7 @@ def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         "width": 3,
         "dtype": "float32",
         "parts": [{"width": 1, "kind": "constant"}, {"width": 2, "kind": "one-hot"}],
+        "columns": None,
         "unused": [],
     }
     assert facts["classes"] == [{"name": "no", "graphs": 1}, {"name": "yes", "graphs": 2}]
@@ -767,6 +789,9 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
     error = invoke("predict", model, "new/", exit_code=1)
     assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
+    assert "node features: mass, element (2 words)" in invoke("train", "known/", "--epochs", 1, "--hops", 1)
+    assert "mass, element (2 words)" in invoke("info", "known/")
+    assert facts_of("info", "known/")["features"]["columns"] == metadata["node_features"]
     mass = {"column": "mass", "categories": "auto"}
     features = facts_of("info", "known/", "--node-features", json.dumps(mass))["features"]
     assert features["parts"] == [{"width": 8, "kind": "one-hot"}]
@@ -775,6 +800,35 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert facts_of("info", "known/", "--node-features", both)["features"]["parts"] == codes
     assert "8 one-hot, 2 one-hot" in " ".join(invoke("info", "known/", "--node-features", both).split())
     invoke("info", "known/", "--node-features", '{"column": ', exit_code=2)
+
+
+def test_graphs_without_nodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = facts_of("train", folder_of_graphs(tmp_path / "known", ["a", "b"]), "--epochs", 1, "--hops", 1)["model"]
+    folder = folder_of_graphs(tmp_path / "new", ["a", "b"])
+    with (folder / "graphs.csv").open("a") as file:
+        file.write("TYPO1,a\n")
+    said = "1 of 31 graphs has no nodes, it is TYPO1\n"
+    result = CliRunner().invoke(app, ["predict", model, "new/", "--out", "p.csv", "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["graphs"]) == (0, 31)
+    assert said in result.stderr
+    assert said in CliRunner().invoke(app, ["train", "new/", "--epochs", "1", "--hops", "1"]).stderr
+    assert facts_of("info", "new/")["empty_graphs"] == 1
+    with (folder / "graphs.csv").open("a") as file:
+        file.write("TYPO2,a\n")
+    monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
+    result = CliRunner().invoke(app, ["predict", model, "new/", "--out", "p.csv"])
+    assert result.stderr.endswith("2 of 32 graphs have no nodes, the first is TYPO1\n")
+
+
+@pytest.mark.parametrize("out", ["new/edges.csv", "new/../new/graphs.csv", "new/nodes.parquet", "model.csv"])
+def test_predict_overwrites_nothing_that_it_reads(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "new", ["a", "b"])
+    Path("model.csv").write_bytes(b"a model")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert f"--out {out} " in invoke("predict", "model.csv", "new/", "--out", out, exit_code=1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
