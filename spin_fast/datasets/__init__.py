@@ -131,6 +131,8 @@ def read(
     if (path := own_folder(name, root)) is not None:
         return load_folder(path, features=features, label=label, dtype=dtype, **arcs)
     name = str(name)
+    if name.lower() == "cora":
+        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
     folder.check_arcs(arcs)
     _refuse_arcs(name, arcs)
     if label != LABEL:

@@ -22,7 +22,7 @@ class _FromRows(nn.Module):
         self.model = model
 
     def forward(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        return self.model.forward_tensors(rows, _checked_offsets(sizes, "rows", rows.shape[1]))
+        return self.model.forward_tensors(rows, _checked_offsets(_long(sizes), "rows", rows.shape[1]))
 
 
 class _FromGraphs(nn.Module):
@@ -31,27 +31,32 @@ class _FromGraphs(nn.Module):
         self.model, self.operator = model, operator
 
     def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        num_nodes, ptr = x.shape[0], _checked_offsets(sizes, "x", x.shape[0])
+        edge_index, num_nodes, ptr = _long(edge_index), x.shape[0], _checked_offsets(_long(sizes), "x", x.shape[0])
         _require(((edge_index >= 0) & (edge_index < num_nodes)).all(), "edge_index must be nodes, from 0 to N - 1")
         graph = torch.bucketize(edge_index, ptr[1:], right=True)
-        _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an arc in one graph, as sizes has them")
+        _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an arc in one graph of sizes")
         source, target = edge_index.unbind()
         target, order = target.sort(stable=True)
         indptr = torch.searchsorted(target, torch.arange(num_nodes + 1, device=target.device))
         arrays = (indptr, source[order], x, self.model.config["num_hops"])
-        options = {"ptr": ptr, "edge_weight": None if edge_weight is None else edge_weight[order]}
-        first, *others = [ops.power_features(*arrays, name, **options) for name in self.operator.split(",")]
+        weight, names = None if edge_weight is None else edge_weight[order], self.operator.split(",")
+        first, *others = [ops.power_features(*arrays, name, ptr=ptr, edge_weight=weight) for name in names]
         rows = torch.cat([first, *(powers[1:] for powers in others)]) if others else first
         return self.model.forward_tensors(rows, ptr)
 
 
+def _long(values: Tensor) -> Tensor:
+    """In the program, too, where ``Tensor.long`` of what is int64 would become a check that it is."""
+    return torch.ops.aten._to_copy.default(values, dtype=torch.int64)
+
+
 def _checked_offsets(sizes: Tensor, name: str, num_nodes: int) -> Tensor:
-    _require((sizes >= 0).all() & (sizes.sum() == num_nodes), f"sizes must add up to the nodes of {name}, none negative")
+    _require((sizes >= 0).all() & (sizes.sum() == num_nodes), f"sizes must add up to the nodes of {name}")
     return offsets(sizes)
 
 
 def _require(condition: Tensor, message: str) -> None:
-    """Have the program check its inputs on the CPU, in their words; on a GPU a check would end the process."""
+    """Have the program check an input on the CPU; on a GPU a failed check would leave it unusable."""
     if condition.is_cpu:
         torch._assert_async(condition, message)
 

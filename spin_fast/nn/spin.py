@@ -66,8 +66,8 @@ class SPIN(GraphClassifier):
         _check.integer("out_features", out_features, 1)
         _check.integer("num_hops", num_hops, 0)
         _check.integer("num_operators", num_operators, 1)
-        for name, value in (("attention", attention), ("size_aware", size_aware), ("batch_norm", batch_norm)):
-            _check.flag(name, value)
+        attention, size_aware = _check.flag("attention", attention), _check.flag("size_aware", size_aware)
+        batch_norm = _check.flag("batch_norm", batch_norm)
         if _check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
         if not isinstance(classifier_features, Iterable):
