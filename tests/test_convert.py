@@ -415,5 +415,5 @@ def test_missing_library_is_named(module: str, call, package: str, monkeypatch: 
 
 
 def test_graphs_of_another_library_are_no_lists() -> None:
-    with pytest.raises(TypeError, match="graphs must be a DGLGraph, a dataset, or a list of DGLGraphs, got Graph$"):
+    with pytest.raises(TypeError, match=r"graphs must be a DGLGraph, a dataset, or a list of DGLGraphs, got Graph$"):
         GraphBatch.from_dgl(networkx.path_graph(3))

@@ -93,11 +93,11 @@ def test_unknown_isa_and_backend_are_clear_errors(native) -> None:
 def test_reference_backend_by_choice_is_silent() -> None:
     result = run(SHOW, SPIN_FAST_BACKEND="reference")
     assert result.stdout.split() == ["False", "None", "SPIN_FAST_BACKEND=reference"]
+    assert result.stderr == ""
 
 
 def test_what_is_set_to_nothing_is_unset() -> None:
     assert run(SHOW, SPIN_FAST_BACKEND="", SPIN_FAST_ISA="").stdout == run(SHOW).stdout
-    assert result.stderr == ""
 
 
 def test_missing_library_is_reported_once_and_the_reference_takes_over() -> None:
