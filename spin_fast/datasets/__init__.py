@@ -141,6 +141,8 @@ def read(
         _refuse_features(name, features)
         return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
     found = _locate(name, root)
+    if name.lower() == "cora" and (found is None or found[0] is tu):
+        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
     if found is None and name in _STAND_IN:
         if features not in (None, "degree"):
             raise DatasetError(
