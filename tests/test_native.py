@@ -448,6 +448,15 @@ def test_an_op_refuses_tensors_of_two_devices(backend: str) -> None:
                 getattr(torch.ops.spin_fast, op)(*arguments.values())
 
 
+@pytest.mark.parametrize("backend", ["cuda"], indirect=True)
+def test_what_is_too_large_for_a_launch_is_named(backend: str) -> None:
+    ptr = torch.zeros(70_001, dtype=torch.int64).index_fill(0, torch.tensor([70_000]), 3)
+    change = {"grad": torch.ones(1, 70_000), "ptr": ptr, "num_branches": 70_000}
+    message = "^num_branches must make at most 2147483647 x 65535 x 65535 blocks of threads, got 1 x 70000 x 1$"
+    with pytest.raises(ValueError, match=message):
+        torch.ops.spin_fast.sum_readout_backward(*(RAW["sum_readout_backward"] | change).values())
+
+
 def test_too_little_memory_is_told_as_torch_does(native) -> None:
     arguments = RAW["sum_readout_backward"] | {"index": torch.tensor([0, 1, 2])}
     with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory: .* \[1099511627776, 4\]"):
