@@ -97,6 +97,10 @@ def test_reference_backend_by_choice_is_silent() -> None:
     assert result.stderr == ""
 
 
+def test_what_is_set_to_nothing_is_unset() -> None:
+    assert run(SHOW, SPIN_FAST_BACKEND="", SPIN_FAST_ISA="").stdout == run(SHOW).stdout
+
+
 def test_missing_library_is_reported_once_and_the_reference_takes_over() -> None:
     error = 'ModuleNotFoundError("No module named spin_fast._C", name=name)'
     code = HIDE.format(error=error) + (
