@@ -196,8 +196,8 @@ class Trainer:
         assert features.labels is not None
         shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
-            losses = losses.cpu()
-            return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
+            sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
+            return (losses.cpu().double() @ sizes).item() / len(ids)  # autocast would round a product in float32
         weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double()
         return (losses.double() @ weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).item()
 
@@ -216,6 +216,8 @@ class Trainer:
             self._num_outputs = model.num_outputs(features)
         check_labels(features, self._num_outputs)
         model.operator = features.operator
+        assert features.labels is not None
+        model.multilabel = features.labels.is_floating_point()
         model.train()
         flat = model.flatten_parameters()
         if len(flat) != len(self._flat):

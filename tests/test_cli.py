@@ -377,6 +377,18 @@ def test_precompute_in_files_of_bounded_size(tmp_path: Path, data_root: Path, mo
     assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["operator"] == "sym+adj"
 
 
+def test_shards_below_the_largest_graph(tmp_path: Path) -> None:
+    """A size is one that files keep to, or an error that names the smallest."""
+    out = tmp_path / "x.safetensors"
+    error = invoke(
+        "precompute", folder_of_graphs(tmp_path / "own", None), "--out", out, "--shard-size", 10, exit_code=1
+    )
+    needed = int(re.search("--shard-size must be at least ([0-9,]+) bytes", error)[1].replace(",", ""))
+    assert not list(tmp_path.glob("x*"))
+    files = facts_of("precompute", tmp_path / "own", "--out", out, "--shard-size", needed)["files"]
+    assert 1 < len(files) and all(Path(file).stat().st_size <= needed for file in files)
+
+
 def test_features_of_something_else(tmp_path: Path) -> None:
     graphs, path, out = datasets.load("digits"), tmp_path / "x.safetensors", ["--out", tmp_path / "run"]
 
@@ -857,9 +869,11 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     facts = facts_of("train", "known/", "--label", both, "--epochs", 1, "--hops", 1, "--batch-size", 1)
     model, metadata = facts["model"], training.load_checkpoint(facts["model"])[1]
     assert facts["metric"] == "ROC-AUC"
-    assert (metadata["tasks"], metadata["task_names"]) == (2, ["toxic", "soluble, or not"])
+    assert metadata["task_names"] == ["toxic", "soluble, or not"]
     invoke("predict", model, "known/", "--out", "p.csv")
     predicted = pandas.read_csv("p.csv")
+    net, graphs = training.load_checkpoint(model)[0], datasets.load("known/", label=None)
+    np.testing.assert_allclose(predicted.iloc[:, 2:].to_numpy(), training.predict_proba(net, graphs), rtol=1e-5)
     assert list(predicted) == ["graph", "name", "task_toxic", "task_soluble, or not"]
     assert predicted.notna().all(axis=None)
     metric = ("--label", "kind", "--epochs", 1, "--hops", 1, "--out", "runs/kind", "--metric")
@@ -1120,8 +1134,10 @@ def test_own_features_of_a_list(tmp_path: Path) -> None:
 
 def test_predict_tasks_of_graphs_without_labels(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    options = {"operator": "sym", "tasks": 2, "classes": None, "node_features": "degree"}
-    training.save_checkpoint(tmp_path / "model.safetensors", SPIN(1, 8, 2, 1), **options)
+    options = {"operator": "sym", "classes": None, "node_features": "degree"}
+    model = SPIN(1, 8, 2, 1)
+    model.multilabel = True
+    training.save_checkpoint(tmp_path / "model.safetensors", model, **options)
     folder = folder_of_graphs(tmp_path / "new", None, num_graphs=3)
     said = facts_of("predict", tmp_path / "model.safetensors", folder, "--out", tmp_path / "p.csv")
     assert said["predicted"] is None

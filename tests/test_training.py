@@ -106,6 +106,14 @@ def test_divergence_is_an_error(digits: PowerFeatures) -> None:
         training.fit(new_model(), digits, range(64), range(64, 96), epochs=3, learning_rate=1e30)
 
 
+@pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, "infinity")])
+def test_features_that_are_no_numbers_are_named(digits: PowerFeatures, value: float, name: str) -> None:
+    rows = digits.rows.clone()
+    rows[digits.row_of_node[0, 0]] = value
+    with pytest.raises(ValueError, match=f"features must be finite, got {name} in the rows of the graphs to train on"):
+        training.fit(new_model(), replace(digits, rows=rows), range(64), range(64, 96), epochs=1)
+
+
 def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     calls = []
 
@@ -319,6 +327,8 @@ def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> 
     parts, seen = (digits, range(32), range(32, 64)), []
     options = {"schedule": "constant", "state": tmp_path / "state", "on_epoch": seen.append}
     options["metric"] = lambda *_: np.float32(0.5)  # as some libraries give
+    with pytest.raises(TypeError, match="on_epoch must be a function of an Epoch, or None, got int"):
+        training.fit(new_model(), *parts, on_epoch=3)
     training.fit(new_model(), *parts, epochs=3, **options)
     fit = training.fit(new_model(), *parts, epochs=5, resume=True, **options)
     assert [epoch.number for epoch in seen] == [1, 2, 3, 4, 5]
@@ -544,8 +554,8 @@ def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, optio
         training.predict_proba(model, graphs, "sym")
 
 
-def knowing(operator: str | Sequence[str] | None, **options: Any) -> SPIN:
-    model = SPIN(3, 8, 4, 2, **options)
+def knowing(operator: str | Sequence[str] | None, out_features: int = 4, **options: Any) -> SPIN:
+    model = SPIN(3, 8, out_features, 2, **options)
     model.operator = operator
     return model
 
@@ -595,6 +605,27 @@ def test_a_run_that_is_over_tells_its_operator(tmp_path: Path, digits: PowerFeat
     for model in (new_model(), new_model()):
         training.fit(model, digits, range(50), range(50, 99), **options)
         assert model.operator == digits.operator
+
+
+@pytest.mark.parametrize("tasks", [False, True, None])
+def test_a_model_learns_whether_it_is_for_tasks(tmp_path: Path, tasks: bool | None) -> None:
+    graphs = replace(random_graphs([4, 1, 6, 3], dtype=torch.float32), y=torch.tensor([0, 1, 0, 1]))
+    if tasks:
+        graphs = replace(graphs, y=torch.tensor([[0.0, 1], [1, float("nan")], [0, 0], [1, 1]]))
+    features, model = PowerFeatures.from_graphs(graphs, 2), knowing("sym", out_features=2)
+    assert model.multilabel is None
+    if tasks is not None:
+        training.Trainer(model).step(features)
+    training.save_checkpoint(tmp_path / "x", model)
+    loaded, metadata = training.load_checkpoint(tmp_path / "x")
+    assert model.multilabel is loaded.multilabel is tasks is metadata.get("multilabel")
+    scores = training.predict(loaded, features)
+    expected = scores.sigmoid() if tasks else scores.softmax(1)
+    for same in (model, loaded, copy.deepcopy(model)):
+        torch.testing.assert_close(training.predict_proba(same, graphs), expected)
+    torch.testing.assert_close(
+        model.probabilities(scores[:, :1]), scores[:, :1].sigmoid() if tasks is not False else torch.ones(4, 1)
+    )
 
 
 def test_checkpoints_keep_the_operator(tmp_path: Path) -> None:
@@ -684,7 +715,10 @@ def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
     path = tmp_path / "deep" / "model.safetensors"
     training.save_checkpoint(path, model, operator="sym", seed=3)
     loaded, metadata = training.load_checkpoint(path)
-    assert metadata == {"operator": "sym", "seed": 3}
+    assert metadata == {"operator": "sym", "multilabel": False, "seed": 3}
+    assert not loaded.training
+    with pytest.raises(TypeError, match="foo must be a JSON value, got Tensor"):
+        training.save_checkpoint(path, model, seed=3, foo=torch.ones(2))
     assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
     assert list(path.parent.iterdir()) == [path]
 

@@ -133,6 +133,8 @@ def read(
     name = str(name)
     folder.check_arcs(arcs)
     found = None if name in BUILT_IN else _locate(name, root)
+    if name.lower() == "cora" and (found is None or found[0] is tu):
+        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
     if found is None and name not in (*BUILT_IN, *_STAND_IN) and not download:
         raise _unknown(name, root)  # before its arguments: it may be the mistyped path of a folder
     _refuse_arcs(name, arcs)

@@ -94,31 +94,33 @@ class Table:
                 raise DatasetError(f"{self.where(row, column)} must be a number or text, got {shown(values[row])}")
         return values
 
-    def distinct(self, column: str, function: Callable[[Any, Callable[[], str]], _T]) -> tuple[np.ndarray, list[_T]]:
-        """``[rows]`` positions in a list of what a function makes of each distinct value, and of where it stands."""
+    def distinct(self, column: str) -> tuple[np.ndarray, list[Any]]:
+        """``[rows]`` positions in a list of the distinct values, with None for what is missing."""
         import pandas
 
         positions, values = pandas.factorize(self.values(column), use_na_sentinel=False)
         missing = pandas.isna(values)
-        if values.dtype.kind == "f":
-            values = values.to_numpy()  # where 0.1 of float32 is not 0.10000000149011612
+        if values.dtype.kind != "f":  # as an object, 0.1 of float32 is 0.10000000149011612
+            values = values.astype("object")
+        return positions, [None if no else value for value, no in zip(values.to_numpy(), missing, strict=True)]
+
+    def each(self, column: str, function: Callable[[Any, Callable[[], str]], _T]) -> tuple[np.ndarray, list[_T]]:
+        """The same with what a function makes of each of them and of the place where it first is."""
+        positions, values = self.distinct(column)
 
         def where(number: int) -> str:
             return self.where(int((positions == number).argmax()), column)
 
-        return positions, [
-            function(None if missing[number] else value, partial(where, number)) for number, value in enumerate(values)
-        ]
+        return positions, [function(value, partial(where, number)) for number, value in enumerate(values)]
 
     def as_text(self, column: str) -> None:
         """Make a column one of names, each a category."""
         import pandas
 
-        positions, names = self.distinct(column, lambda value, _: text_of(value))
-        categories = pandas.Index(sorted({name for name in names if name is not None}), dtype="str")
-        self.frame[column] = pandas.Categorical.from_codes(
-            categories.get_indexer(names)[positions] if len(positions) else positions, categories
-        )
+        positions, values = self.distinct(column)
+        names = pandas.Index([text_of(value) for value in values], dtype="str")
+        codes, categories = pandas.factorize(names, sort=True)
+        self.frame[column] = pandas.Categorical.from_codes(codes[positions], categories)
 
     def check_names(self) -> None:
         """Refuse a column without a name, which pandas writes of an index, and which is no feature."""
@@ -198,15 +200,15 @@ class Table:
         words = Words(column)
         if words.listed:
             self._check_words(words)
-        positions, numbers = self.distinct(column.name, words.number)
+        positions, numbers = self.each(column.name, words.number)
         places, column = words.settled(f"{self.path}, column")
         return places[np.array(numbers, np.int64)[positions]], column
 
     def _check_words(self, words: Words) -> None:
         """Count the nodes with words that features do not list, rather than name the first alone."""
         column = words.column.name
-        positions, strange = self.distinct(column, lambda value, _: words.is_strange(value))
-        rows = np.array(strange, bool)[positions]
+        positions, values = self.distinct(column)
+        rows = np.array([words.is_strange(value) for value in values], bool)[positions]
         if rows.any():
             row, graphs = int(rows.argmax()), self.frame["graph"][rows].nunique()
             raise DatasetError(
@@ -216,7 +218,7 @@ class Table:
 
     def tasks(self, columns: Sequence[str]) -> np.ndarray:
         """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
-        tasks = [self.distinct(column, task_of) for column in columns]
+        tasks = [self.each(column, task_of) for column in columns]
         return np.stack([np.array(labels, np.float64)[positions] for positions, labels in tasks], axis=1)
 
 
