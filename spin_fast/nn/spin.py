@@ -37,12 +37,17 @@ class SPIN(GraphClassifier):
         num_layers: linear layers per branch, 1 to 8.
         batch_norm: BatchNorm after each linear layer of the branches.
         dropout: probability of zeroing an activation of a node in the branches, in ``[0, 1)``.
-        negative_slope: of the LeakyReLU, at least 0.
+        negative_slope: of the LeakyReLU, finite and at least 0.
         classifier_features: widths of the classifier's hidden layers.
+
+    Attributes:
+        calibrated: whether :meth:`calibrate` has scaled the parameters.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+
+    calibrated: bool = False
 
     def __init__(
         self,
@@ -190,6 +195,7 @@ class SPIN(GraphClassifier):
         selected = features[:512]
         if selected.num_nodes == 0 or self.norms:
             return
+        self.calibrated = True
 
         def statistics(values: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
             share = times.to(values.dtype) / times.sum()
