@@ -20,8 +20,8 @@ STATE_FORMAT = "spin_fast training-state 1"
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
-    Its ``node_features``, if there are any, become ``preprocessing`` in the metadata, and its ``operator`` is
-    ``operator`` there, which may be given for a model that does not know it.
+    Its ``node_features``, if there are any, become ``preprocessing`` in the metadata; its ``operator`` and
+    ``multilabel`` have these names there, and the former may be given for a model that does not know it.
 
     The file is written under a temporary name and renamed, so a reader never sees half of it.
 
@@ -38,6 +38,8 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
     if metadata.get("operator") is not None or model.operator is not None:
         metadata["operator"] = model.check_operator(metadata.get("operator"))
+    if model.multilabel is not None:
+        metadata["multilabel"] = model.multilabel
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
     header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
@@ -45,7 +47,7 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
 
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
-    """Read a model, with its ``node_features`` and its ``operator``, and its metadata back.
+    """Read a model, with its ``node_features``, ``operator`` and ``multilabel``, and its metadata back.
 
     Raises:
         FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
@@ -57,6 +59,8 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     metadata = json.loads(header["metadata"])
     with suppress(TypeError, ValueError):  # the name was free once: other values are the user's
         model.operator = model.check_operator(metadata.get("operator"))
+    if isinstance(metadata.get("multilabel"), bool):
+        model.multilabel = metadata["multilabel"]
     if metadata.get("preprocessing") is not None:
         model.node_features = NodeFeatures.from_dict(metadata["preprocessing"])
     return model, metadata

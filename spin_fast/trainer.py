@@ -217,6 +217,8 @@ class Trainer:
             self._num_outputs = model.num_outputs(features)
         check_labels(features, self._num_outputs)
         model.operator = features.operator
+        assert features.labels is not None
+        model.multilabel = features.labels.is_floating_point()
         model.train()
         flat = model.flatten_parameters()
         if len(flat) != len(self._flat):

@@ -129,9 +129,9 @@ def predict_proba(
 ) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
-    Chunk after chunk of the graphs goes through the powers, the model and the softmax, so that memory does not grow
-    with their number, but for the result. Of a model for binary tasks side by side, which are no classes, take the
-    ``sigmoid()`` of :func:`predict_chunks`.
+    Chunk after chunk of the graphs goes through the powers and the model, so that memory does not grow with their
+    number, but for the result. They are what ``model.probabilities`` makes of the scores: of a model for binary tasks
+    side by side, those of each task.
 
     Args:
         model: a classifier; it is put into evaluation mode.
@@ -144,7 +144,8 @@ def predict_proba(
         TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
             ``model.operator``; none given where the model does not know its own.
     """
-    return torch.cat([scores.softmax(1) for scores in predict_chunks(model, graphs, operator, progress=progress)])
+    chunks = predict_chunks(model, graphs, operator, progress=progress)
+    return torch.cat([model.probabilities(scores) for scores in chunks])
 
 
 def predict_chunks(
@@ -316,7 +317,8 @@ def fit(
             _check_past(run, file.path, epochs, patience)
             _replay(run, scheduler, file.path)
             restore(trainer, order, run)
-    operator_before, model.operator = model.operator, features.operator  # also where no epoch is left to train
+    known_before = model.operator, model.multilabel
+    model.operator, model.multilabel = features.operator, target.is_floating_point()  # if no epoch is left, too
     interrupted, warned = False, False
     with progress_bar("epoch", epochs, progress) as advance_bar:
         advance_bar("", len(run.epochs))
@@ -356,7 +358,7 @@ def fit(
             model.load_state_dict(run.best)
             model.unflatten_parameters()
             if not run.epochs:  # it has learnt nothing
-                model.operator = operator_before
+                model.operator, model.multilabel = known_before
             if file is not None:  # last, as it may fail
                 file.keep(run, now=True)
     return Fit(list(run.epochs), run.best_epoch, interrupted)

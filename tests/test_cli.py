@@ -801,9 +801,11 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert "known: the run in runs/known is of other graphs or labels (see --label, too)" in error
     model, metadata = facts["model"], training.load_checkpoint(facts["model"])[1]
     assert facts["metric"] == "ROC-AUC"
-    assert (metadata["tasks"], metadata["task_names"]) == (2, ["toxic", "soluble, or not"])
+    assert metadata["task_names"] == ["toxic", "soluble, or not"]
     invoke("predict", model, "known/", "--out", "p.csv")
     predicted = pandas.read_csv("p.csv")
+    net, graphs = training.load_checkpoint(model)[0], datasets.load("known/", label=None)
+    np.testing.assert_allclose(predicted.iloc[:, 2:].to_numpy(), training.predict_proba(net, graphs), rtol=1e-5)
     assert list(predicted) == ["graph", "name", "task_toxic", "task_soluble, or not"]
     assert predicted.notna().all(axis=None)
     metric = ("--label", "kind", "--epochs", 1, "--hops", 1, "--out", "runs/kind", "--metric")
@@ -995,8 +997,10 @@ def test_own_features_of_a_list(tmp_path: Path) -> None:
 
 def test_predict_tasks_of_graphs_without_labels(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    options = {"operator": "sym", "tasks": 2, "classes": None, "node_features": "degree"}
-    training.save_checkpoint(tmp_path / "model.safetensors", SPIN(1, 8, 2, 1), **options)
+    options = {"operator": "sym", "classes": None, "node_features": "degree"}
+    model = SPIN(1, 8, 2, 1)
+    model.multilabel = True
+    training.save_checkpoint(tmp_path / "model.safetensors", model, **options)
     folder = folder_of_graphs(tmp_path / "new", None, num_graphs=3)
     said = facts_of("predict", tmp_path / "model.safetensors", folder, "--out", tmp_path / "p.csv")
     assert said["predicted"] is None

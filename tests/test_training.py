@@ -149,7 +149,7 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
         model.operator = operator
         with pytest.raises(MemoryError):
             training.fit(model, digits, range(64), range(64, 96), epochs=2, on_epoch=fail)
-        assert model.operator == expected
+        assert (model.operator, model.multilabel) == (expected, None if failing == 1 else False)
 
 
 def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
@@ -609,8 +609,8 @@ def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, optio
         training.predict_proba(model, graphs, "sym")
 
 
-def knowing(operator: str | Sequence[str] | None, **options: Any) -> SPIN:
-    model = SPIN(3, 8, 4, 2, **options)
+def knowing(operator: str | Sequence[str] | None, out_features: int = 4, **options: Any) -> SPIN:
+    model = SPIN(3, 8, out_features, 2, **options)
     model.operator = operator
     return model
 
@@ -660,6 +660,27 @@ def test_a_run_that_is_over_tells_its_operator(tmp_path: Path, digits: PowerFeat
     for model in (new_model(), new_model()):
         training.fit(model, digits, range(50), range(50, 99), **options)
         assert model.operator == digits.operator
+
+
+@pytest.mark.parametrize("tasks", [False, True, None])
+def test_a_model_learns_whether_it_is_for_tasks(tmp_path: Path, tasks: bool | None) -> None:
+    graphs = replace(random_graphs([4, 1, 6, 3], dtype=torch.float32), y=torch.tensor([0, 1, 0, 1]))
+    if tasks:
+        graphs = replace(graphs, y=torch.tensor([[0.0, 1], [1, float("nan")], [0, 0], [1, 1]]))
+    features, model = PowerFeatures.from_graphs(graphs, 2), knowing("sym", out_features=2)
+    assert model.multilabel is None
+    if tasks is not None:
+        training.Trainer(model).step(features)
+    training.save_checkpoint(tmp_path / "x", model)
+    loaded, metadata = training.load_checkpoint(tmp_path / "x")
+    assert model.multilabel is loaded.multilabel is tasks is metadata.get("multilabel")
+    scores = training.predict(loaded, features)
+    expected = scores.sigmoid() if tasks else scores.softmax(1)
+    for same in (model, loaded, copy.deepcopy(model)):
+        torch.testing.assert_close(training.predict_proba(same, graphs), expected)
+    torch.testing.assert_close(
+        model.probabilities(scores[:, :1]), scores[:, :1].sigmoid() if tasks is not False else torch.ones(4, 1)
+    )
 
 
 def test_checkpoints_keep_the_operator(tmp_path: Path) -> None:
@@ -749,7 +770,7 @@ def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
     path = tmp_path / "deep" / "model.safetensors"
     training.save_checkpoint(path, model, operator="sym", seed=3)
     loaded, metadata = training.load_checkpoint(path)
-    assert metadata == {"operator": "sym", "seed": 3}
+    assert metadata == {"operator": "sym", "multilabel": False, "seed": 3}
     assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
     assert list(path.parent.iterdir()) == [path]
 

@@ -83,7 +83,9 @@ def predict(
         raise ValueError(f"{dataset} has {width} feature(s) per node, and {checkpoint} takes {wanted}{how}")
     y, done = first[0].y, 0
     of_labels = y is not None and y.is_floating_point()  # where the checkpoint does not tell
-    tasks = metadata["tasks"] is not None if "tasks" in metadata else of_labels
+    if model.multilabel is None and of_labels:
+        model.multilabel = True
+    tasks = bool(model.multilabel)
     with (
         _files.replacing(out) as temporary,
         table_writer(temporary) as write,
@@ -91,7 +93,7 @@ def predict(
     ):
         for graphs, names, _ in itertools.chain([first], parts):
             for scores in training.predict_chunks(model, graphs.to(place), operator):
-                probabilities = (scores.sigmoid() if tasks else scores.softmax(1)).cpu().numpy()
+                probabilities = model.probabilities(scores).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
                 columns: Columns = {"graph": numbers}
                 if names is not None:

@@ -205,7 +205,6 @@ def train(
     if metric_choice is Metric.rocauc and num_outputs != 2 and not graphs.y.is_floating_point():
         raise ValueError(f"--metric rocauc is of two classes, and {dataset} has {num_outputs}")
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
-    settings["tasks"] = num_outputs if graphs.y.is_floating_point() else None
     settings["task_names"] = read.tasks
     settings |= {"weighted": bool(read.weighted), "arcs": arcs, "directed": directions_of(graphs).one_way}
     node_features = None

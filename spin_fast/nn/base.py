@@ -24,12 +24,15 @@ class GraphClassifier(nn.Module):
         out_features: number of class scores, or None where the model's modules decide.
         node_features: what the graphs of its training went through before the powers, which ``training.predict_proba``
             does to those that it gets, and a checkpoint keeps; None for graphs as they are.
+        multilabel: whether the scores are of binary tasks side by side, float ``y`` ``[G, T]``, and not of classes;
+            ``training`` takes it from the labels, and a checkpoint keeps it. None if unknown.
     """
 
     num_branches: int
     in_features: int | None = None
     out_features: int | None = None
     node_features: NodeFeatures | None = None
+    multilabel: bool | None = None
     _operator: str | None = None
 
     def __init__(self) -> None:
@@ -117,6 +120,14 @@ class GraphClassifier(nn.Module):
         if (self.num_branches - 1) % (name.count(",") + 1):
             raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
         return name
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """``[G, C]`` of class scores ``[G, C]``: their softmax, or of binary tasks the sigmoid of each.
+
+        Where ``multilabel`` is unknown, a single score is taken for that of a task.
+        """
+        of_tasks = scores.shape[1] == 1 if self.multilabel is None else self.multilabel
+        return scores.sigmoid() if of_tasks else scores.softmax(1)
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:
