@@ -13,26 +13,31 @@ inline void check_adjacency(const Tensor& indptr, const Tensor& indices, ScalarT
                             const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op) {
   require(op == "adj" || op == "sym" || op == "sym+adj" || op == "rw",
           "operator must be one of adj, sym, sym+adj, rw, got '", op, "'");
-  const ScalarType index = expect("indptr", indptr, {nodes + 1}, index_types);
-  expect("indices", indices, {-1}, {index});
-  if (ptr) expect("ptr", *ptr, {-1}, {ScalarType::Long});
+  const ScalarType index = expect("indptr", indptr, {sum_of("indptr", nodes, 1)}, index_types);
+  expect("indices", indices, {any}, {index});
+  if (ptr) expect("ptr", *ptr, {any}, {ScalarType::Long});
   require(!ptr || ptr->numel() >= 1, "ptr must have at least one entry, got none");
   if (edge_weight) expect("edge_weight", *edge_weight, {indices.numel()}, {compute_type(value)});
 }
 
-inline void check_num_hops(int64_t num_hops) { require(num_hops >= 0, "num_hops must be at least 0, got ", num_hops); }
+inline void check_num_hops(int64_t num_hops) {
+  require(num_hops >= 0, "num_hops must be at least 0, got ", num_hops);
+  require(num_hops < most_branches, "num_hops must be at most ", most_branches - 1, ", got ", num_hops);
+}
 
 // The type of a gradient of all powers.
 inline ScalarType check_powers_gradient(const Tensor& grad) {
-  const ScalarType value = expect("grad", grad, {-1, -1, -1}, computed_types);
+  const ScalarType value = expect("grad", grad, {any, any, any}, computed_types);
   require(grad.size(0) >= 1, "grad must have at least 1 branch, got 0");
   return value;
 }
 
 inline void check_distinct(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits) {
-  expect("powers", powers, {-1, -1, -1}, stored_types);
-  expect("ptr", ptr, {-1}, {ScalarType::Long});
+  expect("powers", powers, {any, any, any}, stored_types);
+  expect("ptr", ptr, {any}, {ScalarType::Long});
   require(powers.size(0) >= 1, "powers must have at least 1 branch, got 0");
+  require(powers.size(0) <= most_branches, "powers must have at most ", most_branches, " branches, got ",
+          powers.size(0));
   require(ptr.numel() >= 1, "ptr must have at least one entry, got none");
   require(hash_bits >= 0 && hash_bits <= 64, "hash_bits must be in [0, 64], got ", hash_bits);
   const int64_t rows = powers.size(0) * powers.size(1);

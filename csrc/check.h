@@ -24,6 +24,19 @@ void require(bool holds, const Parts&... parts) {
     refuse(parts...);
 }
 
+// a * b and a + b of sizes, none negative, refused by the name of what makes them so large.
+inline int64_t product_of(const char* name, int64_t a, int64_t b) {
+  int64_t product = 0;
+  require(!__builtin_mul_overflow(a, b, &product), name, " must make sizes below 2^63, got ", a, " * ", b);
+  return product;
+}
+
+inline int64_t sum_of(const char* name, int64_t a, int64_t b) {
+  int64_t sum = 0;
+  require(!__builtin_add_overflow(a, b, &sum), name, " must make sizes below 2^63, got ", a, " + ", b);
+  return sum;
+}
+
 // What the checks below found.
 inline void refuse_if(const std::string& problem) { require(problem.empty(), problem); }
 

@@ -1,6 +1,7 @@
 // A model as the ops of the fused branch are told about it, and the arguments that they share.
 #pragma once
 
+#include <cmath>
 #include <vector>
 
 #include "segments.h"
@@ -27,8 +28,9 @@ struct Model {
   // Of the branches, which come first in the flat vector: w, then weight and bias of each layer, all branches of each.
   int64_t parameters() const {
     int64_t size = attention ? width() : 0;
-    for (size_t l = 0; l < widths.size(); ++l) size += (below(l) + 1) * widths[l];
-    return branches * size;
+    for (size_t l = 0; l < widths.size(); ++l)
+      size = sum_of("widths", size, product_of("widths", sum_of("widths", below(l), 1), widths[l]));
+    return product_of("widths", branches, size);
   }
 };
 
@@ -41,11 +43,13 @@ inline void check_widths(const char* name, const std::vector<int64_t>& widths) {
 // The number of parameters of a classifier on the readouts of all branches; they follow those of the branches.
 inline int64_t classifier_parameters(int64_t branches, const std::vector<int64_t>& widths,
                                      const std::vector<int64_t>& classifier_widths) {
+  check_num_branches(branches);
   check_widths("widths", widths);
   check_widths("classifier_widths", classifier_widths);
-  int64_t in = branches * widths.back(), size = 0;
+  constexpr auto name = "classifier_widths";
+  int64_t in = product_of("widths", branches, widths.back()), size = 0;
   for (const int64_t width : classifier_widths) {
-    size += (in + 1) * width;
+    size = sum_of(name, size, product_of(name, sum_of(name, in, 1), width));
     in = width;
   }
   return size;
@@ -63,17 +67,18 @@ inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, c
                                  const OptionalTensor& index, const OptionalTensor& count, const OptionalTensor& ids,
                                  int64_t num_branches, const std::vector<int64_t>& widths, bool attention, double slope,
                                  bool shared, bool checked, int64_t more_parameters) {
-  const ScalarType value = expect("rows", rows, {-1, -1}, computed_types);
+  const ScalarType value = expect("rows", rows, {any, any}, computed_types);
   check_widths("widths", widths);
+  check_num_branches(num_branches);
   require(slope >= 0, "negative_slope must be at least 0, got ", slope);
+  require(std::isfinite(slope), "negative_slope must be finite, got ", slope);
+  const Model model = {rows.size(1), num_branches, widths, attention, slope};
+  const int64_t size = sum_of("classifier_widths", model.parameters(), more_parameters);
   const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, checked);
-  Arguments of{{rows.size(1), num_branches, widths, attention, slope},
-               segments_of(form, ptr, index, count, shared),
-               nullptr,
-               form.graphs};
-  expect("parameters", parameters, {of.model.parameters() + more_parameters}, {value});
+  Arguments of{model, segments_of(form, ptr, index, count, shared), nullptr, form.graphs};
+  expect("parameters", parameters, {size}, {value});
   if (ids) {
-    expect("ids", *ids, {-1}, {ScalarType::Long});
+    expect("ids", *ids, {any}, {ScalarType::Long});
     of.ids = ids->const_data_ptr<int64_t>();
     of.graphs = ids->numel();
   }

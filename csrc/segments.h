@@ -13,10 +13,11 @@ struct Form {
 // ptr.
 inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
                     const OptionalTensor& count, int64_t branches, bool shared, bool checked) {
-  expect("ptr", ptr, {-1}, {ScalarType::Long});
+  expect("ptr", ptr, {any}, {ScalarType::Long});
   require(ptr.numel() >= 1, "ptr must have at least one entry, got none");
-  require(branches >= 1, "num_branches must be at least 1, got ", branches);
-  if (index) expect("index", *index, {-1}, index_types);
+  check_num_branches(branches);
+  product_of("z", branches, width);  // of a readout
+  if (index) expect("index", *index, {any}, index_types);
   const int64_t entries = index ? index->numel() : rows;
   if (count) expect("count", *count, {entries}, {ScalarType::Int});
   const int64_t runs = ptr.numel() - 1;
@@ -53,9 +54,9 @@ inline Segments segments_of(const Form& form, const Tensor& ptr, const OptionalT
 inline int64_t rows_of(const Tensor& z) {
   const bool branches = given("z", z).dim() == 3;
   if (branches)
-    expect("z", z, {-1, -1, -1}, stored_types);
+    expect("z", z, {any, any, any}, stored_types);
   else
-    expect("z", z, {-1, -1}, stored_types);
+    expect("z", z, {any, any}, stored_types);
   return branches ? z.size(0) * z.size(1) : z.size(0);
 }
 
@@ -65,7 +66,7 @@ inline int64_t branches_of(const Tensor& w, const Tensor& z) {
   if (one)
     expect("w", w, {z.size(-1)}, {z.scalar_type()});
   else
-    expect("w", w, {-1, z.size(-1)}, {z.scalar_type()});
+    expect("w", w, {any, z.size(-1)}, {z.scalar_type()});
   const int64_t branches = one ? 1 : w.size(0);
   require(z.dim() == 2 || z.size(0) == branches, "z must have ", branches, " branches, as w, got ", z.size(0));
   return branches;

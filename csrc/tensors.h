@@ -74,16 +74,31 @@ inline std::string name_of(ScalarType type) {
   }
 }
 
-// Negative sizes stand for any.
+// A size that an argument must have, or any. No number stands for any, so that none, however wrong, is taken for it.
+using Size = std::optional<int64_t>;
+inline constexpr std::nullopt_t any = std::nullopt;
+
 template <class Sizes>
 std::string listed(const Sizes& sizes) {
   std::string list;
-  for (const int64_t size : sizes) list += (list.empty() ? "" : ", ") + (size < 0 ? "*" : std::to_string(size));
+  for (const Size size : sizes) list += (list.empty() ? "" : ", ") + (size ? std::to_string(*size) : "*");
   return "[" + list + "]";
+}
+
+// More than there is memory for, but for branches that are empty; so loops over those stay short.
+inline constexpr int64_t most_branches = 1 << 20;
+
+inline void check_num_branches(int64_t num_branches) {
+  require(num_branches >= 1, "num_branches must be at least 1, got ", num_branches);
+  require(num_branches <= most_branches, "num_branches must be at most ", most_branches, ", got ", num_branches);
 }
 
 // Whether a tensor is where the kernels of this library run; each library has its own.
 inline bool is_here(const Tensor& t);
+
+inline std::string device_of(const Tensor& t) {
+  return t.is_cpu() ? "cpu" : t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "another";
+}
 
 // torch passes None as a tensor that is not defined.
 inline const Tensor& given(const char* name, const Tensor& t) {
@@ -91,9 +106,9 @@ inline const Tensor& given(const char* name, const Tensor& t) {
   return t;
 }
 
-// Checks the metadata of an argument and returns its type; sizes below 0 may be any.
-inline ScalarType expect(const char* name, const Tensor& t, std::initializer_list<int64_t> shape, Types types) {
-  require(is_here(given(name, t)), name, " must be on the device of the op");
+// Checks the metadata of an argument and returns its type.
+inline ScalarType expect(const char* name, const Tensor& t, std::initializer_list<Size> shape, Types types) {
+  if (!is_here(given(name, t))) refuse(name, " must be on the device of the op, got ", device_of(t));
   const ScalarType type = t.scalar_type();
   bool fits = false;
   for (const ScalarType of : types) fits = fits || of == type;
@@ -104,8 +119,8 @@ inline ScalarType expect(const char* name, const Tensor& t, std::initializer_lis
   }
   fits = t.dim() == static_cast<int64_t>(shape.size());
   int64_t axis = 0;
-  for (const int64_t size : shape) {
-    fits = fits && (size < 0 || t.size(axis) == size);
+  for (const Size size : shape) {
+    fits = fits && (!size || t.size(axis) == *size);
     ++axis;
   }
   if (!fits) {
@@ -121,9 +136,11 @@ inline ScalarType expect(const char* name, const Tensor& t, std::initializer_lis
 // longer.
 inline std::optional<Tensor> allocated(std::initializer_list<int64_t> shape, ScalarType type, int32_t device_type,
                                        int32_t device) {
+  for (const int64_t size : shape) require(size >= 0, "sizes must be at least 0, got ", listed(shape));
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t axis = shape.size(); axis-- > 1;)
-    strides[axis - 1] = strides[axis] * std::max<int64_t>(shape.begin()[axis], 1);
+    if (__builtin_mul_overflow(strides[axis], std::max<int64_t>(shape.begin()[axis], 1), &strides[axis - 1]))
+      return std::nullopt;
   AtenTensorHandle handle = nullptr;
   const AOTITorchError error = aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
                                                         static_cast<int32_t>(type), device_type, device, &handle);
@@ -138,6 +155,14 @@ inline Tensor allocated_on_cpu(std::initializer_list<int64_t> shape, ScalarType 
     throw std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried to allocate " + listed(shape) +
                              " values of " + name_of(type));
   return *t;
+}
+
+// empty(shape, type) with the shape and the type of a tensor of up to three dimensions.
+template <class Empty>
+Tensor like(const Tensor& t, Empty empty) {
+  if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());
+  if (t.dim() == 2) return empty({t.size(0), t.size(1)}, t.scalar_type());
+  return empty({t.size(0), t.size(1), t.size(2)}, t.scalar_type());
 }
 
 template <class T>

@@ -39,6 +39,8 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
             raise TypeError(
                 f"graph ids must be an int, slice, index array or mask, got {type(ids).__name__}"
             ) from error
+    if chosen.dim() == 0 and isinstance(ids, (np.ndarray, Tensor)) and chosen.dtype != torch.bool:
+        chosen = chosen.reshape(1)
     if chosen.device != device:
         chosen = chosen.cpu()
     if chosen.dtype == torch.bool:

@@ -73,10 +73,11 @@ def number(name: str, value: Any, minimum: float) -> Any:
     return value
 
 
-def flag(name: str, value: Any) -> None:
-    """Check for a plain bool."""
-    if not isinstance(value, bool):
+def flag(name: str, value: Any) -> bool:
+    """Check for a bool, numpy's too."""
+    if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+    return bool(value)
 
 
 def operator(value: Any) -> str:

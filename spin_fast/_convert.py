@@ -131,7 +131,7 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
 
 
 def _items(name: str, value: Any, kind: str) -> list[Any]:
-    wrong = isinstance(value, (str, bytes, Tensor, np.ndarray, Mapping))
+    wrong = isinstance(value, (str, bytes, Tensor, np.ndarray, Mapping)) or hasattr(value, "edges")  # another's graph
     if not wrong and hasattr(value, "__getitem__") and hasattr(value, "__len__"):
         return [value[number] for number in range(len(value))]  # a map-style dataset need not be iterable
     if wrong or not isinstance(value, Iterable):
@@ -343,7 +343,13 @@ def _cut(parts: Parts, ptr: Any) -> Parts:
     sizes = torch.from_numpy(values.astype(np.int64)).diff()
     if not len(values) or values[0] != 0 or values[-1] != num_nodes or bool((sizes < 0).any()):
         raise ValueError(f"ptr must rise from 0 to the number of nodes, {num_nodes}, got {values.tolist()}")
-    return parts._replace(batch=torch.arange(len(sizes)).repeat_interleave(sizes), num_graphs=len(sizes))
+    batch = torch.arange(len(sizes)).repeat_interleave(sizes)
+    crossing = (batch[parts.edge_index[0].long()] != batch[parts.edge_index[1].long()]).nonzero()
+    if len(crossing):
+        column, row = parts.edge_index[:, crossing[0, 0]].tolist()
+        graphs = f"{int(batch[row])} and {int(batch[column])}"
+        raise ValueError(f"ptr must cut adjacency into its blocks, got entry [{row}, {column}] between graphs {graphs}")
+    return parts._replace(batch=batch, num_graphs=len(sizes))
 
 
 def to_pyg(graphs: Any) -> list[Any]:

@@ -27,7 +27,7 @@ BACKENDS = ("native", "reference")
 
 def _load() -> tuple[ModuleType | None, str]:
     """Return the compiled module, or None and the reason."""
-    backend = os.environ.get("SPIN_FAST_BACKEND", "native")
+    backend = os.environ.get("SPIN_FAST_BACKEND") or "native"  # what is set to nothing counts as unset
     if backend not in BACKENDS:
         raise ValueError(f"SPIN_FAST_BACKEND must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if backend == "reference":
@@ -51,8 +51,7 @@ def _load() -> tuple[ModuleType | None, str]:
             stacklevel=2,
         )
         return None, reason
-    isa = os.environ.get("SPIN_FAST_ISA")
-    if isa is not None:
+    if isa := os.environ.get("SPIN_FAST_ISA"):
         try:
             library.set_isa(isa)
         except ValueError as error:

@@ -26,8 +26,8 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     The file is written under a temporary name and renamed, so a reader never sees half of it.
 
     Raises:
-        TypeError: the model is no ``SPIN``. A ``PAGNN`` is made of any modules, which a file cannot name; keep its
-            weights by ``torch.save(model.state_dict(), path)``.
+        TypeError: metadata that are no JSON value, named; or the model is no ``SPIN``. A ``PAGNN`` is made of any
+            modules, which a file cannot name; keep its weights by ``torch.save(model.state_dict(), path)``.
         ValueError: ``operator`` is none that the model can be trained with, or another one than it was.
     """
     if not isinstance(model, SPIN):
@@ -35,6 +35,11 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
             f"model must be a SPIN, whose arguments a checkpoint holds, got {type(model).__name__}; "
             "keep the weights of others by torch.save(model.state_dict(), path)"
         )
+    for name, value in metadata.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{name} must be a JSON value, got {type(value).__name__}: {error}") from error
     tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
     if metadata.get("operator") is not None or model.operator is not None:
         metadata["operator"] = model.check_operator(metadata.get("operator"))
@@ -48,6 +53,8 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     """Read a model, with its ``node_features``, ``operator`` and ``multilabel``, and its metadata back.
+
+    The model is on the CPU and in evaluation mode; to train it on in a loop of your own call ``model.train()``.
 
     Raises:
         FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
@@ -63,7 +70,7 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
         model.multilabel = metadata["multilabel"]
     if metadata.get("preprocessing") is not None:
         model.node_features = NodeFeatures.from_dict(metadata["preprocessing"])
-    return model, metadata
+    return model.eval(), metadata
 
 
 def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:

@@ -73,6 +73,19 @@ def _coalesced(
     return edge_index[:, begins], weight
 
 
+def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
+    """Say which arc leaves its graph, as the caller has numbered nodes and arcs."""
+    ends = batch[edge_index.long()]
+    crossing = (ends[0] != ends[1]).nonzero()
+    if len(crossing):
+        arc = int(crossing[0])
+        (source, target), (one, other) = edge_index[:, arc].tolist(), ends[:, arc].tolist()
+        raise ValueError(
+            "edge_index must have both ends of an arc in one graph, "
+            f"got {source} -> {target} at position {arc}, from graph {one} to {other}"
+        )
+
+
 @dataclass(frozen=True, repr=False, eq=False)
 class GraphBatch:
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
@@ -176,6 +189,7 @@ class GraphBatch:
             )
         if edge_weight is not None:
             _check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
+        original = edge_index, batch
         if bool((batch[1:] < batch[:-1]).any()):
             if not sort_nodes:
                 raise ValueError(
@@ -195,14 +209,18 @@ class GraphBatch:
             edge_weight = None if edge_weight is None else edge_weight[order]
         if coalesce is not None:
             edge_index, edge_weight = _coalesced(edge_index, row_major, edge_weight, coalesce, x.dtype)
-        return cls(
-            ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
-            indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
-            indices=edge_index[0].clone(),  # a view would keep the targets, and what is checked here could change
-            x=x,
-            y=y,
-            edge_weight=edge_weight,
-        )
+        try:
+            return cls(
+                ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
+                indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
+                indices=edge_index[0].clone(),  # a view would keep the targets, and what is checked here could change
+                x=x,
+                y=y,
+                edge_weight=edge_weight,
+            )
+        except ValueError:
+            _check_ends(*original)
+            raise
 
     @classmethod
     def from_pyg(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -70,13 +72,42 @@ def _name_of(path: Path, number: int, count: int) -> Path:
 
 
 def _listed(path: Path) -> set[Path]:
-    """What the index of ``path`` lists, of names that :func:`save` gives; nothing where it is damaged, or not there."""
+    """What the index of ``path`` lists; nothing where it is damaged, or not there."""
     try:
-        names = [str(shard["file"]) for shard in _files.read_json(index_of(path), INDEX_FORMAT)["shards"]]
+        shards = _files.read_json(index_of(path), INDEX_FORMAT)["shards"]
+        return {path.with_name(str(shard["file"])) for shard in shards}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
-    ours = {_name_of(path, number, len(names)) for number in range(1, len(names) + 1)}
-    return {file for file in ours if file.name in names}
+
+
+def _is_named_by_save(file: Path, path: Path) -> bool:
+    return re.fullmatch(rf"{re.escape(path.stem)}-\d{{5,}}-of-\d{{5,}}{re.escape(path.suffix)}", file.name) is not None
+
+
+def _place(written: list[tuple[Path, int]], files: list[Path], index: Path, earlier: set[Path]) -> None:
+    """Give files their names and write their index; if that fails, all is as it was before."""
+    placed: list[Path] = []
+    aside: list[tuple[Path, Path]] = []
+    try:
+        listed = [] if earlier.isdisjoint(files) else [index]  # goes before what it refers to changes
+        for file in [*listed, *filter(Path.is_file, files)]:
+            temporary = _files.temporary_name(file)
+            file.replace(temporary)
+            aside.append((temporary, file))
+        for (temporary, _), file in zip(written, files, strict=True):
+            temporary.replace(file)
+            placed.append(file)
+        shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(files, written, strict=True)]
+        _files.write_json(index, INDEX_FORMAT, {"shards": shards})
+    except BaseException:
+        with suppress(OSError):  # what went wrong before is what counts
+            for file in placed:
+                file.unlink()
+            for temporary, file in reversed(aside):  # the index comes last
+                temporary.replace(file)
+        raise
+    for temporary, _ in aside:
+        temporary.unlink()
 
 
 def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
@@ -85,7 +116,8 @@ def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     For ``path`` ``NAME.safetensors`` the files are ``NAME-00001-of-00004.safetensors`` and so on, with the index
     ``NAME.safetensors.index.json``; a single part is just ``path``. A part is written when it comes, so that they need
     not be in memory together. The files have temporary names until all are there; then they replace what is there by
-    their names and by that of ``path``, and the files that an earlier call has written for ``path`` are removed.
+    their names and by that of ``path``, and the files that an earlier call has written for ``path`` are removed. What
+    fails leaves all as it was.
 
     Returns:
         The files, without the index.
@@ -109,15 +141,10 @@ def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
             index.unlink(missing_ok=True)
         else:
             files = [_name_of(path, number, len(written)) for number in range(1, len(written) + 1)]
-            if not earlier.isdisjoint(files):
-                index.unlink()  # before what it refers to changes
-            for (temporary, _), file in zip(written, files, strict=True):
-                temporary.replace(file)
-            shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(files, written, strict=True)]
-            _files.write_json(index, INDEX_FORMAT, {"shards": shards})
+            _place(written, files, index, earlier)
             path.unlink(missing_ok=True)
         for file in earlier.difference(files):
-            if _files.has_format(file, FORMAT):
+            if _is_named_by_save(file, path) and _files.has_format(file, FORMAT):
                 file.unlink()
         return files
     finally:

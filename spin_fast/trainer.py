@@ -197,8 +197,8 @@ class Trainer:
         assert features.labels is not None
         shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
-            losses = losses.cpu()
-            return (losses @ losses.new_tensor([len(batch) for batch in batches])).item() / len(ids)
+            sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
+            return (losses.cpu().double() @ sizes).item() / len(ids)  # autocast would round a product in float32
         weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double()
         return (losses.double() @ weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).item()
 

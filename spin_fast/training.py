@@ -136,7 +136,7 @@ def predict_proba(
     Args:
         model: a classifier; it is put into evaluation mode.
         graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
-            trained with.
+            trained with. With edge weights if those of its training had any, which a model does not know.
         operator: the one that the model was trained with, or those; None for ``model.operator``.
         progress: show a progress bar on the terminal.
 
@@ -171,12 +171,13 @@ def predict_chunks(
 @torch.inference_mode()
 def _scores_of_chunks(model: GraphClassifier, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
     if len(graphs) == 0:
-        yield model.forward_tensors(graphs.x.new_empty(model.num_branches, 0, graphs.num_features), graphs.ptr)
+        rows = graphs.x.new_empty(model.num_branches, 0, graphs.num_features)
+        yield model.forward_tensors(rows, graphs.ptr, checked=True)
     chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:
         num_hops = (model.num_branches - 1) // len(operator.split(","))
         for powers, ptr in power_chunks(graphs, num_hops, operator, chunk_bytes):
-            yield model.forward_tensors(powers, ptr)
+            yield model.forward_tensors(powers, ptr, checked=True)
             advance("", len(ptr) - 1)
 
 
@@ -263,6 +264,8 @@ def fit(
     learning_rate, weight_decay = _rate("learning_rate", learning_rate), _rate("weight_decay", weight_decay)
     if not callable(metric):
         raise TypeError(f"metric must be a function of class scores and labels, got {type(metric).__name__}")
+    if on_epoch is not None and not callable(on_epoch):
+        raise TypeError(f"on_epoch must be a function of an Epoch, or None, got {type(on_epoch).__name__}")
     _check.flag("resume", resume)
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
     for name, ids in (("train", train), ("validation", validation)):
@@ -328,6 +331,7 @@ def fit(
                 loss = trainer.epoch(features, train, batch_size, order, graph_weight)
                 seconds = time.perf_counter() - start
                 if not math.isfinite(loss):
+                    _check_finite(features[train])
                     raise ValueError(
                         f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate"
                     )
@@ -362,6 +366,13 @@ def fit(
             if file is not None:  # last, as it may fail
                 file.keep(run, now=True)
     return Fit(list(run.epochs), run.best_epoch, interrupted)
+
+
+def _check_finite(features: PowerFeatures) -> None:
+    rows = torch.cat(features.branch_rows()[0])
+    if not bool(rows.isfinite().all()):
+        found = "NaN" if bool(rows.isnan().any()) else "infinity"
+        raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
 
 
 def _rate(name: str, value: float) -> float:

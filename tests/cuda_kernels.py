@@ -77,6 +77,7 @@ class Emulated:
         self._library = ctypes.CDLL(path or str(folder / f"{self.namespace}.so"))
         self._library.emulator_allocate.restype = ctypes.c_void_p
         self._library.emulator_allocate.argtypes = [ctypes.c_size_t]
+        self._library.emulator_set_elsewhere.argtypes = [ctypes.c_void_p]
         self._guarded = False
 
     def set_order(self, order: int) -> None:
@@ -93,6 +94,15 @@ class Emulated:
         finally:
             self._library.emulator_set_guarded(False)
             self._guarded = False
+
+    @contextmanager
+    def elsewhere(self, tensor: torch.Tensor) -> Iterator[None]:
+        """Let a tensor be on another device than all others."""
+        self._library.emulator_set_elsewhere(tensor.data_ptr())
+        try:
+            yield
+        finally:
+            self._library.emulator_set_elsewhere(None)
 
     def run_fault(self, which: int, shared_bytes: int) -> tuple[list[int], str]:
         """Run a kernel of emulator/faults.cpp; return what it wrote and what the emulator said."""

@@ -104,3 +104,8 @@ def test_comes_from_pyg_too(tmp_path: Path) -> None:
     from spin_fast import GraphBatch
 
     assert equal(GraphBatch.from_pyg(data, y=None), graphs)
+
+
+def test_is_no_set_of_graphs() -> None:
+    with pytest.raises(datasets.DatasetError, match=r"Cora is one graph whose nodes have labels.*datasets\.cora\(\)"):
+        datasets.load("Cora")

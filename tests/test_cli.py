@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -767,8 +768,13 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
     error = invoke("predict", model, "new/", exit_code=1)
     assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
-    features = facts_of("info", "known/", "--node-features", '{"column": "mass", "categories": "auto"}')["features"]
+    mass = {"column": "mass", "categories": "auto"}
+    features = facts_of("info", "known/", "--node-features", json.dumps(mass))["features"]
     assert features["parts"] == [{"width": 8, "kind": "one-hot"}]
+    both = json.dumps([mass, "element"])
+    codes = [{"width": 8, "kind": "one-hot"}, {"width": 2, "kind": "one-hot"}]  # side by side, each by itself
+    assert facts_of("info", "known/", "--node-features", both)["features"]["parts"] == codes
+    assert "8 one-hot, 2 one-hot" in " ".join(invoke("info", "known/", "--node-features", both).split())
     invoke("info", "known/", "--node-features", '{"column": ', exit_code=2)
 
 
@@ -827,6 +833,50 @@ def test_a_metric_that_is_nan_is_said_in_one_line(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0, result.output
     expected = "spin-fast: warning: metric rocauc is NaN on the validation graphs: their loss chooses the epoch, and"
     assert [line for line in result.stderr.splitlines() if "NaN" in line] == [f"{expected} when to stop"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--label", "it's", """tables has no table of graphs, which --label "it's" would be a column of"""),
+        ("--label", 'it"s', """which --label 'it"s' would be"""),
+        ("--label", "a, b,it's", """which --label "a,b,it's" would be"""),
+        ("--label", '["a, b", "it\'s"]', """which --label '["a, b", "it\'"'"\'s"]' would be"""),
+        ("--label", "[1]", "--label must be a name, or several, got [1]"),
+        ("--label", "a,a", '--label must be different names, at least one, got ["a", "a"]'),
+        (
+            "--node-features",
+            "it's",
+            """tables has no table of nodes, which --node-features "it's" would be columns of""",
+        ),
+        ("--node-features", "{}", "--node-features must have 'column', a name, and maybe 'categories', got {}"),
+        ("--node-features", "[1]", '--node-features must be names or of the form {"column": NAME, ...}, got [1]'),
+        ("--node-features", '{"column": "a", "categories": []}', "--node-features must have as 'categories' different"),
+    ],
+)
+def test_names_in_errors_are_as_they_are_typed(
+    option: str, value: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "tables", None)
+    for command in ("info", "train", "precompute"):
+        error = invoke(command, "tables/", option, value, exit_code=1)
+        assert said in error
+        assert error.count("\n") == 1
+    if "would be" in said:
+        typed = shlex.split(re.search(f"which {option} (.*) would be", error)[1])
+        assert invoke("info", "tables/", option, *typed, exit_code=1) == error  # what is said can be typed
+
+
+def test_a_label_with_gaps_can_be_read_as_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("it's", 'it"s', "to xic", "t"):
+        folder = folder_of_graphs(tmp_path / name, None)
+        names = [f"mol {number}" for number in range(30)]
+        pandas.DataFrame({"graph": names, name: [*"01" * 14, "", ""]}).to_csv(folder / "graphs.csv", index=False)
+        error = invoke("info", folder, "--label", name, exit_code=1)
+        typed = shlex.split(re.search("missing labels by (--label .*), or read no labels", error)[1])
+        assert facts_of("info", folder, *typed)["tasks"]["names"] == [name]
 
 
 def test_predict_takes_weights_as_training_did(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -913,6 +963,31 @@ def test_features_of_other_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             else:
                 error = invoke(*train, exit_code=1)
                 assert "x.safetensors is not of once: its graphs have other edges; give --undirected" in error
+
+
+def test_edges_of_some_graphs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To compute hops of all of them would take as long as training without the file."""
+    graphs, path = datasets.load("digits"), tmp_path / "x.safetensors"
+    PowerFeatures.from_graphs(graphs, 1, "sym,adj").save(path)
+    from_graphs, computed = PowerFeatures.from_graphs.__func__, []
+
+    def counted(cls: type[PowerFeatures], graphs: GraphBatch, *arguments: Any, **options: Any) -> PowerFeatures:
+        computed.append(len(graphs))
+        return from_graphs(cls, graphs, *arguments, **options)
+
+    monkeypatch.setattr(PowerFeatures, "from_graphs", classmethod(counted))
+    options = ["--features", path, "--epochs", 1, "--layers", 1, "--batch-size", 400, "--out", tmp_path / "run"]
+    invoke("train", "digits", *options)
+    assert computed == [256]
+    every = GraphBatch.from_edge_index(
+        graphs.edge_index,
+        graphs.x,
+        torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph),
+        y=graphs.y,
+        self_loops=True,
+    )
+    PowerFeatures.from_graphs(every, 1, "sym,adj").save(path)
+    assert "its graphs have other edges" in invoke("train", "digits", *options, exit_code=1)
 
 
 def test_repeated_edges_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,12 @@ def test_bad_scipy_input_is_named() -> None:
         (two, {"ptr": [0, 3]}, ValueError, r"ptr must rise from 0 to the number of nodes, 2, got \[0, 3\]"),
         (two, {"ptr": [0.0, 2.0]}, TypeError, "ptr must be integers"),
         ([two], {"ptr": [0, 2]}, ValueError, "ptr must be left out where adjacency is a list"),
-        (scipy.sparse.csr_array(np.ones((2, 2))), {"ptr": [0, 1, 2]}, ValueError, "indices must stay inside the graph"),
+        (
+            scipy.sparse.csr_array(np.ones((2, 2))),
+            {"ptr": [0, 1, 2]},
+            ValueError,
+            r"ptr must cut .* got entry \[0, 1\]",
+        ),
     ):
         with pytest.raises(error, match=message):
             GraphBatch.from_scipy(bad, **options)
@@ -407,3 +412,8 @@ def test_missing_library_is_named(module: str, call, package: str, monkeypatch: 
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=rf"needs a package that is missing: pip install {package}$"):
         call()
+
+
+def test_graphs_of_another_library_are_no_lists() -> None:
+    with pytest.raises(TypeError, match=r"graphs must be a DGLGraph, a dataset, or a list of DGLGraphs, got Graph$"):
+        GraphBatch.from_dgl(networkx.path_graph(3))

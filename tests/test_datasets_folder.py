@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import zipfile
 from dataclasses import replace
@@ -407,10 +408,102 @@ def test_words_of_parquet(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").unlink()
     table["element"] = pandas.Categorical(table["element"], categories=["O", "N", "C", "never"])
     table.to_parquet(tmp_path / "nodes.parquet")
-    read = load_folder(tmp_path, features=["element", {"column": "ring", "categories": "auto"}])
-    assert [item["categories"] for item in read.features] == [["C", "N", "O"], ["0", "1", "2"]]
-    table.assign(element=[["C"]] * 5).to_parquet(tmp_path / "nodes.parquet")
-    assert "row 0, column 'element' must be a number" in error_of(lambda: load_folder(tmp_path))
+    table["small"] = np.array([0.1, 0.2, 0.1, 0.2, 0.1], np.float32)
+    table.to_parquet(tmp_path / "nodes.parquet")
+    numbers = [{"column": column, "categories": "auto"} for column in ("ring", "small")]
+    read = load_folder(tmp_path, features=["element", *numbers])
+    assert [item["categories"] for item in read.features] == [["C", "N", "O"], ["0", "1", "2"], ["0.1", "0.2"]]
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "graphml"])
+def test_words_are_the_same_in_every_format(tmp_path: Path, kind: str) -> None:
+    """Without the blanks around them; where that leaves nothing, nothing is filled in."""
+    if kind == "parquet":
+        pytest.importorskip("pyarrow")
+
+    def folder(name: str, words: list[str], labels: list[str]) -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        nodes = pandas.DataFrame({"graph": [" a", "a", "b "], "node": ["x", "y ", "x"], "element": words})
+        edges = pandas.DataFrame({"graph": ["a"], "source": [" x"], "target": ["y"]})
+        tables = {"nodes": nodes, "edges": edges, "graphs": pandas.DataFrame({"graph": ["a", "b"], "t": labels})}
+        for table, rows in tables.items() if kind != "graphml" else ():
+            if kind == "csv":
+                rows.to_csv(path / f"{table}.csv", index=False)
+            else:
+                rows.to_parquet(path / f"{table}.parquet")
+        for graph, positions, label in (("a", [0, 1], labels[0]), ("b", [2], labels[1])) if kind == "graphml" else ():
+            made = networkx.DiGraph(t=label)
+            made.add_nodes_from((nodes["node"][k].strip(), {"element": words[k]}) for k in positions)
+            made.add_edges_from([("x", "y")] if graph == "a" else [])
+            networkx.write_graphml(made, path / f"{graph}.graphml")
+        return path
+
+    path = folder("filled in", [" C", "O", "C\t "], ["yes ", "yes"])
+    for features in (
+        None,
+        {"column": "element", "categories": "auto"},
+        {"column": "element", "categories": ["C", "O"]},
+    ):
+        read = load_folder(path, features=features, label="t")
+        assert read.features == [{"column": "element", "categories": ["C", "O"]}]
+        assert read.graphs.x.tolist() == [[1, 0], [0, 1], [1, 0]]
+        assert (read.names, read.classes, read.graphs.num_arcs) == (["a", "b"], ["yes"], 1)
+    assert "'t' must be 0, 1 or empty as a task, got 'yes" in error_of(lambda: load_folder(path, label=["t"]))
+    place = {
+        "csv": "nodes.csv, line 3, column 'element'",
+        "parquet": "nodes.parquet, row 1, column 'element'",
+        "graphml": "a.graphml: node attribute 'element' of node 'y'",
+    }[kind]
+    for number, nothing in enumerate(("", "  ")):
+        path = folder(f"empty {number}", ["C", nothing, "O"], [" 1.0", nothing])
+        for features in (None, {"column": "element", "categories": "auto"}):
+            message = error_of(lambda path=path, features=features: load_folder(path, features=features))
+            assert f"{place} is empty; fill it in" in message
+        read = load_folder(path, features="degree", label=["t"])
+        assert read.graphs.y.nan_to_num(9).tolist() == [[1], [9]]
+        message = error_of(lambda path=path: load_folder(path, features="degree", label="t"))
+        assert "read it as a task with missing labels by label=['t'], or read no labels by label=None" in message
+
+
+DATES = pandas.to_datetime(["2020-01-01", "1970-01-01", "2021-01-01", "2022-01-01", None])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (DATES, "a date"),
+        (DATES.tz_localize("UTC"), "a date"),
+        ([*DATES.date[:4], None], "a date"),
+        (DATES - DATES[0], "a duration"),
+        ([[1, 2]] * 5, "a list"),
+        ([[1]] * 5, "a list"),
+        ([[], [1], None, [2], [3]], "a list"),
+        ([{"x": 1}] * 5, "a mapping"),
+        ([b"C"] * 5, "b'C'"),
+        (pandas.period_range("2020", "2024", freq="Y"), r"Period\('2020', .*\)"),
+    ],
+)
+def test_what_parquet_holds_besides_numbers_and_words(tmp_path: Path, values: object, kind: str) -> None:
+    pytest.importorskip("pyarrow")
+    names = list("abcde")
+    write(tmp_path, edges="graph,source,target\n", nodes=None, graphs=None)
+    nodes = pandas.DataFrame({"graph": names, "node": "x", "mass": range(5), "value": values})
+    nodes.to_parquet(tmp_path / "nodes.parquet")
+    choices: list = [None, "value"]
+    are_words = kind not in ("a list", "a mapping", "b'C'")  # where asked for
+    if not are_words:
+        choices.append({"column": "value", "categories": "auto"})
+    for features in choices:
+        message = error_of(lambda features=features: load_folder(tmp_path, features=features))
+        assert re.search(rf"nodes.parquet, row 0, column 'value' must be a number( or text)?, got {kind}$", message)
+    assert load_folder(tmp_path, features="mass").graphs.x.flatten().tolist() == list(range(5))  # no one's business
+    pandas.DataFrame({"graph": names, "value": values}).to_parquet(tmp_path / "graphs.parquet")
+    message = error_of(lambda: load_folder(tmp_path, features="mass", label=["value"]))
+    assert re.search(rf"graphs.parquet, row 0, column 'value' must be .*, got {kind}$", message)
+    if not are_words:
+        message = error_of(lambda: load_folder(tmp_path, features="mass", label="value"))
+        assert re.search(rf"graphs.parquet, row 0, column 'value' must be .*, got {kind}$", message)
 
 
 def test_a_name_of_each_node_is_no_category(tmp_path: Path) -> None:
@@ -425,10 +518,15 @@ def test_words_of_graphml_in_parts_need_categories(tmp_path: Path) -> None:
     write_words(tmp_path, "graphml")
     assert "load_folder" in error_of(lambda: list(iter_folder(tmp_path, 1)))
     assert len(list(iter_folder(tmp_path, 1, features=["mass"]))) == 2
+    single = networkx.DiGraph()
+    single.add_node("only", element="O")
+    networkx.write_graphml(single, tmp_path / "single.graphml")
+    element = {"column": "element", "categories": ["C", "N", "O"]}
+    assert [*iter_folder(tmp_path, 1, features=element)][2].graphs.x.tolist() == [[0, 0, 1]]
+    (tmp_path / "single.graphml").unlink()
     graph = networkx.read_graphml(tmp_path / "b.graphml")
     graph.nodes["2"]["element"] = 8
     networkx.write_graphml(graph, tmp_path / "b.graphml")
-    assert "b.graphml has words and numbers" not in error_of(lambda: load_folder(tmp_path))
     assert "of node '2' must be a word as in files before it, got 8" in error_of(lambda: load_folder(tmp_path))
     graph.nodes["2"]["element"] = "  "
     networkx.write_graphml(graph, tmp_path / "b.graphml")
@@ -475,7 +573,31 @@ def test_labels_of_any_name(tmp_path: Path, kind: str) -> None:
     assert datasets.num_node_attributes(tmp_path) == 0
     for label in ("size", ["toxic", "size"]):
         assert "'size'" in error_of(lambda label=label: load_folder(tmp_path, label=label))
-    assert "'kind' must be 0" in error_of(lambda: load_folder(tmp_path, label=["kind"]))
+    assert "'kind' must be 0, 1 or empty as a task, got 'x'" in error_of(lambda: load_folder(tmp_path, label=["kind"]))
+
+
+def test_tasks_of_graphml_are_as_in_tables(tmp_path: Path) -> None:
+    labels = ["0", "1.0", "", " ", True, 0.0, 1]
+    for number, label in enumerate(labels):
+        networkx.write_graphml(networkx.DiGraph(t=label, empty=""), tmp_path / f"{number}.graphml")
+    assert load_folder(tmp_path, label=["t"]).graphs.y.nan_to_num(9).flatten().tolist() == [0, 1, 9, 9, 1, 0, 1]
+    assert load_folder(tmp_path, label=["empty"]).graphs.y.isnan().all()
+    assert load_folder(tmp_path, label="empty").classes is None
+    networkx.write_graphml(networkx.DiGraph(t=2), tmp_path / "7.graphml")
+    message = error_of(lambda: load_folder(tmp_path, label=["t"]))
+    assert "7.graphml: graph attribute 't' must be 0, 1 or empty as a task, got 2" in message
+    for label in ("toxic", ["empty", "toxic"]):
+        message = error_of(lambda label=label: load_folder(tmp_path, label=label))
+        assert "has no file with the graph attribute 'toxic'; they have empty, t" in message
+    names = ",\n".join(map(str, range(8)))
+    (tmp_path / "graphs.csv").write_text(f"graph,kind\n{names},\n")
+    message = error_of(lambda: load_folder(tmp_path, label="toxic"))
+    assert "'toxic'; they have empty, t, its table of graphs kind" in message
+
+
+def test_numbers_in_messages_are_plain(tmp_path: Path) -> None:
+    write(tmp_path, graphs="graph,t\na,1\nb,2\n")
+    assert "must be 0, 1 or empty as a task, got 2" in error_of(lambda: load_folder(tmp_path, label=["t"]))
 
 
 def test_labels_that_are_partly_filled_in(tmp_path: Path) -> None:
@@ -673,7 +795,10 @@ def test_graphml_that_differs_from_file_to_file(tmp_path: Path) -> None:
     assert "h.graphml: node attribute 'charge' must be numbers" in error_of(lambda: load_folder(tmp_path))
     networkx.set_node_attributes(other, {0: "iron", 1: 2}, "charge")
     networkx.write_graphml(other, tmp_path / "f.graphml")
-    assert "f.graphml has words and numbers as node attribute 'charge'" in error_of(lambda: load_folder(tmp_path))
+    assert (
+        "f.graphml: node attribute 'charge' of node '0' must be a number, got 'iron', as node '1' holds 2; correct it"
+        in error_of(lambda: load_folder(tmp_path))
+    )
 
 
 def test_without_networkx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import error_of
+from helpers import error_of, random_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -185,3 +185,10 @@ def test_each_part_has_graphs_with_a_rare_label(order: int, positive: int, seed:
 def test_folds_refuse(call: Callable[[], object], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
+
+
+def test_says_sizes_not_numbers() -> None:
+    split = datasets.Split(torch.arange(5), torch.arange(2), torch.arange(3))
+    assert repr(split) == "Split(train=5 ids, validation=2 ids, test=3 ids)"
+    nodes = datasets.NodeDataset(random_graphs([4]), torch.zeros(4, dtype=torch.int64), split)
+    assert repr(nodes) == f"NodeDataset(graphs={nodes.graphs!r}, y=[4], split={split!r})"

@@ -23,7 +23,8 @@ SIZES = ([4, 0, 1, 6, 3], [5, 9], [2] * 30, [3], [1], [0], [])
 def arguments_of(graphs: GraphBatch, operator: str | None) -> tuple[torch.Tensor, ...]:
     if operator is None:
         return powers(graphs), graphs.ptr.diff()
-    return graphs.edge_index.flip(1), graphs.x, graphs.ptr.diff()
+    weight = () if graphs.edge_weight is None else (graphs.edge_weight.flip(0),)
+    return graphs.edge_index.flip(1), graphs.x, graphs.ptr.diff(), *weight
 
 
 def powers(graphs: GraphBatch) -> torch.Tensor:
@@ -86,12 +87,44 @@ def test_bad_input_is_named() -> None:
         export(SPIN(3, 4, 2, 2), "gcn")
     with pytest.raises(ValueError, match="operator must be given"):
         export(SPIN(3, 4, 2, 2))
+    with pytest.raises(TypeError, match="edge_weight must be a bool, got Tensor"):
+        export(SPIN(3, 4, 2, 2), "sym", edge_weight=torch.ones(3))
+    with pytest.raises(ValueError, match="edge_weight must be False where the program takes rows"):
+        export(SPIN(3, 4, 2, 2), from_rows=True, edge_weight=True)
     with pytest.raises(ValueError, match="operator must be None where the program takes rows, got 'sym'"):
         export(SPIN(3, 4, 2, 2), "sym", from_rows=True)
     model = SPIN(3, 4, 2, 2)
     model.operator = "rw"
     with pytest.raises(ValueError, match="operator must be 'rw', which the model was trained with, got 'sym'"):
         export(model, "sym")
+
+
+def test_weights_of_arcs(native) -> None:
+    model = SPIN(3, 8, 2, 2)
+    program = export(model, "sym", edge_weight=True).module()
+    for seed, sizes in enumerate(SIZES):
+        graphs = random_graphs(sizes, dtype=torch.float32, seed=seed, weighted=True)
+        expected = model.eval()(spin_fast.PowerFeatures.from_graphs(graphs, 2))
+        torch.testing.assert_close(program(*arguments_of(graphs, "sym")), expected)
+
+
+def test_programs_name_wrong_input(native) -> None:
+    model = SPIN(3, 8, 2, 2).eval()
+    program, of_rows = export(model, "sym").module(), export(model, from_rows=True).module()
+    edge_index, x, sizes = torch.tensor([[0, 1], [1, 0]]), torch.ones(3, 3), torch.tensor([2, 1])
+    expected = program(edge_index, x, sizes)
+    assert torch.equal(program(edge_index.int(), x, sizes.int()), expected)
+    for arguments, message in (
+        ((edge_index + 2, x, sizes), "edge_index must be nodes, from 0 to N - 1"),
+        ((edge_index - 1, x, sizes), "edge_index must be nodes, from 0 to N - 1"),
+        ((edge_index + 1, x, sizes), "edge_index must have both ends of an arc in one graph"),
+        ((edge_index, x, sizes + 1), "sizes must add up to the nodes of x"),
+        ((edge_index, x, torch.tensor([4, -1])), "sizes must add up to the nodes of x"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            program(*arguments)
+    with pytest.raises(RuntimeError, match="sizes must add up to the nodes of rows"):
+        of_rows(torch.ones(3, 3, 3), sizes * 1_000_000)
 
 
 RUN = """

@@ -34,11 +34,21 @@ def test_every_kind_of_selection() -> None:
     assert equal(graphs[1:3], graphs[[1, 2]])
     assert equal(graphs[::-1], graphs[[3, 2, 1, 0]])
     assert equal(graphs[-1], graphs[[3]])
+    for three in (torch.tensor(3), torch.tensor(3, dtype=torch.int32), np.int64(3), np.array(3), torch.tensor(-1)):
+        assert equal(graphs[three], graphs[[3]])
     assert equal(graphs[np.array([2, 0])], graphs[torch.tensor([2, 0])])
     assert equal(graphs[torch.tensor([True, False, True, False])], graphs[[0, 2]])
     assert [graph.num_nodes for graph in graphs] == [2, 0, 3, 1]
     assert repr(graphs) == f"GraphBatch(4 graphs, 6 nodes, {graphs.num_arcs} arcs, 3 features, torch.float64, cpu)"
-    for bad, error in ((4, IndexError), (-5, IndexError), ([0.5], TypeError), ("a", TypeError), ([True], IndexError)):
+    scalars = ((torch.tensor(4), IndexError), (torch.tensor(0.5), TypeError), (torch.tensor(True), IndexError))
+    for bad, error in (
+        (4, IndexError),
+        (-5, IndexError),
+        ([0.5], TypeError),
+        ("a", TypeError),
+        ([True], IndexError),
+        *scalars,
+    ):
         with pytest.raises(error, match=r"graph id|mask"):
             graphs[bad]
 
@@ -200,7 +210,7 @@ def test_from_edge_index_names_bad_input() -> None:
             GraphBatch.from_edge_index(edge_index, x, **{flag: "yes"})
     with pytest.raises(ValueError, match="num_graphs must be at least 2, got 1"):
         GraphBatch.from_edge_index(edge_index, x, torch.tensor([0, 0, 1]), num_graphs=1)
-    with pytest.raises(ValueError, match="indices must stay inside the graph"):
+    with pytest.raises(ValueError, match=r"edge_index must .* got 1 -> 2 at position 1, from graph 0 to 1"):
         GraphBatch.from_edge_index(edge_index, x, torch.tensor([0, 0, 1]))
 
 
@@ -235,3 +245,13 @@ def test_chunks_are_the_graphs_in_order(graphs: GraphBatch, num_nodes: int, num_
         assert fits(graphs[begin:end]) or end == begin + 1
         assert end == len(graphs) or not fits(graphs[begin : end + 1])
     assert [0, *(end for _, end in bounds)] == [*(begin for begin, _ in bounds), len(graphs)]
+
+
+@pytest.mark.parametrize("sort_nodes", [False, True])
+def test_arcs_between_graphs_are_named_as_they_were_given(sort_nodes: bool) -> None:
+    batch = torch.tensor([0, 0, 1, 0] if sort_nodes else [0, 0, 1, 1])
+    edge_index = torch.tensor([[1, 0, 2], [0, 1, 1]])
+    with pytest.raises(ValueError, match=r"edge_index .* got 2 -> 1 at position 2, from graph 1 to 0$"):
+        GraphBatch.from_edge_index(edge_index, torch.ones(4, 1), batch, undirected=True, sort_nodes=sort_nodes)
+    with pytest.raises(ValueError, match="y must be a tensor"):
+        GraphBatch.from_edge_index(edge_index[:, :2], torch.ones(4, 1), y=torch.ones(3))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cuda_kernels
 import pytest
 import torch
 
@@ -94,6 +95,10 @@ def test_reference_backend_by_choice_is_silent() -> None:
     result = run(SHOW, SPIN_FAST_BACKEND="reference")
     assert result.stdout.split() == ["False", "None", "SPIN_FAST_BACKEND=reference"]
     assert result.stderr == ""
+
+
+def test_what_is_set_to_nothing_is_unset() -> None:
+    assert run(SHOW, SPIN_FAST_BACKEND="", SPIN_FAST_ISA="").stdout == run(SHOW).stdout
 
 
 def test_missing_library_is_reported_once_and_the_reference_takes_over() -> None:
@@ -212,6 +217,18 @@ RAW = {
         "checked": False,
         "canonical": False,
     },
+    "power_features_out": {
+        "indptr": torch.tensor([0, 1, 2, 2]),
+        "indices": torch.tensor([1, 0]),
+        "x": torch.ones(3, 5),
+        "num_hops": 2,
+        "operator": "sym",
+        "ptr": PTR,
+        "edge_weight": torch.ones(2),
+        "checked": False,
+        "canonical": False,
+        "out": torch.zeros(3, 3, 5),
+    },
     "power_features_backward": {
         "indptr": torch.tensor([0, 1, 2, 2]),
         "indices": torch.tensor([1, 0]),
@@ -249,6 +266,51 @@ RAW = {
         "shared": False,
         "checked": False,
     },
+    "attention_readout_backward": {
+        "grad": torch.ones(2, 4),
+        "grad_alpha": torch.ones(3),
+        "z": torch.ones(3, 4),
+        "w": torch.ones(4),
+        "ptr": PTR,
+        "index": torch.tensor([0, 1, 1]),
+        "count": torch.ones(3, dtype=torch.int32),
+        "readout": torch.ones(2, 4),
+        "alpha": torch.ones(3),
+        "shared": False,
+        "checked": False,
+    },
+    "branch_readout": {
+        "rows": torch.ones(3, 5),
+        "parameters": torch.zeros(24 + 10 + 2),
+        "ptr": PTR,
+        "index": None,
+        "count": None,
+        "ids": IDS,
+        "num_branches": 1,
+        "widths": WIDTHS,
+        "attention": True,
+        "negative_slope": 0.01,
+        "tf32": False,
+        "shared": False,
+        "checked": False,
+    },
+    "branch_readout_backward": {
+        "grad": torch.ones(2, 2),
+        "rows": torch.ones(3, 5),
+        "parameters": torch.zeros(24 + 10 + 2),
+        "ptr": PTR,
+        "index": torch.tensor([0, 1, 1]),
+        "count": torch.ones(3, dtype=torch.int32),
+        "ids": IDS,
+        "num_branches": 1,
+        "widths": WIDTHS,
+        "attention": True,
+        "negative_slope": 0.01,
+        "tf32": False,
+        "shared": False,
+        "checked": False,
+        "with_rows": True,
+    },
     "training_step": {
         "rows": torch.ones(3, 5),
         "parameters": torch.zeros(24 + 10 + 2 + 6),
@@ -274,12 +336,17 @@ RAW = {
         "checked": False,
     },
 }
+HUGE = 2**62
+NONE = {"rows": torch.ones(0, 3), "parameters": torch.ones(0), "ptr": PTR[:1], "ids": None}
 # What a call of an op itself refuses, and what it says; a GPU cannot see contents.
 OF_METADATA = [
     ("power_features", {"x": None}, "x must be a torch.Tensor, got None"),
     ("power_features", {"x": torch.ones(3, 5).t()}, "x must be contiguous"),
     ("power_features", {"x": torch.ones(3, 5).int()}, "x must be .* or float16, got int32"),
     ("power_features", {"num_hops": -1}, "num_hops must be at least 0, got -1"),
+    ("power_features", {"num_hops": HUGE}, f"num_hops must be at most 1048575, got {HUGE}"),
+    ("power_features_out", {"num_hops": 2**63 - 1}, "num_hops must be at most 1048575, got 9223372036854775807"),
+    ("power_features_out", {"out": torch.ones(2, 3, 5)}, r"out must have shape \[3, ., 5\], got \[2, 3, 5\]"),
     ("power_features", {"operator": "gcn"}, "operator must be one of adj, sym, sym.adj, rw, got 'gcn'"),
     ("power_features", {"indptr": PTR}, r"indptr must have shape \[4\], got \[3\]"),
     ("power_features", {"indices": IDS.int()}, "indices must be int64, got int32"),
@@ -289,21 +356,58 @@ OF_METADATA = [
     ("power_features_backward", {"grad": torch.ones(0, 3, 5)}, "grad must have at least 1 branch, got 0"),
     ("sum_readout", {"z": torch.ones(3)}, r"z must have shape \[\*, \*\], got \[3\]"),
     ("sum_readout", {"index": torch.ones(3)}, "index must be int32 or int64, got float32"),
+    (
+        "power_features_out",
+        {"x": torch.ones(2**63 - 1, 0), "num_hops": 0, "out": torch.ones(1, 2**63 - 1, 0)},
+        "indptr must make sizes below 2.63, got 9223372036854775807 . 1",
+    ),
     ("sum_readout", {"num_branches": 0}, "num_branches must be at least 1, got 0"),
+    ("sum_readout", {"num_branches": HUGE}, f"num_branches must be at most 1048576, got {HUGE}"),
+    (
+        "sum_readout",
+        {"z": torch.ones(0, HUGE), "ptr": PTR[:1], "num_branches": 4},
+        f"z must make sizes below 2.63, got 4 . {HUGE}",
+    ),
     ("sum_readout", {"num_branches": 3}, r"ptr must have a multiple of 3 segments \(branches\), got 2"),
     ("sum_readout", {"shared": True, "num_branches": 2}, "z must have as many rows in each of 2 branches, got 3"),
     ("sum_readout_backward", {"grad": torch.ones(3, 4)}, r"grad must have shape \[2, 4\], got \[3, 4\]"),
+    ("sum_readout_backward", {"num_rows": HUGE}, f"num_rows must make sizes below 2.63, got {HUGE + 2} . 8"),
+    ("sum_readout_backward", {"num_rows": 2**63 - 1}, "num_rows must make sizes below 2.63, got 92.* . 2"),
     ("sum_readout_backward", {"num_rows": -1}, "num_rows must be at least 0, got -1"),
+    ("sum_readout_backward", {"num_branches": HUGE}, f"num_branches must be at most 1048576, got {HUGE}"),
     ("attention_readout", {"z": None}, "z must be a torch.Tensor, got None"),
     ("attention_readout", {"w": None}, "w must be a torch.Tensor, got None"),
     ("attention_readout", {"w": torch.ones(5)}, r"w must have shape \[4\], got \[5\]"),
     ("attention_readout", {"shared": True}, "index and count must be None"),
+    ("branch_readout", {"num_branches": 4, "widths": [HUGE]}, f"widths must make sizes below 2.63, got 6 . {HUGE}"),
+    ("branch_readout", NONE | {"num_branches": HUGE, "widths": [4]}, f"num_branches must be at most .*, got {HUGE}"),
+    (
+        "branch_readout",
+        NONE | {"num_branches": 4, "widths": [2**60]},
+        f"widths must make sizes below 2.63, got 4 . {5 * 2**60}",
+    ),
+    ("branch_readout_backward", {"widths": [HUGE]}, f"widths must make sizes below 2.63, got 6 . {HUGE}"),
+    ("branch_readout", {"negative_slope": float("inf")}, "negative_slope must be finite, got inf"),
+    ("branch_readout", {"negative_slope": float("nan")}, "negative_slope must be at least 0, got nan"),
+    ("training_step", {"num_branches": -HUGE}, f"num_branches must be at least 1, got -{HUGE}"),
+    ("training_step", {"num_branches": HUGE}, f"num_branches must be at most 1048576, got {HUGE}"),
+    (
+        "training_step",
+        {"widths": [3], "classifier_widths": [HUGE]},
+        f"classifier_widths must make sizes below 2.63, got 4 . {HUGE}",
+    ),
+    (
+        "training_step",
+        {"num_branches": 4, "widths": [HUGE]},
+        f"widths must make sizes below 2.63, got 4 . {HUGE}",
+    ),
     ("training_step", {"widths": [4, 0]}, "widths must be at least 1, got 0"),
     ("training_step", {"classifier_widths": []}, "classifier_widths must have 1 to 8 layers, got 0"),
     ("training_step", {"negative_slope": -1.0}, "negative_slope must be at least 0, got -1"),
     ("training_step", {"parameters": torch.ones(9)}, r"parameters must have shape \[42\], got \[9\]"),
     ("training_step", {"y": torch.ones(2)}, "y must be int64, got float32"),
     ("distinct_rows", {"powers": torch.ones(0, 3, 5)}, "powers must have at least 1 branch, got 0"),
+    ("distinct_rows", {"powers": torch.ones(HUGE, 0, 5)}, f"powers must have at most 1048576 branches, got {HUGE}"),
     ("distinct_rows", {"hash_bits": 65}, r"hash_bits must be in \[0, 64\], got 65"),
 ]
 OF_CONTENTS = [
@@ -330,9 +434,68 @@ def test_an_op_refuses_by_name(backend: str) -> None:
             call(*(RAW[op] | change).values())
 
 
+LEADING = ("x", "grad", "z", "rows", "powers")  # the others must be where these are
+
+
+@pytest.mark.parametrize("backend", ["cuda"], indirect=True)
+def test_an_op_refuses_tensors_of_two_devices(backend: str) -> None:
+    kernels = cuda_kernels.kernels()
+    if not isinstance(kernels, cuda_kernels.Emulated):
+        pytest.skip("tensors are elsewhere only where the kernels are emulated")
+    for op, arguments in RAW.items():
+        for name, value in arguments.items():
+            if not torch.is_tensor(value):
+                continue
+            named = "[a-z_]*" if name in LEADING else name
+            message = f"^{named} must be on the device of the op, cuda:-?[01], got cuda:-?[01]$"
+            with kernels.elsewhere(value), pytest.raises(ValueError, match=message):
+                getattr(torch.ops.spin_fast, op)(*arguments.values())
+
+
+@pytest.mark.parametrize("backend", ["cuda"], indirect=True)
+def test_what_is_too_large_for_a_launch_is_named(backend: str) -> None:
+    ptr = torch.zeros(70_001, dtype=torch.int64).index_fill(0, torch.tensor([70_000]), 3)
+    change = {"grad": torch.ones(1, 70_000), "ptr": ptr, "num_branches": 70_000}
+    message = "^num_branches must make at most 2147483647 x 65535 x 65535 blocks of threads, got 1 x 70000 x 1$"
+    with pytest.raises(ValueError, match=message):
+        torch.ops.spin_fast.sum_readout_backward(*(RAW["sum_readout_backward"] | change).values())
+
+
 def test_too_little_memory_is_told_as_torch_does(native) -> None:
-    with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory: .* \[1099511627777, 3, 5\]"):
-        torch.ops.spin_fast.power_features(*(RAW["power_features"] | {"num_hops": 2**40}).values())
+    arguments = RAW["sum_readout_backward"] | {"index": torch.tensor([0, 1, 2])}
+    with pytest.raises(RuntimeError, match=r"^DefaultCPUAllocator: can't allocate memory: .* \[1099511627776, 4\]"):
+        torch.ops.spin_fast.sum_readout_backward(*(arguments | {"num_rows": 2**40}).values())
+
+
+def test_too_many_segments_are_not_said_to_be_entries(native, tmp_path: Path) -> None:
+    size = 2**31 + 1
+    try:
+        ptr = torch.from_file(str(tmp_path / "ptr"), shared=True, size=size, dtype=torch.int64)  # takes no memory
+    except RuntimeError as error:
+        pytest.skip(f"no file with holes: {error}")
+    arguments = {"grad": torch.ones(2**31, 0), "ptr": ptr, "index": torch.tensor([0]), "checked": True}
+    with pytest.raises(ValueError, match=r"^ptr must have at most 2147483647 segments, got 2147483648$"):
+        torch.ops.spin_fast.sum_readout_backward(*(RAW["sum_readout_backward"] | arguments).values())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"branches": 0}, "branches must be at least 1, got 0"),
+        ({"branches": HUGE}, f"branches must be at most 1048576, got {HUGE}"),
+        ({"nodes": -3}, "nodes must be at least 0, got -3"),
+        ({"nodes": HUGE}, f"nodes must make sizes below 2.63, got {HUGE} . 32"),
+        ({"width": -1}, "width must be at least 0, got -1"),
+        ({"width": HUGE}, f"width must make sizes below 2.63, got {HUGE} . 8"),
+        ({"graphs": -1}, "graphs must be at least 0, got -1"),
+        ({"graphs": HUGE}, f"graphs must make sizes below 2.63, got {HUGE} . 8"),
+    ],
+)
+def test_room_for_distinct_rows_is_checked(native, change: dict, message: str) -> None:
+    sizes = {"branches": 2, "nodes": 3, "width": 4, "graphs": 1, "bytes": 4, "wide_index": False, "node_rows": True}
+    native.DistinctRows(*sizes.values())
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        native.DistinctRows(*(sizes | change).values())
 
 
 def test_checks_of_contents_check_metadata_first(backend: str) -> None:

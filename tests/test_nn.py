@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from helpers import random_graphs
 
-from spin_fast import SPIN, PowerFeatures
+from spin_fast import PAGNN, SPIN, PowerFeatures
 
 
 def made_features(
@@ -199,3 +201,51 @@ def test_bad_input_is_named() -> None:
         SPIN(3, 4, 2, 2, num_operators=2)(made_features())
     with pytest.raises(ValueError, match="num_operators must be at least 1, got 0"):
         SPIN(3, 4, 2, 2, num_operators=0)
+    for options, message in (
+        ({"attention": "sum"}, "attention must be a bool, got str"),
+        ({"size_aware": 1}, "size_aware must be a bool, got int"),
+        ({"batch_norm": None}, "batch_norm must be a bool, got NoneType"),
+        ({"classifier_features": 32}, "classifier_features must be a sequence of ints, .*, got int"),
+        ({"dropout": "a"}, "dropout must be a number, got str"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            SPIN(3, 4, 2, 2, **options)
+    assert SPIN(3, 4, 2, 2, batch_norm=np.True_).config["batch_norm"] is True
+    with pytest.raises(TypeError, match=r"model must be torch.float32 or .*, got torch.bfloat16; .* torch.autocast"):
+        SPIN(3, 4, 2, 2).bfloat16()(made_features())
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: SPIN(3, 4, 2, 2),
+        lambda: SPIN(3, 4, 2, 2, batch_norm=True),
+        lambda: PAGNN([torch.nn.Linear(3, 4) for _ in range(3)]),
+    ],
+)
+def test_wrong_tensors_are_named(make: Callable[[], torch.nn.Module]) -> None:
+    """In evaluation and in training, which is not the fused form with BatchNorm."""
+    features, model = made_features(), make().double()
+    dense, ptr = features.dense_rows(), features.node_ptr
+    rows, segments, index, count = features.branch_rows()
+    batch = torch.arange(len(ptr) - 1).repeat_interleave(ptr.diff())
+    far = torch.cat([ptr[:-1], ptr[-1:] + 100])
+    for arguments, message in (
+        ((dense, batch), "ptr must end with"),
+        ((dense, far), f"ptr must end with .*{dense.shape[1]}.*, got {int(far[-1])}"),
+        ((dense, torch.tensor([0, 50_000_000])), "ptr must end with .*, got 50000000"),
+        ((dense, ptr.int()), "ptr must be int64, got int32"),
+        ((dense[0], ptr), r"rows must have shape \[3, N, (3|d)\], got \[14, 3\]"),
+        ((dense[:2], ptr), r"rows must have shape \[3, N, (3|d)\], got \[2, 14, 3\]"),
+        ((dense, ptr, index), "index must come with the ragged form"),
+        ((dense, ptr, None, count), "count must come with the ragged form"),
+        ((rows[:2], segments, index, count), "rows must have 3 branches, got 2"),
+        ((rows, segments[:-1], index, count), r"ptr must have a multiple of 3 segments"),
+        ((rows, segments, index + 1000, count), "index must be in"),
+        ((rows, segments, index, count[1:]), "count must have shape"),
+        (((rows[0], rows[1], rows[2][0]), segments, index, count), r"rows\[2\] must have shape"),
+        ((3, ptr), "rows must be a tensor, or a sequence of one per branch, got int"),
+    ):
+        for training in (False, True):
+            with pytest.raises((TypeError, ValueError), match=message):
+                model.train(training).forward_tensors(*arguments)

@@ -419,7 +419,7 @@ def test_wrong_results_and_features_are_named() -> None:
         PAGNN([mlp() for _ in range(3)])(features)
     with pytest.raises(TypeError, match="features must be PowerFeatures, got Tensor"):
         made_model()(features.rows)
-    with pytest.raises(ValueError, match="rows must have 3 branches, got 2"):
+    with pytest.raises(ValueError, match=r"rows must have shape \[3, N, d\], got \[2, 14, 3\]"):
         made_model().forward_tensors(features.dense_rows()[:2], features.node_ptr)
     with pytest.raises(ValueError, match=r"branches must return one row for each of \d+, got \[1, 3\]"):
         PAGNN([Total()] * 3)(features)

@@ -117,19 +117,63 @@ def test_only_files_of_features_that_the_index_lists_are_removed(graphs: spin_fa
         assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])
 
 
-def test_earlier_files_stay_until_the_new_index_is_there(
-    graphs: spin_fast.GraphBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize("before", ["nothing", "a file", "other files", "files of these names"])
+@pytest.mark.parametrize("fails", ["the index", "a rename"])
+def test_what_fails_late_leaves_what_was_there(
+    graphs: spin_fast.GraphBatch, before: str, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fails(*_: object) -> None:
+    path, renamed, replace_file = tmp_path / "x.safetensors", [], Path.replace
+    max_bytes = {"a file": 10**9, "other files": 12_000, "files of these names": 20_000}.get(before)
+    if max_bytes is not None:
+        shards.save(shards.compute(graphs, 1, max_bytes=max_bytes), path)
+    there = contents(tmp_path)
+    parts = list(shards.compute(replace(graphs, x=2 * graphs.x), 1, max_bytes=20_000))
+
+    def replaces(file: Path, target: Path) -> Path:
+        if file.suffix == ".part" and not renamed.count("failed"):
+            renamed.append(target.name)
+            if fails == "a rename" and len(renamed) == len(parts) + 3:  # each part has had its temporary name
+                renamed.append("failed")
+                raise OSError("disk full")
+        return replace_file(file, target)
+
+    def writes(*_: object) -> None:
         raise OSError("disk full")
 
-    path = tmp_path / "x.safetensors"
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", replaces)
+        if fails == "the index":
+            patch.setattr("spin_fast._files.write_json", writes)
+        with pytest.raises(OSError, match="disk full"):
+            shards.save(parts, path)
+    assert contents(tmp_path) == there
+    files = shards.save(parts, path)
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
+
+
+def test_no_index_refers_to_files_that_change(
+    graphs: spin_fast.GraphBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that was shortened by hand, and not even where the process is killed, after which nothing runs."""
+    path, index, replace_file = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json", Path.replace
     files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
-    monkeypatch.setattr("spin_fast._files.write_json", fails)
-    with pytest.raises(OSError, match="disk full"):
-        shards.save(shards.compute(graphs, 2, max_bytes=20_000), path)
-    assert all(file.exists() for file in files)
-    assert PowerFeatures.load(path).num_hops == 1
+    content = json.loads(index.read_text())
+    index.write_text(json.dumps(content | {"shards": content["shards"][:2]}))
+    assert len(PowerFeatures.load(path)) < len(graphs)
+    with_index = []
+
+    def replaces(file: Path, target: Path) -> Path:
+        if target in files:
+            with_index.append(index.exists())
+        return replace_file(file, target)
+
+    monkeypatch.setattr(Path, "replace", replaces)
+    assert shards.save(shards.compute(replace(graphs, x=2 * graphs.x), 1, max_bytes=12_000), path) == files
+    assert with_index == [False] * len(files)
 
 
 def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:

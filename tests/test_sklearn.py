@@ -493,6 +493,8 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
 
     nan = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, torch.full_like(graphs.x, torch.nan), graphs.y)
     raises(TypeError, "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG", np.zeros((3, 2)))
+    raises(TypeError, "got a single Graph: wrap it in a list", networkx.path_graph(3))
+    raises(TypeError, "got a single Data: wrap it in a list", graphs.to_pyg()[0])
     raises(TypeError, "got list", [])
     raises(TypeError, "got list of str", ["a", "b"])
     raises(ValueError, "Input X contains NaN", nan)

@@ -152,6 +152,14 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
         assert (model.operator, model.multilabel) == (expected, None if failing == 1 else False)
 
 
+@pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, "infinity")])
+def test_features_that_are_no_numbers_are_named(digits: PowerFeatures, value: float, name: str) -> None:
+    rows = digits.rows.clone()
+    rows[digits.row_of_node[0, 0]] = value
+    with pytest.raises(ValueError, match=f"features must be finite, got {name} in the rows of the graphs to train on"):
+        training.fit(new_model(), replace(digits, rows=rows), range(64), range(64, 96), epochs=1)
+
+
 def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     calls = []
 
@@ -365,6 +373,8 @@ def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> 
     parts, seen = (digits, range(32), range(32, 64)), []
     options = {"schedule": "constant", "state": tmp_path / "state", "on_epoch": seen.append}
     options["metric"] = lambda *_: np.float32(0.5)  # as some libraries give
+    with pytest.raises(TypeError, match="on_epoch must be a function of an Epoch, or None, got int"):
+        training.fit(new_model(), *parts, on_epoch=3)
     training.fit(new_model(), *parts, epochs=3, **options)
     fit = training.fit(new_model(), *parts, epochs=5, resume=True, **options)
     assert [epoch.number for epoch in seen] == [1, 2, 3, 4, 5]
@@ -771,6 +781,9 @@ def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
     training.save_checkpoint(path, model, operator="sym", seed=3)
     loaded, metadata = training.load_checkpoint(path)
     assert metadata == {"operator": "sym", "multilabel": False, "seed": 3}
+    assert not loaded.training
+    with pytest.raises(TypeError, match="foo must be a JSON value, got Tensor"):
+        training.save_checkpoint(path, model, seed=3, foo=torch.ones(2))
     assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
     assert list(path.parent.iterdir()) == [path]
 

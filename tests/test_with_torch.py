@@ -159,6 +159,20 @@ def test_training_under_autocast() -> None:
         assert all(loss.dtype == torch.float32 and loss.isfinite() for loss in losses)
 
 
+def test_autocast_does_not_round_what_is_around_steps() -> None:
+    features = made_features((9, 0, 4, 12, 6))
+    results = []
+    for enabled in (False, True):
+        torch.manual_seed(0)
+        model = SPIN(3, 16, 2, 2)
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            model.calibrate(features)
+            loss = training.Trainer(model).epoch(features, slice(None), 2, torch.Generator().manual_seed(0))
+        results.append((loss, model.flatten_parameters()))
+    assert results[0][0] == results[1][0]
+    assert torch.equal(results[0][1], results[1][1])
+
+
 # Transforms of torch.func, forward mode, batched gradients
 
 

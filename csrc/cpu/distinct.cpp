@@ -491,6 +491,13 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
 std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
                                                ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits) {
   require(branches >= 1, "branches must be at least 1, got ", branches);
+  require(branches <= most_branches, "branches must be at most ", most_branches, ", got ", branches);
+  require(nodes >= 0, "nodes must be at least 0, got ", nodes);
+  require(width >= 0, "width must be at least 0, got ", width);
+  require(graphs >= 0, "graphs must be at least 0, got ", graphs);
+  constexpr int64_t most_bytes = 8;  // of what is kept of a value, a node or a graph
+  product_of("nodes", nodes, product_of("width", std::max<int64_t>(width, 1), most_bytes));
+  product_of("graphs", graphs, most_bytes);
   std::unique_ptr<DistinctRows> parts;
   dispatch_storage(value, [&](auto value_tag) {
     constexpr size_t bytes = sizeof(typename decltype(value_tag)::type);

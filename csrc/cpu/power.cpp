@@ -107,7 +107,7 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 template <class T, class I, class A>
 void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, int64_t first,
             int64_t last, const T* x, int64_t width, int64_t hops, bool canonical, T* out) {
-  if (hops == 0 || width == 0) {
+  if (hops == 0 || width == 0 || first == last) {
     std::copy(x + first * width, x + last * width, out);
     return;
   }
@@ -239,7 +239,7 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
 
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                         OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
-  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, checked,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
@@ -255,7 +255,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                       OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
-  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, value);
   power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);

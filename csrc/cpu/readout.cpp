@@ -36,12 +36,6 @@ struct Converted {
   std::vector<T> copy;
 };
 
-Tensor fresh_like(const Tensor& t) {
-  if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());
-  if (t.dim() == 2) return empty({t.size(0), t.size(1)}, t.scalar_type());
-  return empty({t.size(0), t.size(1), t.size(2)}, t.scalar_type());
-}
-
 // A row filled up to whole registers of every instruction set.
 int64_t padded_width(int64_t width) { return (width + 15) / 16 * 16; }
 
@@ -135,6 +129,7 @@ std::vector<double> sums_of_products(const Segments& seg, const T* a, const T* b
 // Runs f(piece, scratch) over the pieces, in parallel.
 template <class T, class F>
 void for_each_piece(const Plan& plan, int64_t width, F f) {
+  if (plan.pieces.empty()) return;
   const auto run = [&](int64_t first, int64_t last) {
     const Scratch<T> scratch = scratch_of<T>(width);
     for (int64_t i = first; i < last; ++i) f(plan.pieces[i], scratch);
@@ -169,8 +164,9 @@ struct RowEntries {
 
 RowEntries entries_of_rows(const Form& form, const Segments& seg) {
   constexpr int64_t most = INT32_MAX;
-  require(form.entries <= most && form.graphs * form.branches <= most, "index must have at most 2^31 - 1 entries, got ",
-          form.entries);
+  const int64_t segments = form.graphs * form.branches;
+  require(form.entries <= most, "index must have at most ", most, " entries, got ", form.entries);
+  require(segments <= most, "ptr must have at most ", most, " segments, got ", segments);
   RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
                 std::vector<int32_t>(form.entries)};
   for (int64_t branch = 0; branch < form.branches; ++branch)
@@ -227,9 +223,10 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                             int64_t num_branches, int64_t num_rows, bool shared, bool checked) {
-  const ScalarType value = expect("grad", grad, {-1, -1}, stored_types);
-  require(num_branches >= 1, "num_branches must be at least 1, got ", num_branches);
+  const ScalarType value = expect("grad", grad, {any, any}, stored_types);
+  check_num_branches(num_branches);
   require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
+  product_of("num_rows", sum_of("num_rows", num_rows, 2), sizeof(int64_t));  // of where the entries of a row begin
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
   expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
   Tensor dz = empty({num_rows, form.width}, value);
@@ -295,7 +292,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
   expect("readout", readout, {form.graphs, form.branches * form.width}, {compute_type(value)});
   expect("alpha", alpha, {form.entries}, {compute_type(value)});
   if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {compute_type(value)});
-  Tensor dz = fresh_like(z), dw = fresh_like(w);
+  Tensor dz = like(z, &empty), dw = like(w, &empty);
   const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;

@@ -486,7 +486,7 @@ Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths
 // Lays out a stack for tiles of `rows`, or fewer if only they fit, and finds what its blocks have room for in shared
 // memory: room for a second block comes before that for the gradient, and any before smaller tiles.
 template <class T>
-Fit fit_of(Stack& stack, const Device& device, int rows) {
+Fit fit_of(const char* name, Stack& stack, const Device& device, int rows) {
   const int64_t most = device.most_shared_bytes(), half = device.most_shared_bytes(2);
   Fit fit = {};
   for (int tile = rows; tile >= side && !fit.tile; tile /= 2) {
@@ -504,7 +504,8 @@ Fit fit_of(Stack& stack, const Device& device, int rows) {
     }
   }
   if (!fit.tile) lay_out(stack, rows);
-  require(std::max(stack.tile_size, stack.weights_size) <= INT32_MAX, "widths must not be so large");
+  const int64_t largest = std::max<int64_t>(stack.tile_size, stack.weights_size);
+  require(largest <= INT32_MAX, name, " must make tiles and weights of at most ", INT32_MAX, " values, got ", largest);
   int widest = 0;
   for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
   const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
@@ -542,7 +543,8 @@ class Pass {
     call_.scale = memory(scale_);
     call_.readout = readout;
     dispatch([&](auto math, auto shared) { run(&forward_kernel<math, shared, T>); });
-    device_.launch(&combine_kernel<T>, blocks_for(chosen, combine_threads / warp_size), combine_threads, 0, call_);
+    device_.launch(&combine_kernel<T>, blocks_for("ptr", chosen, combine_threads / warp_size), combine_threads, 0,
+                   call_);
   }
 
   // After forward: leaves the gradients of the parameters by block, and of the entries at `dx` if that is not null.
@@ -565,12 +567,12 @@ class Pass {
     const int64_t segments = std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
     call_.stack = stack;
     call_.stack.tf32 = tf32_;
-    call_.fit = fit_of<T>(call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
+    call_.fit = fit_of<T>("widths", call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
     if (call_.fit.weights) return;
     weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
     call_.weights = memory(weights_);
-    device_.launch(&pack_kernel<T>, grid_of(model_.branches), pack_threads, 0, call_.stack, call_.parameters,
-                   call_.weights);
+    device_.launch(&pack_kernel<T>, grid_of("num_branches", model_.branches), pack_threads, 0, call_.stack,
+                   call_.parameters, call_.weights);
   }
 
   bool has_tf32() const {
@@ -603,7 +605,7 @@ class Pass {
     tiles_ = device_.bytes_for<T>(fit.tile ? 0 : all * call_.stack.tile_size);
     call_.partial = memory(partial_);
     call_.tiles = memory(tiles_);
-    device_.launch(kernel, grid_of(blocks_, model_.branches), fit.threads, fit.shared_bytes, call_);
+    device_.launch(kernel, grid_of("num_branches", blocks_, model_.branches), fit.threads, fit.shared_bytes, call_);
   }
 
   const Device& device_;
@@ -621,7 +623,8 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor
                       bool attention, double negative_slope, bool tf32, bool shared, bool) {
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
                                        negative_slope, shared, true, 0);
-  const Device device(rows);
+  const Device device(rows,
+                      {{"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
   Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -640,13 +643,15 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
   const ScalarType value = rows.scalar_type();
   const int64_t width = of.model.readout_width(), features = rows.size(1);
   expect("grad", grad, {of.graphs, width}, {value});
-  const Device device(rows);
+  const Device device(
+      rows,
+      {{"grad", grad}, {"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
   Tensor gradient = device.empty({parameters.numel()}, value);
   Tensor drows = device.empty({with_rows ? rows.size(0) : 0, features}, value);
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
-      device.launch(&gather_kernel<T>, blocks_for(to_rows * columns, threads), threads, 0,
+      device.launch(&gather_kernel<T>, blocks_for("rows", to_rows * columns, threads), threads, 0,
                     by.offsets.template const_data_ptr<int64_t>(), integers_of(by.entries), from, to_rows, columns, to);
     };
     // How many entries the chosen graphs have is not known here. Where each needs a place for its gradient, take all
@@ -667,9 +672,9 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
     pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
     const double* no_losses = nullptr;
     T* no_loss = nullptr;
-    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
-                  num_branches, pass.partial(), pass.blocks(), pass.stack(), parameters.numel(), pass.partial(),
-                  int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, no_loss);
+    device.launch(&reduce_kernel<T>, blocks_for("parameters", parameters.numel(), threads / summands), threads, 0,
+                  pass.stack(), num_branches, pass.partial(), pass.blocks(), pass.stack(), parameters.numel(),
+                  pass.partial(), int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, no_loss);
     if (with_rows && index) {
       const Transposed entries =
           transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0));
@@ -690,7 +695,13 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, {ScalarType::Long});
   if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
-  const Device device(rows);
+  const Device device(rows, {{"y", y},
+                             {"class_weight", class_weight},
+                             {"parameters", parameters},
+                             {"ptr", ptr},
+                             {"index", index},
+                             {"count", count},
+                             {"ids", ids}});
   Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -700,22 +711,21 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     pass.forward(Pass<T>::memory(readout));
 
     Stack stack = stack_of_classifier(of.model, classifier_widths);
-    const Fit fit = fit_of<T>(stack, device, classifier_tile);
-    const dim3 grid = blocks_for(of.graphs, stack.tile);
+    const Fit fit = fit_of<T>("classifier_widths", stack, device, classifier_tile);
+    const dim3 grid = blocks_for("ptr", of.graphs, stack.tile);
     const int64_t blocks = grid.x;
     Tensor partial = device.bytes_for<T>(blocks * stack.gradient_size), losses = device.bytes_for<double>(blocks);
     Tensor tiles = device.bytes_for<T>(fit.tile ? 0 : blocks * stack.tile_size);
     Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
     const T* flat = parameters.const_data_ptr<T>();
     double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    if (!fit.weights)
-      device.launch(&pack_kernel<T>, grid_of(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
+    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
     Tensor total = device.bytes_for<double>(1);
     double* total_weight = static_cast<double*>(total.mutable_data_ptr());
     const T* of_class = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
     if (of_class)
-      device.launch(&weigh_kernel<T>, grid_of(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(),
-                    of.ids, of.graphs, total_weight);
+      device.launch(&weigh_kernel<T>, dim3(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(), of.ids,
+                    of.graphs, total_weight);
     const auto kernel = fit.weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>;
     device.launch(kernel, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
                   Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of_class,
@@ -723,9 +733,9 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                   Pass<T>::memory(partial), loss_of_block);
 
     pass.backward(Pass<T>::memory(grad), nullptr);
-    device.launch(&reduce_kernel<T>, blocks_for(parameters.numel(), threads / summands), threads, 0, pass.stack(),
-                  num_branches, pass.partial(), pass.blocks(), stack, of.model.parameters(), Pass<T>::memory(partial),
-                  blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block,
+    device.launch(&reduce_kernel<T>, blocks_for("parameters", parameters.numel(), threads / summands), threads, 0,
+                  pass.stack(), num_branches, pass.partial(), pass.blocks(), stack, of.model.parameters(),
+                  Pass<T>::memory(partial), blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block,
                   loss.mutable_data_ptr<T>());
   });
   return {loss, gradient};

@@ -164,8 +164,8 @@ class Hashed {
 template <class W>
 Hashed sorted_by_hash(const Device& device, const Items<W>& items, uint64_t mask) {
   Hashed given(device, items.size), sorted(device, items.size);
-  device.launch(&hash_kernel<W>, blocks_for(items.size, threads / items.lanes), threads, 0, items, mask, given.hash(),
-                given.item());
+  device.launch(&hash_kernel<W>, blocks_for("powers", items.size, threads / items.lanes), threads, 0, items, mask,
+                given.hash(), given.item());
   if (items.size > 0)
     with_memory(device, [&](void* memory, size_t& bytes) {
       return cub::DeviceRadixSort::SortPairs(memory, bytes, given.hash(), sorted.hash(), given.item(), sorted.item(),
@@ -182,14 +182,14 @@ void find_leaders(const Device& device, const Items<W>& items, uint64_t mask, in
   int64_t* place = left.mutable_data_ptr<int64_t>();
   Hashed waiting = sorted_by_hash(device, items, mask);
   for (int64_t n = items.size, kept = 0; n > 0; n = kept) {
-    device.launch(&match_kernel<W>, blocks_for(n + 1, threads / items.lanes), threads, 0, items, n, waiting.hash(),
-                  waiting.item(), leader, place);
+    device.launch(&match_kernel<W>, blocks_for("powers", n + 1, threads / items.lanes), threads, 0, items, n,
+                  waiting.hash(), waiting.item(), leader, place);
     exclusive_sum(device, place, n + 1);
     read(device, place + n, 1, &kept);
     Hashed next(device, kept);
     if (kept > 0)
-      device.launch(&keep_kernel, blocks_for(n, threads), threads, 0, n, waiting.hash(), waiting.item(), place,
-                    next.hash(), next.item());
+      device.launch(&keep_kernel, blocks_for("powers", n, threads), threads, 0, n, waiting.hash(), waiting.item(),
+                    place, next.hash(), next.item());
     waiting = next;
   }
 }
@@ -221,7 +221,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const T
   const int row_bits = std::bit_width(static_cast<uint64_t>(size));
   const int key_bits = row_bits + std::bit_width(static_cast<uint64_t>(segments));
   require(key_bits < 64, "powers must have fewer nodes, or ptr fewer graphs: together they need ", key_bits, " bits");
-  const Device device(powers);
+  const Device device(powers, {{"ptr", node_ptr}});
 
   Tensor leader = device.empty({size}, ScalarType::Long);
   dispatch_words(value, [&](auto tag) {
@@ -231,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const T
 
   // Rows.
   const int64_t* leaders = leader.const_data_ptr<int64_t>();
-  const dim3 blocks = blocks_for(size, threads), blocks_and_end = blocks_for(size + 1, threads);
+  const dim3 blocks = blocks_for("powers", size, threads), blocks_and_end = blocks_for("powers", size + 1, threads);
   Tensor numbers = device.empty({size + 1}, ScalarType::Long), entries = device.empty({size + 1}, ScalarType::Long);
   int64_t *number = numbers.mutable_data_ptr<int64_t>(), *entry = entries.mutable_data_ptr<int64_t>();
   device.launch(&is_first_kernel, blocks_and_end, threads, 0, size, leaders, number);
@@ -258,8 +258,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const T
 
   // What is found, and how much of it.
   Tensor ptr = device.empty({segments + 1}, ScalarType::Long), found = device.empty({branches + 2}, ScalarType::Long);
-  device.launch(&offsets_kernel, blocks_for(std::max(segments + 1, branches + 2), threads), threads, 0, branches, nodes,
-                offsets, graphs, number, entry, ptr.mutable_data_ptr<int64_t>(), found.mutable_data_ptr<int64_t>());
+  device.launch(&offsets_kernel, blocks_for("ptr", std::max(segments + 1, branches + 2), threads), threads, 0, branches,
+                nodes, offsets, graphs, number, entry, ptr.mutable_data_ptr<int64_t>(),
+                found.mutable_data_ptr<int64_t>());
   std::vector<int64_t> sizes(branches + 2);
   read(device, found.const_data_ptr<int64_t>(), branches + 2, sizes.data());
   Tensor row_ptr = allocated_on_cpu({branches + 1}, ScalarType::Long);
@@ -269,7 +270,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const T
   dispatch_words(value, [&](auto tag) {
     using W = typename decltype(tag)::type;
     const Items<W> items = items_of<W>(powers);
-    device.launch(&rows_kernel<W>, blocks_for(size, threads / items.lanes), threads, 0, items, number,
+    device.launch(&rows_kernel<W>, blocks_for("powers", size, threads / items.lanes), threads, 0, items, number,
                   static_cast<W*>(rows.mutable_data_ptr()));
   });
   Tensor index = device.empty({sizes[branches + 1]}, index_type);

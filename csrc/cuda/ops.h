@@ -43,10 +43,24 @@ inline void check(cudaError_t error) {
   throw std::runtime_error(std::string("CUDA error: ") + cudaGetErrorString(error));
 }
 
-// Makes the device of a tensor the current one while a call lasts, and gives torch's current stream on it.
+// Another argument of a call, or none.
+struct Argument {
+  const char* name;
+  const Tensor* tensor;
+
+  Argument(const char* name, const Tensor& t) : name(name), tensor(&t) {}
+  Argument(const char* name, const OptionalTensor& t) : name(name), tensor(t ? &*t : nullptr) {}
+};
+
+// Makes the device of a tensor the current one while a call lasts, and gives torch's current stream on it. The others
+// must be there too.
 class Device {
  public:
-  explicit Device(const Tensor& t) : index_(t.get_device_index()) {
+  Device(const Tensor& t, std::initializer_list<Argument> others) : index_(t.get_device_index()) {
+    for (const auto& [name, other] : others) {
+      const int32_t index = other ? other->get_device_index() : index_;
+      require(index == index_, name, " must be on the device of the op, cuda:", index_, ", got cuda:", index);
+    }
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(index_, &guard_));
     void* stream = nullptr;
     STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
@@ -140,12 +154,14 @@ void with_memory(const Device& device, F primitive) {
   check(primitive(memory.mutable_data_ptr(), bytes));
 }
 
-inline dim3 grid_of(int64_t x, int64_t y = 1, int64_t z = 1) {
-  require(x <= INT32_MAX && y <= UINT16_MAX && z <= UINT16_MAX, "the input is too large for one launch");
+// `name`: the argument that makes a grid so large.
+inline dim3 grid_of(const char* name, int64_t x, int64_t y = 1, int64_t z = 1) {
+  require(x <= INT32_MAX && y <= UINT16_MAX && z <= UINT16_MAX, name, " must make at most ", INT32_MAX, " x ",
+          UINT16_MAX, " x ", UINT16_MAX, " blocks of threads, got ", x, " x ", y, " x ", z);
   return dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(z));
 }
 
 // Blocks for n items, so many each.
-inline dim3 blocks_for(int64_t n, int64_t each) { return grid_of((n + each - 1) / each); }
+inline dim3 blocks_for(const char* name, int64_t n, int64_t each) { return grid_of(name, (n + each - 1) / each); }
 
 }  // namespace spin_fast

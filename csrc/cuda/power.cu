@@ -180,12 +180,12 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
   Tensor runs = device.bytes_for<Run>(blocks), counts = device.bytes_for<Count>(levels.count);
   if (needed > 0) {
     device.zero(counts);
-    device.launch(&sort_kernel, blocks_for(a.graphs, threads), threads, 0, a.csr, a.ptr, a.graphs, levels, each,
+    device.launch(&sort_kernel, blocks_for("ptr", a.graphs, threads), threads, 0, a.csr, a.ptr, a.graphs, levels, each,
                   lists.mutable_data_ptr<int64_t>(), pointer<Run>(runs), pointer<Count>(counts));
   }
   for (int level = 0; level < levels.count && level <= needed; ++level) {
     int64_t most = 1024;
-    dim3 grid = blocks_for(a.graphs, 1);
+    dim3 grid = blocks_for("ptr", a.graphs, 1);
     if (level == 0) {
       const int64_t units = std::max(fit.units_in(levels.bytes[0], nodes, arcs), 1);
       const int64_t work = std::max(nodes * units, arcs / 8) / 2;
@@ -228,15 +228,16 @@ Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType v
 // Where ptr is a run of the offsets, out has a row for each of its nodes.
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                         OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
-  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   const int64_t nodes = x.size(0), width = x.size(1);
-  expect("out", out, {num_hops + 1, ptr ? -1 : nodes, width}, {value});
+  expect("out", out, {num_hops + 1, ptr ? any : Size(nodes), width}, {value});
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
   const int64_t rows = out.size(1);
   require(rows <= nodes, "out must have at most ", nodes, " rows (nodes), got ", rows);
   if (rows == 0 || width == 0 || (ptr && a.graphs == 0)) return;
-  const Device device(x);
+  const Device device(
+      x, {{"indptr", indptr}, {"indices", indices}, {"ptr", ptr}, {"edge_weight", edge_weight}, {"out", out}});
   dispatch_storage(value, [&](auto tag) {
     using S = typename decltype(tag)::type;
     using V = Compute<S>;
@@ -262,9 +263,9 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
                       OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
-  const ScalarType value = expect("x", x, {-1, -1}, stored_types);
+  const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
-  Tensor out = Device(x).empty({num_hops + 1, x.size(0), x.size(1)}, value);
+  Tensor out = Device(x, {}).empty({num_hops + 1, x.size(0), x.size(1)}, value);
   power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
   return out;
 }
@@ -307,7 +308,7 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
   Tensor weights = device.empty({a.weight ? a.arcs : 0}, value);
   dispatch_index(sources.scalar_type(), [&](auto tag) {
     using I = typename decltype(tag)::type;
-    device.launch(&arcs_kernel<V, I>, blocks_for(a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
+    device.launch(&arcs_kernel<V, I>, blocks_for("indices", a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
                   integers_of(back.entries), static_cast<const V*>(a.weight), sources.mutable_data_ptr<I>(),
                   pointer<V>(weights));
   });
@@ -335,7 +336,7 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
   const ScalarType value = check_powers_gradient(grad);
   const int64_t hops = grad.size(0) - 1, nodes = grad.size(1), width = grad.size(2);
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
-  const Device device(grad);
+  const Device device(grad, {{"indptr", indptr}, {"indices", indices}, {"ptr", ptr}, {"edge_weight", edge_weight}});
   Tensor dx = device.empty({nodes, width}, value);
   if (dx.numel() == 0) return dx;
   if (value == ScalarType::Float)

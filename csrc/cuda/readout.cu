@@ -272,7 +272,7 @@ void rows_backward(const Device& device, const Segments& seg, const OptionalTens
   dispatch_index(places.scalar_type(), [&](auto tag) {
     using I = typename decltype(tag)::type;
     const Collected<T, I> to = {places.mutable_data_ptr<I>(), scale, dbeta_of_row};
-    device.launch(&collect_kernel<T, I>, blocks_for(seg.entries, threads), threads, 0, seg,
+    device.launch(&collect_kernel<T, I>, blocks_for("index", seg.entries, threads), threads, 0, seg,
                   integers_of(of_rows.entries), alpha, dbeta, to);
   });
   const Integers place = integers_of(places);
@@ -303,7 +303,7 @@ dim3 blocks_for_entries(const Segments& seg, int64_t rows_of_round, int64_t tile
   constexpr int64_t most = 4096;
   const int64_t mean = (seg.entries + seg.branches - 1) / seg.branches;
   const int64_t blocks = std::clamp<int64_t>((mean + 2 * rows_of_round - 1) / (2 * rows_of_round), 1, most);
-  return grid_of(blocks, seg.branches, tiles);
+  return grid_of(seg.branches > UINT16_MAX ? "num_branches" : "z", blocks, seg.branches, tiles);
 }
 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
@@ -313,7 +313,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
   require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
           z.size(0));
   const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, true);
-  const Device device(z);
+  const Device device(z, {{"ptr", ptr}, {"index", index}, {"count", count}});
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, value);
   dispatch_storage(value, [&](auto tag) {
     using S = typename decltype(tag)::type;
@@ -329,12 +329,13 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                             int64_t num_branches, int64_t num_rows, bool shared, bool) {
-  const ScalarType value = expect("grad", grad, {-1, -1}, stored_types);
-  require(num_branches >= 1, "num_branches must be at least 1, got ", num_branches);
+  const ScalarType value = expect("grad", grad, {any, any}, stored_types);
+  check_num_branches(num_branches);
   require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
+  product_of("num_rows", sum_of("num_rows", num_rows, 2), sizeof(int64_t));  // of where the entries of a row begin
   const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, true);
   expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
-  const Device device(grad);
+  const Device device(grad, {{"ptr", ptr}, {"index", index}, {"count", count}});
   Tensor dz = device.empty({num_rows, form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
   if (dz.numel() == 0) return dz;
@@ -355,7 +356,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
   const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
-  const Device device(z);
+  const Device device(z, {{"w", w}, {"ptr", ptr}, {"index", index}, {"count", count}});
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, computed);
   Tensor alpha = device.empty({form.entries}, computed);
   dispatch_storage(value, [&](auto tag) {
@@ -399,7 +400,7 @@ void attention_backward(const Device& device, const Segments& seg, const Tensor&
     segment_sums(device, sums);
   }
   of.t = static_cast<const T*>(t.const_data_ptr());
-  device.launch(&t_kernel<T>, blocks_for(places, warps), threads, 0, of.grad, readout.const_data_ptr<T>(),
+  device.launch(&t_kernel<T>, blocks_for("ptr", places, warps), threads, 0, of.grad, readout.const_data_ptr<T>(),
                 grad_alpha ? static_cast<const double*>(from_alpha.const_data_ptr()) : nullptr, places, seg.width,
                 static_cast<T*>(t.mutable_data_ptr()));
 
@@ -409,14 +410,14 @@ void attention_backward(const Device& device, const Segments& seg, const Tensor&
   of.known = tiling.tiles > 1;
   Tensor dbeta = device.bytes_for<T>(index || of.known ? seg.entries : 0);
   of.dbeta = index || of.known ? static_cast<T*>(dbeta.mutable_data_ptr()) : nullptr;
-  if (of.known) device.launch(&dbeta_kernel<S>, blocks_for(seg.entries, warps), threads, 0, of);
+  if (of.known) device.launch(&dbeta_kernel<S>, blocks_for("index", seg.entries, warps), threads, 0, of);
   dispatch_tiling<S>(tiling, [&](auto v, auto k) {
     const dim3 grid = blocks_for_entries(seg, rows_at_once(v, k) * threads / tiling.group, tiling.tiles);
     Tensor sums = device.bytes_for<double>(int64_t{grid.x} * dw.numel());
     of.dw = static_cast<double*>(sums.mutable_data_ptr());
     device.launch(&attention_backward_kernel<S, v, k>, grid, threads,
                   warps * tiling.columns * static_cast<int64_t>(sizeof(double)), of);
-    const dim3 of_columns(blocks_for(seg.width, columns_of_block).x, grid.y);
+    const dim3 of_columns(blocks_for("z", seg.width, columns_of_block).x, grid.y);
     device.launch(&dw_kernel, of_columns, threads_of_columns, threads_of_columns * static_cast<int64_t>(sizeof(double)),
                   of.dw, grid.x, seg.width, dw.mutable_data_ptr(), dw.scalar_type());
   });
@@ -427,7 +428,7 @@ void attention_backward(const Device& device, const Segments& seg, const Tensor&
     vectors = of.w;
   } else {
     vectors = static_cast<const T*>(wide.const_data_ptr());
-    device.launch(&widen_kernel<S>, blocks_for(w.numel(), threads), threads, 0, of.w,
+    device.launch(&widen_kernel<S>, blocks_for("w", w.numel(), threads), threads, 0, of.w,
                   static_cast<T*>(wide.mutable_data_ptr()), w.numel());
   }
   rows_backward<T>(device, seg, index, of.grad, of.alpha, of.dbeta, vectors, dz);
@@ -444,13 +445,16 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
   expect("readout", readout, {form.graphs, form.branches * form.width}, {computed});
   expect("alpha", alpha, {form.entries}, {computed});
   if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {computed});
-  const Device device(z);
-  const auto like = [&](const Tensor& t) {
-    if (t.dim() == 1) return device.empty({t.size(0)}, value);
-    if (t.dim() == 2) return device.empty({t.size(0), t.size(1)}, value);
-    return device.empty({t.size(0), t.size(1), t.size(2)}, value);
-  };
-  Tensor dz = like(z), dw = like(w);
+  const Device device(z, {{"w", w},
+                          {"ptr", ptr},
+                          {"index", index},
+                          {"count", count},
+                          {"grad", grad},
+                          {"grad_alpha", grad_alpha},
+                          {"readout", readout},
+                          {"alpha", alpha}});
+  const auto empty = [&](std::initializer_list<int64_t> shape, ScalarType type) { return device.empty(shape, type); };
+  Tensor dz = like(z, empty), dw = like(w, empty);
   if (form.width == 0) return {dz, dw};
   const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto tag) {

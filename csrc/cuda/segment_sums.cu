@@ -310,7 +310,7 @@ void segment_sums(const Device& device, const SegmentSums<S>& of) {
   Tensor beta = device.bytes_for<T>(computed_before ? seg.entries : 0);
   if (computed_before) {
     plan.beta = static_cast<T*>(beta.mutable_data_ptr());
-    device.launch(&beta_kernel<S>, blocks_for(seg.entries, warps), threads, 0, seg, of.z, of.w,
+    device.launch(&beta_kernel<S>, blocks_for("index", seg.entries, warps), threads, 0, seg, of.z, of.w,
                   static_cast<T*>(beta.mutable_data_ptr()));
   }
   const int64_t chunks = plan.chunks.number, slots = 2 * chunks;
@@ -329,15 +329,17 @@ void segment_sums(const Device& device, const SegmentSums<S>& of) {
     const bool shares = chunks > 0 || plan.team > warp_size;
     const int64_t shared = shares ? warps * (2 + tiling.columns) * static_cast<int64_t>(sizeof(double)) : 0;
     const auto kernel = of.alpha && !computed_before ? &sums_kernel<S, v, k, true> : &sums_kernel<S, v, k, false>;
-    device.launch(kernel, grid_of(blocks, tiling.tiles), threads, shared, of, plan);
+    device.launch(kernel, grid_of(tiling.tiles > UINT16_MAX ? "z" : "ptr", blocks, tiling.tiles), threads, shared, of,
+                  plan);
   });
   if (chunks == 0) return;
   const int64_t shared = (threads_of_columns + chunks) * static_cast<int64_t>(sizeof(double));
   const int64_t resident = device.resident_blocks(&combine_kernel<T>, threads_of_columns, shared);
   const int64_t blocks = std::min(chunks, resident);
   const int64_t tiles = std::max<int64_t>((seg.width + columns_of_block - 1) / columns_of_block, 1);
-  device.launch(&combine_kernel<T>, grid_of(tiles, blocks), threads_of_columns, shared, seg, plan, of.out, of.type);
-  if (plan.beta) device.launch(&alpha_kernel<T>, grid_of(chunks), threads, 0, seg, plan, of.alpha);
+  device.launch(&combine_kernel<T>, grid_of("z", tiles, blocks), threads_of_columns, shared, seg, plan, of.out,
+                of.type);
+  if (plan.beta) device.launch(&alpha_kernel<T>, grid_of("index", chunks), threads, 0, seg, plan, of.alpha);
 }
 
 template void segment_sums(const Device&, const SegmentSums<float>&);

@@ -36,7 +36,7 @@ void sort(const Device& device, const I* index, int64_t n, int64_t rows, const T
   N *keys = nullptr, *unsorted = static_cast<N*>(numbers.mutable_data_ptr());
   N *sorted_keys = static_cast<N*>(sorted.mutable_data_ptr()), *entries = to.entries.mutable_data_ptr<N>();
   if constexpr (!same) keys = static_cast<N*>(converted.mutable_data_ptr());
-  device.launch(&number_kernel<I, N>, blocks_for(n, threads), threads, 0, index, n, keys, unsorted);
+  device.launch(&number_kernel<I, N>, blocks_for("index", n, threads), threads, 0, index, n, keys, unsorted);
   const N* given = keys;
   if constexpr (same) given = index;
   int bits = 1;  // the sign is not needed
@@ -46,7 +46,7 @@ void sort(const Device& device, const I* index, int64_t n, int64_t rows, const T
       return cub::DeviceRadixSort::SortPairs(memory, bytes, given, sorted_keys, unsorted, entries, static_cast<N>(n), 0,
                                              bits, device.stream());
     });
-  device.launch(&offsets_kernel<N>, blocks_for(rows + 1, threads), threads, 0, sorted_keys, n, rows,
+  device.launch(&offsets_kernel<N>, blocks_for("index", rows + 1, threads), threads, 0, sorted_keys, n, rows,
                 to.offsets.mutable_data_ptr<int64_t>());
 }
 

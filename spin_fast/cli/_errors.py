@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,20 +64,68 @@ def _as_options(reason: str) -> str:
     """What to do, in the words of the command line."""
     words = {"download=True": "--download", "by features": "by --node-features"}
     words |= {f"by {argument}": f"by --{argument}" for argument in ("root", "splits")}
-    words["by label=None"] = 'by --label ""'
     words["by url"] = "by SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL"
     for argument, option in words.items():
         reason = reason.replace(argument, option)
-    reason = re.sub(r"by label=\['(.*?)'\]", r'by --label "\1,"', reason)
-    arguments = r"\b(features|undirected|coalesce|self_loops)=(\w+|'[^']*')"
-    return re.sub(arguments, lambda found: as_option(found[1], found[2].strip("'")), reason)
+    arguments = re.compile(r"\b(features|label|undirected|coalesce|self_loops)=")
+    done, start = [], 0
+    for found in arguments.finditer(reason):
+        if found.start() >= start and (literal := _literal(reason[found.end() :])) is not None:
+            value, length = literal
+            done += [reason[start : found.start()], as_option(found[1], value)]
+            start = found.end() + length
+    return "".join(done) + reason[start:]
 
 
-def as_option(argument: str, value: object) -> str:
+@contextmanager
+def names_in_options() -> Iterator[None]:
+    """Say what ``--node-features`` or ``--label`` must be in the words of the command line."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        argument, must, rest = str(error).partition(" must ")
+        if not must or argument not in ("features", "label"):
+            raise
+        for python, words in _WORDS.items():
+            rest = rest.replace(python, words)
+        rest, got, value = rest.partition(", got ")
+        literal = _literal(value)
+        told = value if literal is None else json.dumps(literal[0], ensure_ascii=False)
+        option = "--node-features" if argument == "features" else "--label"
+        raise ValueError(f"{option} must {rest}{got}{told}") from error
+
+
+_WORDS = {
+    "a name (str), a list of names, or None": "a name, or several",
+    "a list of names (str) or of {'column': name, ...}": 'names or of the form {"column": NAME, ...}',
+    " (str)": "",
+}  # of Python, and of the command line
+
+
+def _literal(text: str) -> tuple[Any, int] | None:
+    """The Python value that a text begins with, and its length."""
+    for end in re.finditer(r"['\"\]}]|\b", text):
+        with suppress(ValueError, SyntaxError):
+            return ast.literal_eval(text[: end.end()]), end.end()
+    return None
+
+
+def as_option(argument: str, value: Any) -> str:
     """An argument of ``datasets.read`` as the command line has it."""
     if argument in ("undirected", "self_loops"):
-        return f"--{'' if str(value) == 'True' else 'no-'}{argument.replace('_', '-')}"
-    return f"--{'node-' if argument == 'features' else ''}{argument} {value}"
+        return f"--{'' if value else 'no-'}{argument.replace('_', '-')}"
+    return f"--{'node-' if argument == 'features' else ''}{argument} {_typed_names(value)}"
+
+
+def _typed_names(value: Any) -> str:
+    """One name, several, or JSON, as ``--label`` and ``--node-features`` take them and a shell leaves them."""
+    text = "" if value is None else value
+    if not isinstance(text, str):
+        plain = all(isinstance(name, str) and re.fullmatch(r"[^,\[\]{}\s]+( [^,\[\]{}\s]+)*", name) for name in text)
+        text = ",".join(text) + "," * (len(text) == 1) if plain else json.dumps(text, ensure_ascii=False)
+    if re.fullmatch(r"[\w.+/-]+", text):
+        return text
+    return shlex.quote(text) if re.search(r'["$`\\!]', text) else f'"{text}"'
 
 
 _OPTIONS = {

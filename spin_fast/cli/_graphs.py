@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from rich.markup import escape
 from .. import datasets
 from ..graphs import Arcs, GraphBatch
 from ._app import console
+from ._errors import as_option, names_in_options
 
 
 def read_dataset(
@@ -30,11 +30,11 @@ def read_dataset(
         ValueError: they are said to be listed once and are listed in both directions.
     """
     if label is not None and datasets.own_folder(dataset, root) is None:
-        names = label[0] if isinstance(label[0], str) else json.dumps(label[0] or "")
-        raise ValueError(f"--label {names} is impossible for {dataset}, which is no folder of your own graphs")
+        option = as_option("label", label[0])
+        raise ValueError(f"{option} is impossible for {dataset}, which is no folder of your own graphs")
     chosen = {} if label is None else {"label": label[0]}
     arcs = arcs or Arcs()
-    with console.status(f"reading {title_of(dataset)}"):
+    with console.status(f"reading {title_of(dataset)}"), names_in_options():
         read = datasets.read(dataset, root, download=download, features=features, **chosen, **arcs)
         twice = arcs.get("undirected") and directions_of(read.graphs).twice
     if twice:

@@ -91,7 +91,7 @@ def info(
     graphs = read.graphs
     with console.status(f"counting in {name}"):
         facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
-        facts["features"] = _features(graphs, read.num_attributes) | {"unused": list(read.unused)}
+        facts["features"] = _features(graphs, read.widths) | {"unused": list(read.unused)}
         facts |= _labels(graphs, read.classes, read.tasks)
     with console.status(f"computing {hops} hops of {name}"):
         features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
@@ -167,11 +167,10 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
     return spread if values.dtype.kind == "f" else {"total": int(values.sum())} | spread
 
 
-def _features(graphs: GraphBatch, num_attributes: int) -> dict[str, Any]:
-    """Width and kind of the node features; of measured numbers and of codes by themselves."""
+def _features(graphs: GraphBatch, widths: list[int]) -> dict[str, Any]:
+    """Width and kind of the node features; of measured numbers and of each code by themselves."""
     x = graphs.x
-    parts = [part for part in (x[:, :num_attributes], x[:, num_attributes:]) if part.shape[1]]
-    kinds = [{"width": part.shape[1], "kind": _kind(part, graphs.degree)} for part in parts]
+    kinds = [{"width": part.shape[1], "kind": _kind(part, graphs.degree)} for part in x.split(widths, dim=1)]
     return {"width": x.shape[1], "dtype": str(x.dtype).removeprefix("torch."), "parts": kinds}
 
 

@@ -134,14 +134,21 @@ def read(
     folder.check_arcs(arcs)
     _refuse_arcs(name, arcs)
     if label != LABEL:
-        raise DatasetError(f"label={label!r} is impossible for {name}, which is no folder of your own; leave it out")
+        raise DatasetError(
+            f"label={label!r} is impossible for {name}, which is no folder of your own; leave it out", argument="label"
+        )
     if name in BUILT_IN:
         _refuse_features(name, features)
         return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
     found = _locate(name, root)
+    if name.lower() == "cora" and (found is None or found[0] is tu):
+        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
     if found is None and name in _STAND_IN:
         if features not in (None, "degree"):
-            raise DatasetError(f"features={features!r} is impossible for {name}, which has no labels or attributes")
+            raise DatasetError(
+                f"features={features!r} is impossible for {name}, which has no labels or attributes",
+                argument="features",
+            )
         return _numbered(_STAND_IN[name](dtype=dtype), 0)
     if found is None and download:
         _download_to(name, root)
@@ -373,7 +380,10 @@ def _locate(name: str, root: str | Path | None) -> tuple[ModuleType, Path] | Non
 
 def _refuse_features(name: str, features: Features) -> None:
     if features is not None:
-        raise DatasetError(f"features={features!r} is impossible for {name}, whose features are fixed; leave them out")
+        raise DatasetError(
+            f"features={features!r} is impossible for {name}, whose features are fixed; leave them out",
+            argument="features",
+        )
 
 
 def _refuse_arcs(name: str, arcs: Arcs) -> None:
@@ -381,7 +391,8 @@ def _refuse_arcs(name: str, arcs: Arcs) -> None:
         if (value := arcs.get(argument, default)) is not default:
             raise DatasetError(
                 f"{argument}={value!r} is impossible for {name}, whose arcs are known; "
-                "it is for folders of your own graphs"
+                "it is for folders of your own graphs",
+                argument=argument,
             )
 
 

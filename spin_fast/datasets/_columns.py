@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import date, time, timedelta
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -18,6 +19,13 @@ Label = str | Sequence[str] | None
 LABEL = "label"
 MOST_CATEGORIES = 1024  # that a column may turn out to have: a name of each node is no category
 _SHOWN = 10
+_KINDS: dict[str, Any] = {
+    "a date": date,
+    "a time": time,
+    "a duration": timedelta,
+    "a list": (np.ndarray, list, tuple),
+    "a mapping": Mapping,
+}
 
 
 class Column(NamedTuple):
@@ -40,16 +48,10 @@ class Column(NamedTuple):
     def width(self) -> int:
         return len(self.categories) if isinstance(self.categories, list) else 1
 
-    def code(self, codes: np.ndarray | Tensor, dtype: torch.dtype) -> Tensor:
+    def code(self, codes: np.ndarray, dtype: torch.dtype) -> Tensor:
         """``[N, width]`` one-hot of positions in ``categories``, ``[N]``."""
-        positions = torch.as_tensor(codes, dtype=torch.int64)[:, None]
+        positions = torch.from_numpy(codes)[:, None]
         return torch.zeros(len(positions), self.width, dtype=dtype).scatter_(1, positions, 1)
-
-    def unknown(self, where: str, word: str) -> DatasetError:
-        assert isinstance(self.categories, list)
-        more = len(self.categories) - _SHOWN
-        known = ", ".join(map(repr, self.categories[:_SHOWN])) + (f" and {more} more" if more > 0 else "")
-        return DatasetError(f"{where} holds {word!r}, which features have no category for: they know {known}")
 
     def settled(self, words: Sequence[str], where: str) -> Column:
         """With the words that occur as categories, if it has none yet."""
@@ -63,10 +65,102 @@ class Column(NamedTuple):
         return Column(self.name, sorted(words))
 
 
+class Words:
+    """The words of a column, numbered: listed categories in their order, others as they come."""
+
+    def __init__(self, column: Column, *, strict: bool = False) -> None:
+        """``strict`` takes no numbers for words."""
+        self.column, self.strict = column, strict
+        self.listed = isinstance(column.categories, list)
+        self.numbers = {word: number for number, word in enumerate(column.categories if self.listed else ())}
+
+    def number(self, value: object, where: Callable[[], str]) -> int:
+        """The number of a word.
+
+        Raises:
+            DatasetError: nothing is filled in, it is a number, or features list other words; says ``where()``.
+        """
+        if self.strict and not isinstance(value, str):
+            raise DatasetError(f"{where()} must be a word as in files before it, got {shown(value)}; correct it")
+        word = text_of(value)
+        if word is None:
+            raise DatasetError(f"{where()} is empty; fill it in")
+        if self.listed and word not in self.numbers:
+            more = len(self.numbers) - _SHOWN
+            known = ", ".join(map(repr, [*self.numbers][:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+            raise DatasetError(f"{where()} holds {word!r}, which features have no category for: they know {known}")
+        return self.numbers.setdefault(word, len(self.numbers))
+
+    def settled(self, where: str) -> tuple[np.ndarray, Column]:
+        """The position of each number's word in the categories, and the column with these."""
+        column = self.column.settled([*self.numbers], where)
+        position = {word: number for number, word in enumerate(column.categories)}
+        return np.array([position[word] for word in self.numbers], np.int64), column
+
+
+def text_of(value: object) -> str | None:
+    """A word or a name, without the blanks around it; None where nothing is filled in."""
+    return None if value is None or value != value else str(value).strip() or None
+
+
+def task_of(value: object, where: Callable[[], str]) -> float:
+    """The label of a binary task, NaN where nothing is filled in.
+
+    Raises:
+        DatasetError: it is neither 0 nor 1.
+    """
+    if text_of(value) is None:
+        return np.nan
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # text, a date
+        number = np.nan
+    if number not in (0, 1):
+        raise DatasetError(f"{where()} must be 0, 1 or empty as a task, got {shown(value)}")
+    return number
+
+
+def holds_words(
+    name: str, values: Sequence[object], is_word: np.ndarray, where: Callable[[int], str], row: Callable[[int], str]
+) -> bool:
+    """Whether a column is one of words, as all of its values are; words and numbers in one smell of a mistake.
+
+    Args:
+        name: of the column.
+        values: those that are filled in.
+        is_word: ``[n]`` bool, of each of them.
+        where: the place of a value in error messages, and ``row`` the same in short.
+
+    Raises:
+        DatasetError: some are words, some are not.
+    """
+    if is_word.any() and not is_word.all():
+        word, number = int(is_word.argmax()), int(is_word.argmin())
+        raise DatasetError(
+            f"{where(word)} must be a number, got {shown(values[word])}, as {row(number)} holds {values[number]}; "
+            f"correct it, or {as_categories(name)}"
+        )
+    return bool(is_word.any())
+
+
+def shown(value: object) -> str:
+    """A value in error messages: numbers plain, and of what is neither number nor text the kind."""
+    for kind, types in _KINDS.items():
+        if isinstance(value, types):
+            return kind
+    return repr(value.item() if isinstance(value, np.generic) else value)
+
+
 def as_categories(name: str) -> str:
     """How to ask for them, for messages."""
     asked = json.dumps({"column": name, "categories": "auto"}, ensure_ascii=False)
     return f"to take all of it as words, name it by features as {asked}"
+
+
+def as_task(label: str, labels: Sequence[str | None]) -> str:
+    """How to read labels with gaps, for messages; nothing where they are no 0 and 1."""
+    binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
+    return f"read it as a task with missing labels by label={[label]}, " if binary else ""
 
 
 def check_features(features: object) -> None:

@@ -30,7 +30,16 @@ _WITH_SPANS = re.compile(rf"((?:attribute\+)?label)\[({_SPAN}(?:,{_SPAN})*)\]")
 
 
 class DatasetError(ValueError):
-    """A data set cannot be used; the message is one line that names the file and says what to do."""
+    """A data set cannot be used; the message is one line that names the file and says what to do.
+
+    Attributes:
+        argument: the argument of ``load`` that is impossible for the set, such as ``"features"``, if that is what is
+            wrong.
+    """
+
+    def __init__(self, message: str, *, argument: str | None = None) -> None:
+        super().__init__(message)
+        self.argument = argument
 
 
 class Folder(NamedTuple):
@@ -61,6 +70,16 @@ class Folder(NamedTuple):
     tasks: list[str] | None = None
     unused: Sequence[str] = ()
     weighted: bool | None = False
+
+    @property
+    def widths(self) -> list[int]:
+        """How many columns of ``x`` belong together, in their order: the measured numbers, then each one-hot code."""
+        if isinstance(self.features, list):
+            codes = [len(item["categories"]) for item in self.features if "categories" in item]
+        else:
+            codes = [high - low + 1 for low, high in without_spans(self.features)[1] or []]
+        others = self.graphs.num_features - self.num_attributes - sum(codes)
+        return [width for width in (self.num_attributes, *codes, others) if width]
 
 
 @contextmanager
@@ -173,7 +192,8 @@ def choose_features(features: object, name: str, where: str, *, labels: bool, at
     possible = [choice for choice in FEATURES if all(has.get(part, True) for part in choice.split("+"))]
     if not isinstance(features, str) or features not in possible:
         why = "is impossible for" if features in FEATURES else "is unknown for"
-        raise DatasetError(f"features={features!r} {why} {where}; choose one of: {', '.join(possible)}")
+        choices = ", ".join(possible)
+        raise DatasetError(f"features={features!r} {why} {where}; choose one of: {choices}", argument="features")
     return [part for part in features.split("+") if part in has]
 
 

@@ -32,6 +32,9 @@ class NodeDataset(NamedTuple):
     y: Tensor
     split: Split
 
+    def __repr__(self) -> str:
+        return f"NodeDataset(graphs={self.graphs!r}, y={list(self.y.shape)}, split={self.split!r})"
+
 
 def locate(root: Path) -> Path | None:
     """``Cora.zip`` or the folder ``Cora`` under ``root``, or None."""

@@ -45,7 +45,7 @@ def load_folder(
     """Read graphs of your own from a folder of TU text, of GraphML files, or with tables of edges and nodes.
 
     *Tables*: CSV with a header (``.csv``, ``.csv.gz``) or Parquet (``.parquet``), rows in any order. Graphs and nodes
-    have any text as names, of CSV without the blanks around it; nodes of different graphs may share one.
+    have any text as names; nodes of different graphs may share one.
 
     - ``edges``: columns ``graph``, ``source``, ``target``, and maybe ``weight``; others are not read.
     - ``nodes``: columns ``graph``, ``node``, and any others: the features. A column of numbers is a column of ``x``, a
@@ -63,6 +63,8 @@ def load_folder(
     ``NAME_graph_labels.txt`` may be missing. Graphs are called ``"1"`` to ``"G"``.
 
     A ``.nel`` file is read, too, without its weights, as :func:`load` does; its graphs are called ``"0"`` to ``"G-1"``.
+
+    Names and words are taken without the blanks around them; where that leaves nothing, nothing is filled in.
 
     Arcs are taken as they are: an edge of a table, or of a GraphML file with ``edgedefault="directed"``, is one arc
     from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line ``i, j`` of TU
@@ -104,7 +106,9 @@ def load_folder(
         (folder,) = graphml.load(path, None, features, classes, label, edge_weight, dtype, arcs)
         return folder
     if label not in (None, LABEL):
-        raise DatasetError(f"label={label!r} is impossible for {path}, whose labels have no names; leave it out")
+        raise DatasetError(
+            f"label={label!r} is impossible for {path}, whose labels have no names; leave it out", argument="label"
+        )
     return _load_named(path, features, classes, label is not None, dtype, arcs)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -20,10 +21,14 @@ from ._columns import (
     Column,
     Features,
     Label,
-    as_categories,
+    Words,
+    as_task,
     chosen,
     described,
+    holds_words,
     numbers_first,
+    task_of,
+    text_of,
 )
 from ._common import DatasetError, Folder, labelled, one_line, reading
 from .tables import WEIGHT, Table, labels_of, open_graphs
@@ -42,6 +47,7 @@ def load(
     """The graphs of a folder of GraphML files, ``num_graphs`` at a time or all at once."""
     files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
     table = None if label is None else open_graphs(path, label)
+    columns = [] if table is None else [column for column in table.frame if column != "graph"]
     if table is not None and not {*_names(label)} & {*table.frame} and label != LABEL:
         table = None  # it lists other things: the files have them, or none has
     of_table = None if table is None else _labels_of_files(table, label, files)
@@ -53,18 +59,18 @@ def load(
         read = Folder(
             graphs, names, None, described(reader.columns or []), reader.num_numbers, weighted=reader.weighted
         )
+        if of_table is None and num_graphs is None and label != LABEL:
+            _check_attributes(path, _names(label), reader.graph_attributes, columns)
         labels, where = of_graphs, path
         if table is not None and of_table is not None:
             labels, where = [of_table[name] for name in names], table.path
         if label is None:
             yield read
         elif isinstance(label, str):
-            graphs, named = labelled(graphs, _classes(labels, label, some, num_graphs is None), classes, str(where))
+            graphs, named = labelled(graphs, _classes(labels, label, some), classes, str(where))
             yield read._replace(graphs=graphs, classes=named)
         else:
             values = np.array(labels, np.float64)
-            if of_table is None and num_graphs is None and (unknown := np.isnan(values).all(axis=0)).any():
-                raise DatasetError(f"{path} has no file with the graph attribute {label[int(unknown.argmax())]!r}")
             yield read._replace(graphs=replace(graphs, y=torch.from_numpy(values).to(dtype)), tasks=list(label))
 
 
@@ -72,13 +78,24 @@ def _names(label: Label) -> list[str]:
     return [] if label is None else [label] if isinstance(label, str) else list(label)
 
 
-def _classes(labels: list[Any], label: str, files: list[Path], whole: bool) -> list[str] | None:
+def _check_attributes(path: Path, names: list[str], found: set[str], columns: list[str]) -> None:
+    """Check that the files have what is to be their label; ``columns`` are those of a table beside them."""
+    if lacking := [name for name in names if name not in found]:
+        of_table = f", its table of graphs {_listed(columns)}" if columns else ""
+        raise DatasetError(
+            f"{path} has no file with the graph attribute {lacking[0]!r}; they have {_listed(sorted(found))}{of_table}"
+        )
+
+
+def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | None:
     missing = [file for file, name in zip(files, labels, strict=True) if name is None]
     if not missing:
         return labels
-    if len(missing) < len(files) or (label != LABEL and whole):
-        but = ", but other files have; label all, or read no labels by label=None"
-        raise DatasetError(f"{missing[0]} has no graph attribute {label!r}{but if len(missing) < len(files) else ''}")
+    if len(missing) < len(files):
+        raise DatasetError(
+            f"{missing[0]} has no graph attribute {label!r}, but other files have; label all, "
+            f"{as_task(label, labels)}or read no labels by label=None"
+        )
     return None
 
 
@@ -121,8 +138,9 @@ class _GraphML:
         self.all_attributes, self.whole = features is None, whole
         self.found: list[str] = []  # attributes of the first file with nodes
         self.strict: set[str] = set()  # attributes that turned out to be words, and have to remain so
-        self.words: dict[str, dict[str, int]] = {}  # of attributes that are words, in order of appearance
+        self.words: dict[str, Words] = {}
         self.label = label
+        self.graph_attributes: set[str] = set()
         self.edge_weight, self.weighted = edge_weight, None if edge_weight == WEIGHT else edge_weight is not None
         self.dtype, self.undirected = dtype, arcs.get("undirected", False)
         self.arcs = arcs.copy()
@@ -152,14 +170,13 @@ class _GraphML:
 
     def _labels(self, graph: Any, file: Path) -> Any:
         """The name of its class or None, or a number for each task, NaN for missing."""
+        self.graph_attributes |= graph.graph.keys() - {"node_default", "edge_default"}  # which networkx adds
         if isinstance(self.label, str):
-            value = graph.graph.get(self.label)
-            return None if value is None else str(value)
-        tasks = [graph.graph.get(name) for name in _names(self.label)]
-        for name, value in zip(_names(self.label), tasks, strict=True):
-            if value not in (None, 0, 1, "0", "1"):
-                raise DatasetError(f"{file}: graph attribute {name!r} must be 0 or 1 as a task, got {value!r}")
-        return [float("nan") if value is None else float(value) for value in tasks]
+            return text_of(graph.graph.get(self.label))
+        return [
+            task_of(graph.graph.get(name), partial("{}: graph attribute {!r}".format, file, name))
+            for name in _names(self.label)
+        ]
 
     def _parse(self, file: Path) -> Any:
         networkx = _convert.library("networkx", "GraphML")
@@ -196,15 +213,18 @@ class _GraphML:
     def _kind(self, column: Column, graph: Any, file: Path) -> Column:
         """Numbers or words, as the first file with nodes has it."""
         if column.categories == "any":
-            words = [isinstance(value, str) for _, value in graph.nodes(data=column.name) if value is not None]
-            if any(words) and not all(words):
-                raise DatasetError(
-                    f"{file} has words and numbers as node attribute {column.name!r}; correct it, or "
-                    f"{as_categories(column.name)}"
-                )
-            if any(words):
+            values = {node: value for node, value in graph.nodes(data=column.name) if value is not None}
+            places = [f"node {node!r}" for node in values]
+            words = holds_words(
+                column.name,
+                [*values.values()],
+                np.array([isinstance(value, str) for value in values.values()], bool),
+                lambda k: f"{file}: node attribute {column.name!r} of {places[k]}",
+                places.__getitem__,
+            )
+            if words:
                 self.strict.add(column.name)
-            column = column._replace(categories="auto" if any(words) else "number")
+            column = column._replace(categories="auto" if words else "number")
         if column.categories == "auto" and not self.whole:
             raise DatasetError(
                 f"{file} has node attribute {column.name!r} in words, and graphs are read in parts, which may have "
@@ -217,23 +237,15 @@ class _GraphML:
         for column in self.columns or []:
             if column.is_number or column.categories == "any":
                 continue
-            known = isinstance(column.categories, list)
-            words = column.categories if known else ()
-            numbers = self.words.setdefault(column.name, {word: number for number, word in enumerate(words)})
+            if column.name not in self.words:
+                self.words[column.name] = Words(column, strict=column.name in self.strict)
+            words = self.words[column.name]
             for node, data in graph.nodes(data=True):
-                if column.name not in data:
-                    continue  # which from_networkx says
-                value = data[column.name]
-                word = str(value).strip()
-                wrong_type = column.name in self.strict and not isinstance(value, str)
-                if wrong_type or not word or (known and word not in numbers):
-                    where = f"{file}: node attribute {column.name!r} of node {node!r}"
-                    if wrong_type:
-                        raise DatasetError(f"{where} must be a word as in files before it, got {value!r}; correct it")
-                    raise column.unknown(where, word) if word else DatasetError(f"{where} is empty; fill it in")
-                data[column.name] = numbers.setdefault(word, len(numbers))
-            if not known and len(numbers) > MOST_CATEGORIES:
-                column.settled([*numbers], f"{file}: node attribute")
+                if column.name in data:  # which from_networkx says otherwise
+                    where = partial("{}: node attribute {!r} of node {!r}".format, file, column.name, node)
+                    data[column.name] = words.number(data[column.name], where)
+            if len(words.numbers) > MOST_CATEGORIES:
+                words.settled(f"{file}: node attribute")
 
     def _code(self, graphs: GraphBatch) -> GraphBatch:
         """Words one-hot, in the place of numbers for them."""
@@ -243,11 +255,9 @@ class _GraphML:
                 blocks.append(values[:, None])
                 columns.append(column._replace(categories="number"))
                 continue
-            words = self.words.get(column.name, {})
-            settled = column.settled([*words], "node attribute")
-            position = {word: number for number, word in enumerate(settled.categories)}
-            positions = torch.tensor([position[word] for word in words], dtype=torch.int64)
-            blocks.append(settled.code(positions[values.long()], graphs.x.dtype))
+            words = self.words.get(column.name, Words(column))
+            positions, settled = words.settled("node attribute")
+            blocks.append(settled.code(positions[values.numpy().astype(np.int64)], graphs.x.dtype))
             columns.append(settled)
         self.columns = columns
         return replace(graphs, x=torch.cat(blocks, dim=1))
@@ -320,5 +330,5 @@ def _check_elements(file: Path) -> None:
             raise DatasetError(f"{file} has an edge that {what}; correct it")
 
 
-def _listed(features: list[str]) -> str:
-    return ", ".join(features) or "none"
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"

@@ -30,6 +30,9 @@ class Split(NamedTuple):
     validation: Tensor
     test: Tensor
 
+    def __repr__(self) -> str:
+        return f"Split({', '.join(f'{name}={len(ids)} ids' for name, ids in self._asdict().items())})"
+
 
 def draw(name: str, y: Tensor, seed: int) -> Split:
     """Ascending graph numbers, 80/10/10, stratified by class, or by whether any task's label is known, and is 1."""

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..graphs import Arcs, GraphBatch
-from ._columns import LABEL, Column, Features, Label, as_categories, chosen, described, numbers_first
+from ._columns import (
+    LABEL,
+    Column,
+    Features,
+    Label,
+    Words,
+    as_categories,
+    as_task,
+    chosen,
+    described,
+    holds_words,
+    numbers_first,
+    shown,
+    task_of,
+    text_of,
+)
 from ._common import DatasetError, Folder, labelled, reading
 
 WEIGHT = "weight"
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_NO_VALUES = (np.ndarray, list, tuple, Mapping, bytes)
+
+_T = TypeVar("_T")
 
 
 def find(path: Path, name: str) -> list[Path]:
@@ -31,7 +50,6 @@ class Table:
         import pandas
 
         self.path = path
-        self.texts: set[str] = set()
         with reading(str(path)):
             if path.suffix == ".parquet":
                 try:
@@ -48,8 +66,8 @@ class Table:
                     skipinitialspace=True,
                     low_memory=False,
                 )
-            for column in {*texts} & {*self.frame.columns}:
-                self.as_text(column)
+        for column in {*texts} & {*self.frame.columns}:
+            self.as_text(column)
         if lacking := [column for column in texts[:needed] if column not in self.frame]:
             has = ", ".join(map(repr, self.frame.columns))
             raise DatasetError(f"{path} must have the column {lacking[0]!r}, got {has}; the first line must name them")
@@ -64,13 +82,44 @@ class Table:
     def row(self, row: int) -> str:
         return f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
 
+    def values(self, column: str) -> Any:
+        """A column, after a look at what Parquet may hold and no column here may."""
+        self.require(column)
+        values = self.frame[column]
+        if values.dtype == object:
+            wrong = values.map(lambda value: isinstance(value, _NO_VALUES)).to_numpy(bool)
+            if wrong.any():
+                row = int(wrong.argmax())
+                raise DatasetError(f"{self.where(row, column)} must be a number or text, got {shown(values[row])}")
+        return values
+
+    def distinct(self, column: str) -> tuple[np.ndarray, list[Any]]:
+        """``[rows]`` positions in a list of the distinct values, with None for what is missing."""
+        import pandas
+
+        positions, values = pandas.factorize(self.values(column), use_na_sentinel=False)
+        missing = pandas.isna(values)
+        if values.dtype.kind != "f":  # as an object, 0.1 of float32 is 0.10000000149011612
+            values = values.astype("object")
+        return positions, [None if no else value for value, no in zip(values.to_numpy(), missing, strict=True)]
+
+    def each(self, column: str, function: Callable[[Any, Callable[[], str]], _T]) -> tuple[np.ndarray, list[_T]]:
+        """The same with what a function makes of each of them and of the place where it first is."""
+        positions, values = self.distinct(column)
+
+        def where(number: int) -> str:
+            return self.where(int((positions == number).argmax()), column)
+
+        return positions, [function(value, partial(where, number)) for number, value in enumerate(values)]
+
     def as_text(self, column: str) -> None:
         """Make a column one of names, each a category."""
-        values = self.frame[column].astype("str").where(self.frame[column].notna())
-        if self.path.suffix != ".parquet":  # blanks before names are gone already
-            values = values.str.strip().replace("", None)
-        self.frame[column] = values.astype("category")
-        self.texts.add(column)
+        import pandas
+
+        positions, values = self.distinct(column)
+        names = pandas.Index([text_of(value) for value in values], dtype="str")
+        codes, categories = pandas.factorize(names, sort=True)
+        self.frame[column] = pandas.Categorical.from_codes(codes[positions], categories)
 
     def require(self, column: str) -> None:
         if column not in self.frame:
@@ -99,13 +148,10 @@ class Table:
         """``[rows]`` float64, NaN for what is missing or no number."""
         import pandas
 
-        self.require(column)
-        try:
-            numbers = pandas.to_numeric(self.frame[column], errors="coerce")
-        except TypeError as error:  # lists in Parquet
-            what = type(self.frame[column][0]).__name__
-            raise DatasetError(f"{self.where(0, column)} must be a number, got a value of type {what}") from error
-        return numbers.to_numpy(np.float64, na_value=np.nan)
+        values = self.values(column)
+        if values.dtype.kind in "mM" or isinstance(values.dtype, pandas.PeriodDtype):  # which would become numbers
+            return np.full(len(values), np.nan)
+        return pandas.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
 
     def numbers(self, column: str, dtype: torch.dtype) -> np.ndarray:
         """``[rows]`` float64, finite in ``dtype``, too."""
@@ -114,7 +160,8 @@ class Table:
         numbers, values = self.parsed(column), self.frame[column]
         if (wrong := np.isnan(numbers)).any():
             row = int(wrong.argmax())
-            got = "is empty; fill it in" if pandas.isna(values[row]) else f"must be a number, got {values[row]!r}"
+            empty = pandas.isna(values[row]) or text_of(values[row]) is None
+            got = "is empty; fill it in" if empty else f"must be a number, got {shown(values[row])}"
             raise DatasetError(f"{self.where(row, column)} {got}")
         if (wrong := ~torch.from_numpy(numbers.copy()).to(dtype).isfinite().numpy()).any():
             row, kind = int(wrong.argmax()), str(dtype).removeprefix("torch.")
@@ -122,53 +169,34 @@ class Table:
         return numbers.copy()  # pandas may give a view that must not be written to
 
     def holds_words(self, column: str) -> bool:
-        """Whether what is filled in is text that is no number; both in one column smell of a mistake."""
+        """Whether what is filled in is text that is no number."""
         import pandas
 
-        self.require(column)
-        if self.frame[column].dtype.kind in "biuf":
+        values = self.values(column).dropna()
+        if values.dtype.kind in "biuf" or pandas.api.types.infer_dtype(values.astype("object")) != "string":
             return False
-        values = self.frame[column].dropna().astype("object")
-        if pandas.api.types.infer_dtype(values) != "string":
-            return False
-        text = values.str.strip()
+        text = values.astype("object").str.strip()
         text = text[text != ""]
         number = (pandas.to_numeric(text, errors="coerce").notna() | (text.str.lower() == "nan")).to_numpy()
-        if number.all():
-            return False
-        if number.any():
-            word, other = (int(text.index[is_number.argmax()]) for is_number in (~number, number))
-            raise DatasetError(
-                f"{self.where(word, column)} must be a number, got {text[word]!r}, as {self.row(other)} holds "
-                f"{text[other]}; correct it, or {as_categories(column)}"
-            )
-        return True
+        return holds_words(
+            column,
+            text.to_numpy(),
+            ~number,
+            lambda k: self.where(int(text.index[k]), column),
+            lambda k: self.row(int(text.index[k])),
+        )
 
     def words(self, column: Column) -> tuple[np.ndarray, Column]:
         """``[rows]`` the position of each word in the categories, and the column with these."""
-        import pandas
-
-        self.require(column.name)
-        if column.name not in self.texts:
-            self.as_text(column.name)
-        codes, found = self.codes(column.name), [str(word) for word in self.categories(column.name)]
-        column = column.settled(found, f"{self.path}, column")
-        positions = pandas.Index(column.categories, dtype="str").get_indexer(found)[codes]
-        if (positions < 0).any():
-            row = int((positions < 0).argmax())
-            raise column.unknown(self.where(row, column.name), str(self.frame[column.name][row]))
-        return positions, column
+        words = Words(column)
+        positions, numbers = self.each(column.name, words.number)
+        places, column = words.settled(f"{self.path}, column")
+        return places[np.array(numbers, np.int64)[positions]], column
 
     def tasks(self, columns: Sequence[str]) -> np.ndarray:
         """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
-        tasks = []
-        for column in columns:
-            numbers, values = self.parsed(column), self.frame[column]
-            if (wrong := ~np.isin(numbers, (0, 1)) & values.notna().to_numpy()).any():
-                row = int(wrong.argmax())
-                raise DatasetError(f"{self.where(row, column)} must be 0, 1 or empty as a task, got {values[row]!r}")
-            tasks.append(numbers)
-        return np.stack(tasks, axis=1)
+        tasks = [self.each(column, task_of) for column in columns]
+        return np.stack([np.array(labels, np.float64)[positions] for positions, labels in tasks], axis=1)
 
 
 def open_table(path: Path, name: str, texts: Sequence[str], *, needed: int) -> Table | None:
@@ -191,11 +219,9 @@ def labels_of(table: Table, label: str) -> list[str] | None:
         return None
     if empty.any():
         more = f", and {empty.sum() - 1:,} more of {len(empty):,} graphs have no label" if empty.sum() > 1 else ""
-        binary = {*labels.dropna()} <= {"0", "1", "0.0", "1.0"}
-        task = f"read it as a task with missing labels by label={[label]}, " if binary else ""
         raise DatasetError(
             f"{table.where(int(empty.argmax()), label)} is empty{more}; fill in all, leave such graphs out of every "
-            f"table, {task}or read no labels by label=None"
+            f"table, {as_task(label, [*labels.dropna()])}or read no labels by label=None"
         )
     return [str(name) for name in labels]
 
@@ -260,7 +286,10 @@ def load(
     others = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
     columns = chosen(features, others)
     if columns and nodes is None:
-        raise DatasetError(f"{path} has no table of nodes, so that features must be 'degree' or None, got {features!r}")
+        raise DatasetError(
+            f"{path} has no table of nodes, which features={features!r} would be columns of; leave them out",
+            argument="features",
+        )
     x = None
     if nodes is not None and columns:
         x, columns = features_of(nodes, columns, dtype)
@@ -284,7 +313,8 @@ def load(
     if listed is None or label is None:
         if label not in (None, LABEL):
             raise DatasetError(
-                f"{path} has no table of graphs, which label={label!r} would be a column of; leave it out"
+                f"{path} has no table of graphs, which label={label!r} would be a column of; leave it out",
+                argument="label",
             )
         return read
     if isinstance(label, str):

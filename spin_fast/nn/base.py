@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _check
+from .. import _check, ops
 from ..features import PowerFeatures
 from ..preprocessing import NodeFeatures
 from .layers import Rows
@@ -58,10 +58,43 @@ class GraphClassifier(nn.Module):
         raise NotImplementedError
 
     def forward_tensors(
-        self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
+        self,
+        rows: Rows,
+        ptr: Tensor,
+        index: Tensor | None = None,
+        count: Tensor | None = None,
+        *,
+        checked: bool = False,
     ) -> Tensor:
         """Class scores from plain tensors, as :meth:`spin_fast.SPIN.forward_tensors` takes them."""
         raise NotImplementedError
+
+    def _check_tensors(
+        self, rows: Rows, ptr: Tensor, index: Tensor | None, count: Tensor | None, checked: bool
+    ) -> None:
+        """Check what :meth:`forward_tensors` takes: shapes, and unless they are ``checked`` the segments' contents."""
+        _check.flag("checked", checked)
+        branches, width = self.num_branches, "d" if self.in_features is None else self.in_features
+        if isinstance(rows, Tensor):
+            _check.tensor("rows", rows, (branches, "N", width), _check.STORED)
+            for name, value in (("index", index), ("count", count)):
+                if value is not None:
+                    raise ValueError(f"{name} must come with the ragged form, a sequence of rows, got dense rows")
+            device, num_rows = rows.device, rows.shape[1]
+        else:
+            if not isinstance(rows, Sequence):
+                raise TypeError(f"rows must be a tensor, or a sequence of one per branch, got {type(rows).__name__}")
+            if len(rows) != branches:
+                raise ValueError(f"rows must have {branches} branches, got {len(rows)}")
+            for branch, x in enumerate(rows):
+                like = None if branch == 0 else rows[0].device
+                _check.tensor(f"rows[{branch}]", x, ("U", width), _check.STORED, like)
+            device, num_rows = rows[0].device, sum(x.shape[0] for x in rows)
+        _check.offsets_shape("ptr", ptr, device)
+        if not isinstance(rows, Tensor) and (ptr.numel() - 1) % branches:
+            raise ValueError(f"ptr must have a multiple of {branches} segments (branches), got {ptr.numel() - 1}")
+        if not checked:
+            ops.check_segments(ptr, index, count, num_rows)
 
     def check(self, features: PowerFeatures) -> None:
         """Check that ``features`` are of the kind that the model was made for.
@@ -78,6 +111,11 @@ class GraphClassifier(nn.Module):
         weight, rows = next(self.parameters(), None), features.rows
         if weight is None:
             return
+        if weight.dtype in (torch.bfloat16, torch.float16):
+            raise TypeError(
+                f"model must be torch.float32 or torch.float64 as features are, got {weight.dtype}; "
+                "train and predict in float32 under torch.autocast instead"
+            )
         if rows.dtype != weight.dtype:
             raise TypeError(
                 f"features must be {weight.dtype} as the model is, got {rows.dtype}; "

@@ -22,7 +22,7 @@ class _FromRows(nn.Module):
         self.model = model
 
     def forward(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        return self.model.forward_tensors(rows, offsets(sizes))
+        return self.model.forward_tensors(rows, _checked_offsets(_long(sizes), "rows", rows.shape[1]))
 
 
 class _FromGraphs(nn.Module):
@@ -30,23 +30,52 @@ class _FromGraphs(nn.Module):
         super().__init__()
         self.model, self.operator = model, operator
 
-    def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor) -> Tensor:
+    def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor, edge_weight: Tensor | None = None) -> Tensor:
+        edge_index, num_nodes, ptr = _long(edge_index), x.shape[0], _checked_offsets(_long(sizes), "x", x.shape[0])
+        _require(((edge_index >= 0) & (edge_index < num_nodes)).all(), "edge_index must be nodes, from 0 to N - 1")
+        graph = torch.bucketize(edge_index, ptr[1:], right=True)
+        _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an arc in one graph of sizes")
         source, target = edge_index.unbind()
         target, order = target.sort(stable=True)
-        indptr, ptr = torch.searchsorted(target, torch.arange(x.shape[0] + 1, device=target.device)), offsets(sizes)
+        indptr = torch.searchsorted(target, torch.arange(num_nodes + 1, device=target.device))
         arrays = (indptr, source[order], x, self.model.config["num_hops"])
-        first, *others = [ops.power_features(*arrays, name, ptr=ptr) for name in self.operator.split(",")]
+        weight, names = None if edge_weight is None else edge_weight[order], self.operator.split(",")
+        first, *others = [ops.power_features(*arrays, name, ptr=ptr, edge_weight=weight) for name in names]
         rows = torch.cat([first, *(powers[1:] for powers in others)]) if others else first
         return self.model.forward_tensors(rows, ptr)
 
 
-def export(model: SPIN, operator: str | Sequence[str] | None = None, *, from_rows: bool = False) -> ExportedProgram:
+def _long(values: Tensor) -> Tensor:
+    """In the program, too, where ``Tensor.long`` of what is int64 would become a check that it is."""
+    return torch.ops.aten._to_copy.default(values, dtype=torch.int64)
+
+
+def _checked_offsets(sizes: Tensor, name: str, num_nodes: int) -> Tensor:
+    _require((sizes >= 0).all() & (sizes.sum() == num_nodes), f"sizes must add up to the nodes of {name}")
+    return offsets(sizes)
+
+
+def _require(condition: Tensor, message: str) -> None:
+    """Have the program check an input on the CPU; on a GPU a failed check would leave it unusable."""
+    if condition.is_cpu:
+        torch._assert_async(condition, message)
+
+
+def export(
+    model: SPIN,
+    operator: str | Sequence[str] | None = None,
+    *,
+    from_rows: bool = False,
+    edge_weight: bool = False,
+) -> ExportedProgram:
     """Export a model, as it evaluates, for any number of graphs and nodes: many, one, or none.
 
     The program computes the powers itself. It takes ``edge_index [2, E]`` int64 in PyG's convention, in any order
     (``graphs.edge_index.long()`` of a ``GraphBatch``), ``x [N, d]``, which must have gone through
-    ``model.node_features.transform`` if the model has any, and ``sizes [G]`` int64, the number of nodes of each graph.
-    It returns class scores ``[G, out_features]``. Device and dtype are those that the model has now.
+    ``model.node_features.transform`` if the model has any, and ``sizes [G]`` int64, the number of nodes of each graph;
+    and with ``edge_weight=True`` last ``edge_weight [E]`` in the dtype of ``x``. It returns class scores
+    ``[G, out_features]``. Device and dtype are those that the model has now. A model does not know whether the graphs
+    of its training had weights: ask for them if they had, otherwise scores are others, without an error.
 
     The result is torch's: ``torch.export.save`` and ``load`` keep it, ``torch._inductor.aoti_compile_and_package``
     compiles it. A process that loads it must import ``spin_fast`` first, which registers the operations.
@@ -56,6 +85,7 @@ def export(model: SPIN, operator: str | Sequence[str] | None = None, *, from_row
         operator: the graph operator, or several; None for ``model.operator``.
         from_rows: export a program from ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, or of
             several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes``.
+        edge_weight: export a program that takes the weights of the arcs, too, in the order of ``edge_index``.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
@@ -63,6 +93,7 @@ def export(model: SPIN, operator: str | Sequence[str] | None = None, *, from_row
     if not isinstance(model, SPIN):
         raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
     _check.flag("from_rows", from_rows)
+    _check.flag("edge_weight", edge_weight)
     like = next(model.parameters())
     rows = like.new_zeros(model.num_branches, 7, model.config["in_features"])
     sizes = torch.tensor([3, 1, 3], device=like.device)
@@ -73,10 +104,14 @@ def export(model: SPIN, operator: str | Sequence[str] | None = None, *, from_row
     if from_rows:
         if operator is not None:
             raise ValueError(f"operator must be None where the program takes rows, got {operator!r}")
+        if edge_weight:
+            raise ValueError("edge_weight must be False where the program takes rows, in which weights are already")
     else:
         program = _FromGraphs(model, model.check_operator(operator))
         arguments = (sizes.new_zeros(2, 5), rows[0], sizes)
         dynamic = (any_width, any_length, any_length)
+        if edge_weight:
+            arguments, dynamic = (*arguments, like.new_ones(5)), (*dynamic, any_length)
     training = model.training
     try:
         return torch.export.export(program.eval(), arguments, dynamic_shapes=dynamic)

@@ -94,18 +94,23 @@ class PAGNN(GraphClassifier):
         self.check(features)
         per_node = self.training and any(map(_is_random, self.branches)) if self.per_node is None else self.per_node
         if per_node:
-            return self.forward_tensors(features.dense_rows(), features.selected_ptr)
-        return self.forward_tensors(*features.branch_rows())
+            return self.forward_tensors(features.dense_rows(), features.selected_ptr, checked=True)
+        return self.forward_tensors(*features.branch_rows(), checked=True)
 
     def forward_tensors(
-        self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
+        self,
+        rows: Rows,
+        ptr: Tensor,
+        index: Tensor | None = None,
+        count: Tensor | None = None,
+        *,
+        checked: bool = False,
     ) -> Tensor:
         """Class scores from plain tensors, as :meth:`spin_fast.SPIN.forward_tensors` takes them.
 
         For the node level ``rows`` may be ``power_features(...)[:, nodes]``, with ``ptr = torch.arange(n + 1)``.
         """
-        if len(rows) != len(self.branches):
-            raise ValueError(f"rows must have {len(self.branches)} branches, got {len(rows)}")
+        self._check_tensors(rows, ptr, index, count, checked)
         num_branches = len(rows)
         readouts = self.readout if isinstance(self.readout, nn.ModuleList) else [self.readout] * num_branches
         if isinstance(rows, Tensor):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -71,14 +71,18 @@ class SPIN(GraphClassifier):
         _check.integer("out_features", out_features, 1)
         _check.integer("num_hops", num_hops, 0)
         _check.integer("num_operators", num_operators, 1)
+        attention, size_aware = _check.flag("attention", attention), _check.flag("size_aware", size_aware)
+        batch_norm = _check.flag("batch_norm", batch_norm)
         if _check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
-        for width in classifier_features:
-            _check.integer("classifier_features", width, 1)
+        if not isinstance(classifier_features, Iterable):
+            got = type(classifier_features).__name__
+            raise TypeError(f"classifier_features must be a sequence of ints, one per hidden layer, got {got}")
+        classifier_features = [_check.integer("classifier_features", width, 1) for width in classifier_features]
         negative_slope = _check.number("negative_slope", negative_slope, 0)
         if size_aware and not attention:
             raise ValueError("size_aware must come with attention: the sum sees sizes already")
-        if not 0 <= dropout < 1:
+        if (dropout := _check.number("dropout", dropout, 0)) >= 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.config: dict[str, Any] = {
             "in_features": in_features,
@@ -92,7 +96,7 @@ class SPIN(GraphClassifier):
             "batch_norm": batch_norm,
             "dropout": dropout,
             "negative_slope": negative_slope,
-            "classifier_features": list(classifier_features),
+            "classifier_features": classifier_features,
         }
         self.in_features, self.out_features = in_features, out_features
         branches = self.num_branches = 1 + num_operators * num_hops
@@ -111,9 +115,9 @@ class SPIN(GraphClassifier):
         """Class scores ``[G, out_features]`` of the selected graphs."""
         self.check(features)
         if self.training and self.config["dropout"] > 0:  # every node has its own mask
-            return self.forward_tensors(features.dense_rows(), features.selected_ptr)
+            return self.forward_tensors(features.dense_rows(), features.selected_ptr, checked=True)
         if self.training and self.norms:  # the statistics of a layer need all rows before the next layer
-            return self.forward_tensors(*features.branch_rows())
+            return self.forward_tensors(*features.branch_rows(), checked=True)
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         data = (features.rows, features.ptr, features.index, features.count, features.ids)
         return self._forward_fused(*data, nodes_per_graph=sizes)
@@ -195,8 +199,11 @@ class SPIN(GraphClassifier):
         selected = features[:512]
         if selected.num_nodes == 0 or self.norms:
             return
+        with torch.autocast(selected.rows.device.type, enabled=False):
+            self._calibrate(selected)
         self.calibrated = True
 
+    def _calibrate(self, selected: PowerFeatures) -> None:
         def statistics(values: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
             share = times.to(values.dtype) / times.sum()
             mean = share @ values
@@ -228,9 +235,18 @@ class SPIN(GraphClassifier):
         first.bias.sub_(first.weight @ mean)
 
     def forward_tensors(
-        self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None
+        self,
+        rows: Rows,
+        ptr: Tensor,
+        index: Tensor | None = None,
+        count: Tensor | None = None,
+        *,
+        checked: bool = False,
     ) -> Tensor:
-        """Class scores from plain tensors, whose contents are trusted: what is compiled, or exported by ``nn.export``.
+        """Class scores ``[G, out_features]`` from plain tensors: what ``torch.compile`` takes.
+
+        To export a model take ``nn.export``: by ``torch.export`` of this method alone, with ``ptr``, whose length is
+        one more than the number of graphs, a program takes two graphs or more, but never one.
 
         Args:
             rows: dense ``[R + 1, N, d]`` with ``ptr [G + 1]``, or ``R + 1`` tensors ``[U_r, d]`` with the segments of
@@ -238,7 +254,13 @@ class SPIN(GraphClassifier):
             ptr: int64 offsets.
             index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
             count: ``[nnz]`` int32, how often.
+            checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``. They are read on the CPU
+                alone, and not in compiled code, which trusts them.
+
+        Raises:
+            TypeError, ValueError: name the argument and what is wrong with it.
         """
+        self._check_tensors(rows, ptr, index, count, checked)
         if self.training and self.config["dropout"] > 0 and not isinstance(rows, Tensor):
             raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
         if isinstance(rows, Tensor) and not (self.training and (self.norms or self.config["dropout"] > 0)):

@@ -50,10 +50,10 @@ class GraphEstimator(BaseEstimator):
             return GraphBatch.from_dgl(X)
         if "scipy" in libraries:
             return GraphBatch.from_scipy(X)
-        raise TypeError(
-            "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy, "
-            f"got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}")
-        )
+        wanted = "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy"
+        if hasattr(X, "edges") or hasattr(X, "edge_index"):
+            raise TypeError(f"{wanted}, got a single {type(X).__name__}: wrap it in a list")
+        raise TypeError(f"{wanted}, got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}"))
 
     def _check_features(self, graphs: Graphs) -> None:
         if graphs.num_features != self.n_features_in_:

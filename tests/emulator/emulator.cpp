@@ -324,6 +324,9 @@ void watch() {
 
 }  // namespace guarded
 
+// The tensor with these data is on a device of its own.
+static const void* elsewhere = nullptr;
+
 extern "C" {
 
 #define EXPORTED __attribute__((visibility("default")))
@@ -332,6 +335,7 @@ EXPORTED void emulator_set_guarded(bool on) {
   guarded::on = on;
   if (on) guarded::watch();
 }
+EXPORTED void emulator_set_elsewhere(const void* data) { elsewhere = data; }
 EXPORTED void* emulator_allocate(size_t bytes) { return guarded::allocate(bytes); }
 
 struct AtenTensorOpaque;
@@ -339,6 +343,7 @@ int32_t aoti_torch_create_tensor_from_blob(void* data, int64_t ndim, const int64
                                            int64_t offset, int32_t dtype, int32_t device_type, int32_t device_index,
                                            AtenTensorOpaque** tensor);
 size_t aoti_torch_dtype_element_size(int32_t dtype);
+int32_t aoti_torch_get_data_ptr(AtenTensorOpaque* tensor, void** data);
 
 // In place of torch's own, which is called where no guards are wanted.
 int32_t aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
@@ -350,6 +355,14 @@ int32_t aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, const int64
   for (int64_t axis = 0; axis < ndim; ++axis) bytes *= sizes[axis];
   return aoti_torch_create_tensor_from_blob(guarded::allocate(bytes), ndim, sizes, strides, 0, dtype, device_type,
                                             device_index, tensor);
+}
+
+// In place of torch's own, to which all tensors of the CPU are on one device.
+int32_t aoti_torch_get_device_index(AtenTensorOpaque* tensor, int32_t* index) {
+  void* data = nullptr;
+  const int32_t error = aoti_torch_get_data_ptr(tensor, &data);
+  *index = elsewhere && data == elsewhere ? 0 : -1;
+  return error;
 }
 
 int32_t aoti_torch_create_cuda_guard(int32_t, void** guard) {
