@@ -41,7 +41,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def check_writable(path: Path) -> None:
-    """Before any work: whether a file can be made there.
+    """Before any work: whether a file can be made there, or the first of the folders that are missing.
 
     Raises:
         OSError: names ``path`` and the reason.
@@ -49,8 +49,8 @@ def check_writable(path: Path) -> None:
     try:
         if path.is_dir():
             raise IsADirectoryError(0, "it is a folder")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = temporary_name(path)
+        folder = next(folder for folder in path.absolute().parents if folder.exists())
+        temporary = folder / temporary_name(path).name
         temporary.touch()
         temporary.unlink()
     except OSError as error:

@@ -210,6 +210,27 @@ def test_train_finds_what_it_cannot_write_before_it_works(
     assert error == f"spin-fast: error: {tmp_path / name} cannot be written: it is a folder\n"
 
 
+def test_a_call_with_errors_leaves_and_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for options in (
+        ["nosuch"],
+        ["nosuch", "--out", "a/b"],
+        ["digits", "--fold", 3],
+        ["digits", "--tensorboard", "--label=x"],
+    ):
+        invoke("train", *options, exit_code=1)
+    invoke("precompute", "nosuch", "--out", "a/b.safetensors", exit_code=1)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs" / "digits").mkdir(parents=True)
+    (tmp_path / "runs" / "digits" / "result.json").touch()
+    result = CliRunner().invoke(app, ["train", "digits", "--label", "x"])
+    assert (result.exit_code, result.stdout) == (1, "")
+    (tmp_path / "file").touch()
+    assert "file/a/log.csv cannot be written: " in invoke("train", "--out", "file/a", exit_code=1).replace(
+        "model.safetensors", "log.csv"
+    )
+
+
 def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, accuracy = [], training.accuracy
 
@@ -355,6 +376,18 @@ def test_precompute_in_files_of_bounded_size(tmp_path: Path, data_root: Path, mo
     options = ["--features", out, "--root", data_root, "--epochs", 1, "--dropout", 0.1, "--out", tmp_path / "run"]
     assert "0: 1.45e+04x" in invoke("train", "PROTEINS", *options)
     assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["operator"] == "sym+adj"
+
+
+def test_shards_below_the_largest_graph(tmp_path: Path) -> None:
+    """A size is one that files keep to, or an error that names the smallest."""
+    out = tmp_path / "x.safetensors"
+    error = invoke(
+        "precompute", folder_of_graphs(tmp_path / "own", None), "--out", out, "--shard-size", 10, exit_code=1
+    )
+    needed = int(re.search("--shard-size must be at least ([0-9,]+) bytes", error)[1].replace(",", ""))
+    assert not list(tmp_path.glob("x*"))
+    files = facts_of("precompute", tmp_path / "own", "--out", out, "--shard-size", needed)["files"]
+    assert len(files) > 1 and all(Path(file).stat().st_size <= needed for file in files)
 
 
 def test_features_of_something_else(tmp_path: Path) -> None:
@@ -563,6 +596,7 @@ def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         "width": 3,
         "dtype": "float32",
         "parts": [{"width": 1, "kind": "constant"}, {"width": 2, "kind": "one-hot"}],
+        "columns": None,
         "unused": [],
     }
     assert facts["classes"] == [{"name": "no", "graphs": 1}, {"name": "yes", "graphs": 2}]
@@ -768,6 +802,9 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
     error = invoke("predict", model, "new/", exit_code=1)
     assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
+    assert "node features: mass, element (2 words)" in invoke("train", "known/", "--epochs", 1, "--hops", 1)
+    assert "mass, element (2 words)" in invoke("info", "known/")
+    assert facts_of("info", "known/")["features"]["columns"] == metadata["node_features"]
     mass = {"column": "mass", "categories": "auto"}
     features = facts_of("info", "known/", "--node-features", json.dumps(mass))["features"]
     assert features["parts"] == [{"width": 8, "kind": "one-hot"}]
@@ -776,6 +813,35 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert facts_of("info", "known/", "--node-features", both)["features"]["parts"] == codes
     assert "8 one-hot, 2 one-hot" in " ".join(invoke("info", "known/", "--node-features", both).split())
     invoke("info", "known/", "--node-features", '{"column": ', exit_code=2)
+
+
+def test_graphs_without_nodes_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = facts_of("train", folder_of_graphs(tmp_path / "known", ["a", "b"]), "--epochs", 1, "--hops", 1)["model"]
+    folder = folder_of_graphs(tmp_path / "new", ["a", "b"])
+    with (folder / "graphs.csv").open("a") as file:
+        file.write("TYPO1,a\n")
+    said = "1 of 31 graphs has no nodes, it is TYPO1\n"
+    result = CliRunner().invoke(app, ["predict", model, "new/", "--out", "p.csv", "--json"])
+    assert (result.exit_code, json.loads(result.stdout)["graphs"]) == (0, 31)
+    assert said in result.stderr
+    assert said in CliRunner().invoke(app, ["train", "new/", "--epochs", "1", "--hops", "1"]).stderr
+    assert facts_of("info", "new/")["empty_graphs"] == 1
+    with (folder / "graphs.csv").open("a") as file:
+        file.write("TYPO2,a\n")
+    monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
+    result = CliRunner().invoke(app, ["predict", model, "new/", "--out", "p.csv"])
+    assert result.stderr.endswith("2 of 32 graphs have no nodes, the first is TYPO1\n")
+
+
+@pytest.mark.parametrize("out", ["new/edges.csv", "new/../new/graphs.csv", "new/nodes.parquet", "model.csv"])
+def test_predict_overwrites_nothing_that_it_reads(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "new", ["a", "b"])
+    Path("model.csv").write_bytes(b"a model")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert f"--out {out} " in invoke("predict", "model.csv", "new/", "--out", out, exit_code=1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -833,6 +899,16 @@ def test_a_metric_that_is_nan_is_said_in_one_line(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0, result.output
     expected = "spin-fast: warning: metric rocauc is NaN on the validation graphs: their loss chooses the epoch, and"
     assert [line for line in result.stderr.splitlines() if "NaN" in line] == [f"{expected} when to stop"]
+
+
+@pytest.mark.parametrize("option", ["--undirected", "--label=kind", "--self-loops", "--node-features=degree"])
+def test_a_mistyped_folder_is_not_there(option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "mols", ["a", "b"])
+    (tmp_path / "tu.zip").touch()
+    for command in ("train", "info", "precompute"):
+        assert "unknown data set 'mosl'" in invoke(command, "mosl", option, exit_code=1)
+        assert "unknown data set 'tu.zip'; did you mean ./tu.zip?" in invoke(command, "tu.zip", option, exit_code=1)
 
 
 @pytest.mark.parametrize(

@@ -602,6 +602,13 @@ def test_metric() -> None:
     assert "ogbg-molesol is a regression set" in error_of(lambda: datasets.metric("ogbg_molesol"))
 
 
+@pytest.mark.parametrize("name", ["ogbn-arxiv", "ogbl-collab", "ogbg-ppa", "ogbg_code2"])
+def test_sets_that_are_not_read_are_not_offered(name: str, tmp_path: Path) -> None:
+    for download in (False, True):
+        message = error_of(lambda download=download: datasets.load(name, tmp_path, download=download))
+        assert "which is not read; choose one of ogbg-molhiv" in message
+
+
 # ---- generators ----
 
 GENERATORS: dict[str, Callable[..., GraphBatch]] = {

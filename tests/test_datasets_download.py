@@ -341,6 +341,7 @@ def test_paths_that_lead_out_of_the_folder_are_not_followed(site: Site, tmp_path
         ("CSL", "built in"),
         ("ogbg-molesol", "a regression set"),
         ("ogbg-ppa", "another layout"),
+        ("ogbn-arxiv", "a set for classifying nodes, which is not read"),
         ("ogbg-molnone", "no classification set"),
     ],
 )

@@ -329,11 +329,32 @@ def test_words_are_one_hot(tmp_path: Path, kind: str) -> None:
         "nodes.csv, line 5, column 'element'" if kind == "tables" else "b.graphml: node attribute 'element' of node '2'"
     )
     assert f"{row} holds 'Xe', which features have no category for: they know 'C', 'N', 'O'" in message
+    assert message.endswith("leave such graphs out, or train with such words")
     chunks = list(iter_folder(tmp_path / "known", 1, features=read.features))
     assert equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), read.graphs)
     numbers = write_words(tmp_path / "numbers", kind, WORDS.replace(",12,", ",iron,").replace(",13,", ",iron,"))
     with pytest.raises(datasets.DatasetError, match="must be"):
         load_folder(numbers, features=read.features)  # what was a number must not turn into words
+
+
+def test_unknown_words_are_counted(tmp_path: Path) -> None:
+    """A screen of thousands of graphs is not to be mended one graph after the other."""
+    nodes = "graph,node,element\na,1,C\na,2,Xe\nb,1,He\nb,2,Xe\nc,1,C\n"
+    write(tmp_path, nodes=nodes, graphs=None, edges="graph,source,target\na,1,2\n")
+    message = error_of(lambda: load_folder(tmp_path, features={"column": "element", "categories": ["C", "N"]}))
+    assert "nodes.csv, line 3, column 'element' holds 'Xe'" in message
+    assert "3 node(s) in 2 graph(s) have such words" in message
+
+
+@pytest.mark.parametrize("header", [",graph,node,mass", "Unnamed: 0,graph,node,mass", "graph,node, ,mass"])
+def test_a_column_without_a_name_is_no_feature(header: str, tmp_path: Path) -> None:
+    row = "0,a,1,12\n1,a,2,14\n" if header[0] in ",U" else "a,1,0,12\na,2,1,14\n"
+    write(tmp_path, nodes=f"{header}\n{row}", graphs=None, edges="graph,source,target\na,1,2\n")
+    message = error_of(lambda: load_folder(tmp_path))
+    assert f"column {3 if header[0] == 'g' else 1} has no name; leave it out, as by to_csv(index=False)" in message
+    assert load_folder(tmp_path, features="mass").graphs.x.tolist() == [[12], [14]]
+    (tmp_path / "nodes.csv").write_text("graph,node,Unnamed: 0,mass\na,1,0,12\na,2,1,14\n")
+    assert load_folder(tmp_path).graphs.num_features == 2  # somebody has called it so
 
 
 @pytest.mark.parametrize("kind", ["tables", "graphml"])

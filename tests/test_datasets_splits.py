@@ -62,6 +62,49 @@ def test_split_takes_a_fold(tmp_path: Path) -> None:
     assert str(tmp_path / "splits" / "OTHER_splits.json") in message
 
 
+def test_own_folders_have_their_own_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those of the set of that name."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "data" / "splits" / "TINY_splits.json")
+    (tmp_path / "sub" / "TINY").mkdir(parents=True)
+    assert len(datasets.published_splits("TINY", 6)) == 3
+    for name in ("sub/TINY", tmp_path / "sub" / "TINY"):
+        with pytest.raises(datasets.NoPublishedSplits, match=r"of TINY at \S*sub/splits/TINY_splits.json"):
+            datasets.published_splits(name, 6)
+    beside = write(tmp_path / "sub" / "splits" / "TINY_splits.json", FOLDS[::-1])
+    assert datasets.split("sub/TINY", torch.zeros(6, 1), fold=0).test.tolist() == [5, 2]
+    assert datasets.split("sub/TINY", torch.zeros(6, 1), splits=beside.parent).test.tolist() == [5, 2]
+    folder = tmp_path / "data" / "splits"
+    assert datasets.split("sub/TINY", torch.zeros(6, 1), splits=folder).test.tolist() == [0, 3]
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_a_split_of_ones_own(wrapped: bool, tmp_path: Path) -> None:
+    """It may leave graphs out, but names none twice."""
+    own = {"train": [4, 0], "validation": [5], "test": [2]}
+    published = {"test": [2], "model_selection": [{"train": [4, 0], "validation": [5]}]}
+    for split in (own, published):
+        path = write(tmp_path / "own.json", [split] if wrapped else split)
+        assert [part.tolist() for part in datasets.split("x/", torch.zeros(6, 2), splits=path)] == [[4, 0], [5], [2]]
+    with pytest.raises(ValueError, match="fold must be below 1"):
+        datasets.split("x/", torch.zeros(6, 2), splits=path, fold=1)
+    for change, words in (
+        ({"test": [0]}, "own.json names graph 0 in train and in test"),
+        ({"test": []}, "own.json has an empty part 'test'"),
+        ({"test": [6]}, "own.json, test names graph 6, but there are the graphs 0..5"),
+        ({"test": ["b"]}, "own.json, test must be a list of graph numbers"),
+    ):
+        path = write(tmp_path / "own.json", [own | change] if wrapped else own | change)
+        assert words in error_of(lambda path=path: datasets.split("x/", torch.zeros(6, 2), splits=path))
+    path = write(tmp_path / "own.json", {"train": [1], "test": [2]})
+    assert "must have 'validation'" in error_of(lambda: datasets.split("x/", torch.zeros(6, 2), splits=path))
+
+
+def test_what_cannot_be_drawn_names_the_file_to_write() -> None:
+    message = error_of(lambda: datasets.split("x/", torch.zeros(9, dtype=torch.int64)))
+    assert 'by splits, {"train": [...], "validation": [...], "test": [...]}' in message
+
+
 def changed(fold: int, key: str, value: object) -> list[Any]:
     folds = json.loads(json.dumps(FOLDS))
     (folds[fold] if key in folds[fold] else folds[fold]["model_selection"][0])[key] = value
@@ -75,7 +118,8 @@ def changed(fold: int, key: str, value: object) -> list[Any]:
         ([], ["a list of folds"]),
         ([1], ["fold 0", "'model_selection'", "got 1"]),
         (changed(1, "model_selection", []), ["fold 1", "one pair"]),
-        ([{"model_selection": FOLDS[0]["model_selection"]}], ["fold 0", "'test'"]),
+        ([{"model_selection": FOLDS[0]["model_selection"]}], ["'test'"]),
+        ([FOLDS[0], {"train": [0, 1, 3], "test": [2]}], ["fold 1 must have 'validation'"]),
         (changed(1, "test", [1, 9]), ["fold 1, test names graph 9", "0..5", "another set"]),
         (changed(1, "test", [1, -1]), ["fold 1, test names graph -1"]),
         (changed(1, "test", [1, 0]), ["fold 1 names graph 0 in train and in test"]),

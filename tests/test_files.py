@@ -108,6 +108,7 @@ def test_places_that_cannot_be_written(path: Path) -> None:
     with pytest.raises(OSError, match=rf"{path / 'below'} cannot be written"):
         _files.write_tensors(path / "below", FORMAT, {}, {})
     _files.check_writable(path)
+    _files.check_writable(path.parent / "new" / "below" / "x")
     assert list(path.parent.iterdir()) == [path]
 
 

@@ -31,7 +31,7 @@ def check_features(
     if of_graphs != of_file:
         raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
     if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels")
+        raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels; see --label")
     if not _equal_sums(features, graphs):
         options = "--node-features, or, of degrees, --undirected, --coalesce and --self-loops"
         raise ValueError(f"{source} is not of {dataset}: its graphs have other node features; see {options}")

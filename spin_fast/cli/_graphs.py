@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from rich.markup import escape
 from .. import datasets
 from ..graphs import Arcs, GraphBatch
 from ._app import console
-from ._errors import as_option, names_in_options
+from ._errors import names_in_options
 
 
 def read_dataset(
@@ -29,9 +30,6 @@ def read_dataset(
     Raises:
         ValueError: they are said to be listed once and are listed in both directions.
     """
-    if label is not None and datasets.own_folder(dataset, root) is None:
-        option = as_option("label", label[0])
-        raise ValueError(f"{option} is impossible for {dataset}, which is no folder of your own graphs")
     chosen = {} if label is None else {"label": label[0]}
     arcs = arcs or Arcs()
     with console.status(f"reading {title_of(dataset)}"), names_in_options():
@@ -104,9 +102,36 @@ def describe(name: str, graphs: GraphBatch) -> str:
     )
 
 
+def columns_of(read: datasets.Folder) -> str | None:
+    """Which columns of one's own folder became features, with how many words where they are of words."""
+    if not isinstance(read.features, list):
+        return None
+    words = {item["column"]: len(item["categories"]) for item in read.features if "categories" in item}
+    names = [item["column"] for item in read.features]
+    return ", ".join(
+        f"{name} ({words[name]:,} word{'s' * (words[name] != 1)})" if name in words else name for name in names
+    )
+
+
+def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
+    """The names of the graphs without nodes."""
+    return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
+
+
+def warn_of_empty(empty: list[str], num_graphs: int) -> None:
+    """They have a prediction like any other graph, but most are mistakes."""
+    if empty:
+        has = "has" if len(empty) == 1 else "have"
+        first = "it is" if len(empty) == 1 else "the first is"
+        print(f"{len(empty):,} of {num_graphs:,} graphs {has} no nodes, {first} {empty[0]}", file=sys.stderr)
+
+
 def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
     """What the graphs are, and the hints."""
     console.print(describe(name, read.graphs), highlight=False)
+    if (columns := columns_of(read)) is not None:
+        console.print(f"node features: {escape(columns)}", highlight=False)
+    warn_of_empty(empty_graphs(read.graphs, read.names), len(read.graphs))
     for what, hint in (("edges are directed", edges), ("there are also", features)):
         if hint is not None:
             console.print(f"{what}: {hint}", highlight=False)

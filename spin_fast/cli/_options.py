@@ -39,7 +39,11 @@ Root = Annotated[
 Download = Annotated[bool, data_option("--download", help="Get a dataset that is not there from its official site.")]
 Splits = Annotated[
     Path | None,
-    data_option(help="File of published folds, or its folder.", show_default="splits/ beside the datasets"),
+    data_option(
+        help='File of published folds, or of a split of your own, {"train": [...], "validation": [...], "test": [...]} '
+        "with the numbers of graphs, from 0; or its folder.",
+        show_default="splits/ beside the datasets",
+    ),
 ]
 Fold = Annotated[int | None, data_option(min=0, help="Which of the published folds; the first is 0.")]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")]

@@ -25,10 +25,6 @@ class Outputs:
     """What a run writes; checked before any work, so that an unwritable place does not cost a training."""
 
     def __init__(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"--out {folder} cannot be made: {error.strerror}") from error
         self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
         self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
         for file in vars(self).values():

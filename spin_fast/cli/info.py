@@ -23,7 +23,7 @@ from ..graphs import GraphBatch
 from ._app import Report, app, by_branch, console, reports
 from ._device import kernels_on
 from ._errors import one_line_errors
-from ._graphs import hint_on_edges, hint_on_features, merged_arcs, read_dataset, title_of
+from ._graphs import columns_of, hint_on_edges, hint_on_features, merged_arcs, read_dataset, title_of
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -79,8 +79,9 @@ def info(
     Edges are counted once however often an arc is repeated, in an undirected graph one for both directions, and
     self-loops with them; the density leaves self-loops out.
 
-    Keys of --json: dataset, graphs, nodes, edges, density, isolated_nodes, self_loops, repeated_arcs, directed,
-    weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits, splits_missing.
+    Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_arcs,
+    directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits,
+    splits_missing.
     """
     torch.set_num_threads(threads)
     if dataset is None:
@@ -91,7 +92,8 @@ def info(
     graphs = read.graphs
     with console.status(f"counting in {name}"):
         facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
-        facts["features"] = _features(graphs, read.widths) | {"unused": list(read.unused)}
+        columns = read.features if isinstance(read.features, list) else None
+        facts["features"] = _features(graphs, read.widths) | {"columns": columns, "unused": list(read.unused)}
         facts |= _labels(graphs, read.classes, read.tasks)
     with console.status(f"computing {hops} hops of {name}"):
         features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
@@ -106,7 +108,7 @@ def info(
         "edges": hint_on_edges(dataset, root, graphs),
         "node features": hint_on_features(read, own_features),
     }
-    return Report(facts, _shown(facts, hints))
+    return Report(facts, _shown(facts, hints, columns_of(read)))
 
 
 def _installation(root: Path | None) -> Report:
@@ -148,6 +150,7 @@ def _structure(graphs: GraphBatch) -> dict[str, Any]:
         "nodes": _spread(nodes),
         "edges": _spread((proper_arcs if directed else proper_arcs // 2) + loops),
         "density": _spread(density),
+        "empty_graphs": int((nodes == 0).sum()),
         "isolated_nodes": int(isolated.sum()),
         "self_loops": int(loops.sum()),
         "repeated_arcs": graphs.num_arcs - arcs.nnz,
@@ -283,7 +286,7 @@ def _overlap(name: str, split: datasets.Split, first: Tensor) -> dict[str, Any]:
     return {"name": name} | {part: len(ids) for part, ids in split._asdict().items()} | seen
 
 
-def _shown(facts: dict[str, Any], hints: dict[str, str | None]) -> list[RenderableType]:
+def _shown(facts: dict[str, Any], hints: dict[str, str | None], columns: str | None) -> list[RenderableType]:
     names = ("mean", "median", "min", "max")
     per_graph = Table(title=escape(f"{facts['dataset']}: {facts['graphs']:,} graphs"), title_justify="left")
     per_graph.add_column("per graph")
@@ -294,7 +297,7 @@ def _shown(facts: dict[str, Any], hints: dict[str, str | None]) -> list[Renderab
         cells = [_number(spread[key], key, name) for key in names]
         per_graph.add_row(name, *cells, f"{spread['total']:,}" if "total" in spread else "")
     table = Table(show_header=False)
-    for section in (_content(facts, hints), _memory(facts), _indistinct(facts)):
+    for section in (_content(facts, hints, columns), _memory(facts), _indistinct(facts)):
         for name, value in section.items():
             table.add_row(name, escape(value))
         table.add_section()
@@ -307,17 +310,20 @@ def _number(value: float | None, key: str, of: str) -> str:
     return f"{value:.4f}" if of == "density" else f"{value:,.2f}" if key == "mean" else f"{value:,.10g}"
 
 
-def _content(facts: dict[str, Any], hints: dict[str, str | None]) -> dict[str, str]:
+def _content(facts: dict[str, Any], hints: dict[str, str | None], columns: str | None) -> dict[str, str]:
     features = facts["features"]
     kinds = ", ".join(f"{part['width']:,} {part['kind']}" for part in features["parts"]) or "none"
     edges = "directed" if facts["directed"] else "undirected"
     rows = {
         "edges": edges + (", weighted" if facts["weighted"] else "") + _in_addition(hints["edges"]),
+        "graphs without nodes": f"{facts['empty_graphs']:,}",
         "isolated nodes": f"{facts['isolated_nodes']:,}",
         "self-loops": f"{facts['self_loops']:,}",
         "repeated arcs": f"{facts['repeated_arcs']:,}",
         "node features": f"{kinds} ({features['dtype']}){_in_addition(hints['node features'], 'not used: ')}",
     }
+    if columns is not None:
+        rows["of the columns"] = columns
     if facts["tasks"] is not None:
         tasks = facts["tasks"]
         names = tasks["names"] or []

@@ -17,6 +17,7 @@ from .. import shards
 from .._powers import num_branches_of
 from .._progress import progress_bar
 from ..features import PowerFeatures, index_of
+from ..graphs import GraphBatch
 from ._app import Report, app, by_branch, reports
 from ._errors import one_line_errors
 from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell, title_of
@@ -96,6 +97,8 @@ def precompute(
     tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
+    if shard_size is not None:
+        _check_shard_size(shard_size, *settings, node_rows)
     if shard_size is None:
         parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
     else:
@@ -128,6 +131,16 @@ def precompute(
         table.add_row("files", escape(f"{files[0]} to {files[-1].name}"))
         table.add_row("index", escape(str(index)))
     return Report(facts, [table])
+
+
+def _check_shard_size(size: int, graphs: GraphBatch, hops: int, operator: str, deduplicate: bool, rows: bool) -> None:
+    """Refuse a size that the largest graph exceeds, since a file holds whole graphs."""
+    if len(graphs) == 0:
+        return
+    largest = int(graphs.ptr.diff().argmax())
+    alone = PowerFeatures.from_graphs(graphs[largest : largest + 1], hops, operator, deduplicate, node_rows=rows)
+    if size < (needed := alone.nbytes + shards.HEADER_BYTES):
+        raise ValueError(f"--shard-size must be at least {needed:,} bytes, which the largest graph takes, got {size:,}")
 
 
 def _with_progress(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:

@@ -19,7 +19,7 @@ from ..graphs import Arcs, GraphBatch
 from ._app import Report, app, console, reports
 from ._device import Device, device_of
 from ._errors import as_option, one_line_errors
-from ._graphs import directions_of, read_dataset, title_of
+from ._graphs import directions_of, empty_graphs, read_dataset, title_of, warn_of_empty
 from ._options import DATASET, Debug, Download, Json, Root, data_option, operator_of, operator_option
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time
@@ -60,6 +60,7 @@ def predict(
     torch.set_num_threads(threads)
     place = device_of(device)
     table_writer = _table_writer(out)
+    _check_overwrites(out, checkpoint, datasets.own_folder(dataset, root))
     _files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
@@ -91,7 +92,9 @@ def predict(
         table_writer(temporary) as write,
         progress_bar("graphs", first[2], True) as advance,
     ):
+        empty: list[str] = []
         for graphs, names, _ in itertools.chain([first], parts):
+            empty += empty_graphs(graphs, names or list(map(str, range(done, done + len(graphs)))))
             for scores in training.predict_chunks(model, graphs.to(place), operator):
                 probabilities = model.probabilities(scores).cpu().numpy()
                 numbers = np.arange(done, done + len(scores))
@@ -109,6 +112,7 @@ def predict(
                 write(columns | dict(zip(heads, probabilities.T, strict=True)))
                 done += len(scores)
                 advance("", len(scores))
+    warn_of_empty(empty, done)
     facts = {
         "model": checkpoint,
         "dataset": title_of(dataset),
@@ -118,6 +122,15 @@ def predict(
         "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),
     }
     return Report(facts, [Text(f"{out}: {done:,} graphs")])
+
+
+def _check_overwrites(out: Path, checkpoint: Path, folder: Path | None) -> None:
+    """Refuse to write what is read, now or the next time."""
+    place = out.resolve()
+    if place == checkpoint.resolve():
+        raise ValueError(f"--out {out} is the model; choose another name")
+    if folder is not None and place.parent == folder.resolve() and place.stem in ("edges", "nodes", "graphs"):
+        raise ValueError(f"--out {out} would be read as a table of {folder}; choose another name")
 
 
 def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[str]:

@@ -189,9 +189,6 @@ def train(
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
-    if not goes_on and outputs.result.exists():
-        earlier = score_in(outputs.result)
-        console.print(f"{escape(str(out))} has a result{earlier}: this run replaces it", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     arcs = arcs_of(undirected, coalesce, self_loops)
     read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
@@ -230,6 +227,9 @@ def train(
         features, seconds = made.to(place), features_file
         if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
             console.print("node features: not standardised, which train without --features does", highlight=False)
+    if not goes_on and outputs.result.exists():
+        earlier = score_in(outputs.result)
+        console.print(f"{escape(str(out))} has a result{earlier}: this run replaces it", highlight=False)
     torch.manual_seed(seed)
     model = SPIN(
         graphs.num_features,

@@ -132,6 +132,11 @@ def read(
         return load_folder(path, features=features, label=label, dtype=dtype, **arcs)
     name = str(name)
     folder.check_arcs(arcs)
+    found = None if name in BUILT_IN else _locate(name, root)
+    if name.lower() == "cora" and (found is None or found[0] is tu):
+        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
+    if found is None and name not in (*BUILT_IN, *_STAND_IN) and not download:
+        raise _unknown(name, root)  # before its arguments: it may be the mistyped path of a folder
     _refuse_arcs(name, arcs)
     if label != LABEL:
         raise DatasetError(
@@ -140,9 +145,6 @@ def read(
     if name in BUILT_IN:
         _refuse_features(name, features)
         return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
-    found = _locate(name, root)
-    if name.lower() == "cora" and (found is None or found[0] is tu):
-        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
     if found is None and name in _STAND_IN:
         if features not in (None, "degree"):
             raise DatasetError(
@@ -150,7 +152,7 @@ def read(
                 argument="features",
             )
         return _numbered(_STAND_IN[name](dtype=dtype), 0)
-    if found is None and download:
+    if found is None:
         _download_to(name, root)
         found = _locate(name, root)
     if found is None:
@@ -226,19 +228,21 @@ def split(
     """Divide the graphs of a set into training, validation and test.
 
     OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
-    :func:`published_splits`. All others are drawn 80/10/10, stratified by class, or, of tasks side by side, by whether
-    a graph has any label that is known, and any that is 1, where there are enough of each kind.
+    :func:`published_splits`, or your own split. All others are drawn 80/10/10, stratified by class, or, of tasks side
+    by side, by whether a graph has any label that is known, and any that is 1, where there are enough of each kind.
 
     Args:
         name: the set.
         y: its labels, first axis ``G``; int64 ``[G]``, or float ``[G, T]`` of tasks, where the split is drawn.
         root: as for ``load``.
         seed: of the draw.
-        splits: the file of the folds, or its folder; None with a ``fold`` for ``root/splits/``.
+        splits: the file of the folds or of a single split, or its folder; None with a ``fold`` for where
+            :func:`published_splits` looks.
         fold: its number, from 0; None for the first with ``splits``, or else for a draw.
 
     Returns:
-        Ascending graph numbers that together are ``0..G-1`` (an official or published split keeps its own order).
+        Ascending graph numbers that together are ``0..G-1`` (a split from a file keeps its own order, and a single one
+        may leave graphs out).
 
     Raises:
         DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
@@ -260,26 +264,30 @@ def split(
 def published_splits(
     name: str | Path, num_graphs: int, root: str | Path | None = None, *, splits: str | Path | None = None
 ) -> list[Split]:
-    """The ten folds that Errica et al. (2020) publish for a set, each with one part to select by.
+    """The ten folds that Errica et al. (2020) publish for a set, each with one part to select by; or your own.
 
     They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``). ``PROTEINS``
-    has those of ``PROTEINS_full``.
+    has those of ``PROTEINS_full``. A file may also hold a single split, ``{"train": [...], "validation": [...],
+    "test": [...]}``, graph numbers from 0.
 
     Args:
         name: the set.
         num_graphs: how many graphs it has.
-        root: as for ``load``: the file is looked for in ``root/splits/``.
+        root: as for ``load``: the file is looked for in ``root/splits/``, of a folder of your own in ``splits/`` beside
+            it.
         splits: instead, the file, or the folder that holds it.
 
     Returns:
         One split per fold, int64 graph numbers in the order of the file. In each fold they are ``0..num_graphs-1``, and
-        each graph is tested in one fold.
+        each graph is tested in one fold; a single split may leave graphs out.
 
     Raises:
         NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
     """
     _check.integer("num_graphs", num_graphs, 1)
-    return _splits.read(_splits.locate(Path(name).name, _roots(root), splits), num_graphs)
+    own = own_folder(name, root)
+    places = _roots(root) if own is None else [own.parent]  # the set of that name is another one
+    return _splits.read(_splits.locate(Path(name).name, places, splits), num_graphs)
 
 
 def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torch.dtype = torch.float32) -> NodeDataset:
@@ -397,10 +405,13 @@ def _refuse_arcs(name: str, arcs: Arcs) -> None:
 
 
 def _unknown(name: str, root: str | Path | None) -> DatasetError:
+    ogb.refuse_others(name)
     built_in = [*BUILT_IN, *_STAND_IN]
     found = names(root)[len(built_in) :]
     by_lower_case = {known.lower(): known for known in [*built_in, *found]}
     close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
+    here = Path(name).expanduser()
+    close += [f"{os.curdir}{os.sep}{name}"] if name and here.is_file() else []
     hint = f"; did you mean {' or '.join(close)}?" if close else "."
     places = " and ".join(f"{place}{'' if place.is_dir() else ' (which is no folder)'}" for place in _roots(root))
     looked = f"ogbg_{name[5:]}/" if ogb.owns(name) else f"{name}.nel, {name}.zip, {name}/ and {name}/raw/"

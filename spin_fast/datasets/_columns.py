@@ -18,6 +18,7 @@ Label = str | Sequence[str] | None
 
 LABEL = "label"
 MOST_CATEGORIES = 1024  # that a column may turn out to have: a name of each node is no category
+LEAVE_OUT = "leave such graphs out, or train with such words"
 _SHOWN = 10
 _KINDS: dict[str, Any] = {
     "a date": date,
@@ -85,11 +86,19 @@ class Words:
         word = text_of(value)
         if word is None:
             raise DatasetError(f"{where()} is empty; fill it in")
-        if self.listed and word not in self.numbers:
-            more = len(self.numbers) - _SHOWN
-            known = ", ".join(map(repr, [*self.numbers][:_SHOWN])) + (f" and {more} more" if more > 0 else "")
-            raise DatasetError(f"{where()} holds {word!r}, which features have no category for: they know {known}")
+        if self.is_strange(word):
+            raise DatasetError(f"{where()} {self.strange(word)}; {LEAVE_OUT}")
         return self.numbers.setdefault(word, len(self.numbers))
+
+    def is_strange(self, value: object) -> bool:
+        """Whether it is a word that features do not list."""
+        return self.listed and (word := text_of(value)) is not None and word not in self.numbers
+
+    def strange(self, value: object) -> str:
+        """What is wrong with such a word, for messages."""
+        more = len(self.numbers) - _SHOWN
+        known = ", ".join(map(repr, [*self.numbers][:_SHOWN])) + (f" and {more} more" if more > 0 else "")
+        return f"holds {text_of(value)!r}, which features have no category for: they know {known}"
 
     def settled(self, where: str) -> tuple[np.ndarray, Column]:
         """The position of each number's word in the categories, and the column with these."""

@@ -46,6 +46,7 @@ def download(name: str, root: Path, *, url: str | None, verify: bool, progress: 
 
     Everything happens in a temporary folder under ``root``, up to one renaming.
     """
+    ogb.refuse_others(name)
     if ogb.owns(name):
         file, target = f"{ogb.download_name(name)}.zip", root / name.replace("-", "_")
         base = url or os.environ.get("SPIN_FAST_OGB_URL") or OGB_URL

@@ -34,6 +34,7 @@ OTHERS = {
     "ogbg-ppa": "a set of another layout",
     "ogbg-code2": "a set of another layout",
 }
+_OTHER_TASKS = {"ogbn-": "a set for classifying nodes", "ogbl-": "a set for predicting links"}
 FILES = (
     *(f"raw/{part}.csv.gz" for part in ("num-node-list", "num-edge-list", "graph-label", "node-feat", "edge")),
     *(f"split/scaffold/{part}.csv.gz" for part in ("train", "valid", "test")),
@@ -154,10 +155,16 @@ def download_name(name: str) -> str:
 
 
 def _official(name: str) -> str:
+    refuse_others(name)
+    return name.replace("_", "-")
+
+
+def refuse_others(name: str) -> None:
+    """Raise a DatasetError if OGB calls a set so that is not for classifying graphs, or of another layout."""
     name = name.replace("_", "-")
-    if name in OTHERS:
-        raise DatasetError(f"{name} is {OTHERS[name]}, which is not read; choose one of {', '.join(SETS)}")
-    return name
+    kind = OTHERS.get(name) or next((kind for start, kind in _OTHER_TASKS.items() if name.startswith(start)), None)
+    if kind is not None:
+        raise DatasetError(f"{name} is {kind}, which is not read; choose one of {', '.join(SETS)}")
 
 
 def evaluator(name: str) -> Any:

@@ -40,7 +40,10 @@ def draw(name: str, y: Tensor, seed: int) -> Split:
     classes, sizes = np.unique(labels, return_counts=True)
     if len(y) == 0 or sizes.min() < 10:
         small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
-        raise DatasetError(f"{name} cannot be split 80/10/10: it takes 10 graphs per class, {small}; split it by hand")
+        raise DatasetError(
+            f"{name} cannot be split 80/10/10: it takes 10 graphs per class, {small}; name a file of your own by "
+            f"splits, {_SINGLE}"
+        )
     from sklearn.model_selection import train_test_split
 
     part = partial(train_test_split, random_state=_check.integer("seed", seed, 0))
@@ -89,14 +92,15 @@ def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validatio
 
 
 def read(path: str | Path, num_graphs: int) -> list[Split]:
-    """Read the folds of a JSON file as Errica et al. (2020) publish them for a fair comparison.
+    """Read the folds of a JSON file as Errica et al. (2020) publish them for a fair comparison, or a single split.
 
     It is a list with ``{"test": [...], "model_selection": [{"train": [...], "validation": [...]}]}`` for each fold,
-    graph numbers from 0.
+    graph numbers from 0; ``{"train": [...], "validation": [...], "test": [...]}`` is the same in short. One of them
+    alone, in a list or not, may leave graphs out.
 
     Args:
         path: the file.
-        num_graphs: how many graphs each fold must divide, and all test parts together cover.
+        num_graphs: how many graphs each of several folds must divide, and all test parts together cover.
 
     Returns:
         One split per fold, in the order of the file.
@@ -106,24 +110,26 @@ def read(path: str | Path, num_graphs: int) -> list[Split]:
     """
     with reading(str(path)):
         folds = json.loads(Path(path).read_bytes())
+    if isinstance(folds, dict) and folds:
+        folds = [folds]
     if not isinstance(folds, list) or not folds:
-        raise DatasetError(f"{path} must hold a list of folds, got {_kind(folds)}; get the file again")
+        raise DatasetError(f"{path} must hold a list of folds or a single split, {_SINGLE}, got {_kind(folds)}")
     splits = []
     for number, fold in enumerate(folds):
-        inner = fold.get("model_selection") if isinstance(fold, dict) else None
+        inner = fold.get("model_selection", [fold]) if isinstance(fold, dict) else None
         if not isinstance(inner, list) or len(inner) != 1 or not isinstance(inner[0], dict):
             raise DatasetError(
                 f"{path}, fold {number} must have 'test' and, under 'model_selection', one pair of 'train' and "
                 f"'validation', got {_kind(fold)}"
             )
-        where = f"{path}, fold {number}"
+        where = f"{path}, fold {number}" if len(folds) > 1 else str(path)
         parts = {key: _numbers(of.get(key), f"{where}, {key}") for of in (inner[0], fold) for key in of if key in _KEYS}
         if missing := [key for key in _KEYS if key not in parts]:
             raise DatasetError(f"{where} must have {' and '.join(map(repr, missing))}, got {_kind(fold)}")
-        _check_parts(parts, num_graphs, where)
+        _check_parts(parts, num_graphs, where, every=len(folds) > 1)
         splits.append(Split(*(torch.from_numpy(parts[key]) for key in _KEYS)))
     tested = np.concatenate([split.test.numpy() for split in splits])
-    if len(tested) != num_graphs or len(np.unique(tested)) != num_graphs:
+    if len(splits) > 1 and (len(tested) != num_graphs or len(np.unique(tested)) != num_graphs):
         raise DatasetError(
             f"{path} must test each of the {num_graphs} graphs in one fold, got {len(tested)} entries, "
             f"{len(np.unique(tested))} of them different; is it the file of another set?"
@@ -152,6 +158,7 @@ def locate(name: str, folders: Sequence[Path], splits: str | Path | None) -> Pat
 
 
 _KEYS = ("train", "validation", "test")
+_SINGLE = '{"train": [...], "validation": [...], "test": [...]} with graph numbers from 0'
 
 
 def _ascending(*parts: np.ndarray) -> Split:
@@ -189,12 +196,12 @@ def _numbers(ids: Any, where: str) -> np.ndarray:
     return np.array(values, dtype=np.int64)
 
 
-def _check_parts(parts: dict[str, np.ndarray], num_graphs: int, where: str) -> None:
-    """Three parts that are not empty and together are ``0..num_graphs-1``, each number once."""
+def _check_parts(parts: dict[str, np.ndarray], num_graphs: int, where: str, *, every: bool) -> None:
+    """Three parts that are not empty and have each number once; together, if ``every``, ``0..num_graphs-1``."""
     for key in _KEYS:
         ids = parts[key]
         if len(ids) == 0:
-            raise DatasetError(f"{where} has an empty part {key!r}; get the file again")
+            raise DatasetError(f"{where} has an empty part {key!r}; correct it")
         if ids.min() < 0 or ids.max() >= num_graphs:
             bad = ids[(ids < 0) | (ids >= num_graphs)][0]
             raise DatasetError(
@@ -205,8 +212,8 @@ def _check_parts(parts: dict[str, np.ndarray], num_graphs: int, where: str) -> N
     if times.max() > 1:
         graph = found[times.argmax()]
         twice = [key for key in _KEYS for _ in range(int((parts[key] == graph).sum()))]
-        raise DatasetError(f"{where} names graph {graph} in {' and in '.join(twice)}; get the file again")
-    if len(found) != num_graphs:
+        raise DatasetError(f"{where} names graph {graph} in {' and in '.join(twice)}; correct it")
+    if every and len(found) != num_graphs:
         left = np.setdiff1d(np.arange(num_graphs), found)
         raise DatasetError(
             f"{where} leaves out {len(left)} of {num_graphs} graphs, the first of them {left[0]}; "

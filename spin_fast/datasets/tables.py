@@ -15,6 +15,7 @@ from torch import Tensor
 from ..graphs import Arcs, GraphBatch
 from ._columns import (
     LABEL,
+    LEAVE_OUT,
     Column,
     Features,
     Label,
@@ -121,6 +122,14 @@ class Table:
         codes, categories = pandas.factorize(names, sort=True)
         self.frame[column] = pandas.Categorical.from_codes(codes[positions], categories)
 
+    def check_names(self) -> None:
+        """Refuse a column without a name, which pandas writes of an index, and which is no feature."""
+        for number, column in enumerate(self.frame):
+            if not str(column).strip() or column == f"Unnamed: {number}":  # as pandas reads it
+                raise DatasetError(
+                    f"{self.path}, column {number + 1} has no name; leave it out, as by to_csv(index=False)"
+                )
+
     def require(self, column: str) -> None:
         if column not in self.frame:
             has = ", ".join(map(repr, self.frame.columns))
@@ -189,9 +198,23 @@ class Table:
     def words(self, column: Column) -> tuple[np.ndarray, Column]:
         """``[rows]`` the position of each word in the categories, and the column with these."""
         words = Words(column)
+        if words.listed:
+            self._check_words(words)
         positions, numbers = self.each(column.name, words.number)
         places, column = words.settled(f"{self.path}, column")
         return places[np.array(numbers, np.int64)[positions]], column
+
+    def _check_words(self, words: Words) -> None:
+        """Count the nodes with words that features do not list, rather than name the first alone."""
+        column = words.column.name
+        positions, values = self.distinct(column)
+        rows = np.array([words.is_strange(value) for value in values], bool)[positions]
+        if rows.any():
+            row, graphs = int(rows.argmax()), self.frame["graph"][rows].nunique()
+            raise DatasetError(
+                f"{self.where(row, column)} {words.strange(self.frame[column][row])}; {rows.sum():,} node(s) in "
+                f"{graphs:,} graph(s) have such words: {LEAVE_OUT}"
+            )
 
     def tasks(self, columns: Sequence[str]) -> np.ndarray:
         """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
@@ -284,6 +307,8 @@ def load(
             )
         arc_ends.append(position[by_key[at]] if len(keys) else end)
     others = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
+    if nodes is not None and features is None:
+        nodes.check_names()
     columns = chosen(features, others)
     if columns and nodes is None:
         raise DatasetError(
