@@ -6,6 +6,7 @@ contents (offsets, index ranges) are read by ``ops.check_csr`` and ``ops.check_s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,12 +62,14 @@ def integer(name: str, value: Any, minimum: int) -> Any:
 
 
 def number(name: str, value: Any, minimum: float) -> Any:
-    """Check for a plain number of at least ``minimum`` (neither a bool nor NaN is one)."""
+    """Check for a plain finite number of at least ``minimum`` (neither a bool nor NaN is one)."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number, torch.SymInt, torch.SymFloat)):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     value = float(value) if isinstance(value, np.number) else value
     if not value >= minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {value}")
+    if value == math.inf:
+        raise ValueError(f"{name} must be finite, got {value}")
     return value
 
 

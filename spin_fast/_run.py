@@ -20,6 +20,7 @@ from .features import PowerFeatures
 from .trainer import Trainer
 
 START_ANEW = "resume=False starts anew"  # what to do, at the end of errors
+SAMPLED, SAMPLE_SUMS = 1024, 64  # graphs of a part that sample_of looks at, at most, and into how many sums
 
 
 @dataclass
@@ -51,7 +52,7 @@ class Run:
         epochs: the log.
         best_epoch: whose weights are kept, from 0.
         best_score: its metric and, of equal metrics, the lower loss; a metric that is no number is below all others.
-        risen: the last epoch at which the metric rose, from 0.
+        risen: the last epoch at which the metric rose or, while it was no number, the loss fell, from 0.
         best: the weights of ``best_epoch``; those before training while neither metric nor loss was a number.
         last: what the next epoch starts from (:func:`snapshot`), where a file of it is kept.
     """
@@ -70,7 +71,7 @@ class Run:
         if not score > self.best_score:
             return replace(self, epochs=epochs, last=last)
         number = len(self.epochs)
-        risen = number if metric > self.best_score[0] else self.risen
+        risen = number if metric > self.best_score[0] or metric == -math.inf else self.risen
         return Run(epochs, number, score, risen, copied(weights), last)
 
     def is_over(self, epochs: int, patience: int) -> bool:
@@ -125,6 +126,7 @@ def settings_of(
     parts = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # objects have another address in every process
     modules = {"modules": " ".join(parts.split())}  # of models that are made of any
     config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", modules)
+    config["calibrated"] = getattr(model, "calibrated", False)
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     config["trained parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     data = {
@@ -136,7 +138,7 @@ def settings_of(
         "hops": features.num_hops,
         "operator": features.operator,
     }
-    settings = options | {f"features: {name}": value for name, value in data.items()}
+    settings = {f"features: {name}": value for name, value in data.items()} | options  # data first: options follow it
     settings |= {"train": _described(train), "validation": _described(validation)}
     settings |= {f"model.{name}": value for name, value in config.items()}  # last: it follows from the others, mostly
     return json.loads(json.dumps(settings, default=_as_text))
@@ -150,11 +152,21 @@ def _digest(values: Tensor | None) -> str:
     return "" if values is None else hashlib.sha256(values.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
-def sample_of(features: PowerFeatures, train: Tensor) -> Tensor:
-    """Sums of the magnitudes in the rows of some graphs, which tell other features, but not where rows are shared."""
-    rows, ptr, index, count = features[train[:16]].branch_rows()
-    magnitudes, branches = torch.cat(rows).abs(), features.num_branches
-    return ops.sum_readout(magnitudes, ptr, index=index, count=count, num_branches=branches, checked=True).cpu()
+def sample_of(features: PowerFeatures, train: Tensor, validation: Tensor) -> Tensor:
+    """Sums of the magnitudes in the rows of each branch, which tell other features, but not where rows are shared.
+
+    Both parts are in, with all of their graphs or, of many, ``SAMPLED`` that are spread evenly; in sums over a few
+    graphs each, so that one that differs shows.
+    """
+    sums = []
+    for ids in (train, validation):
+        spread = torch.linspace(0, len(ids) - 1, min(len(ids), SAMPLED), dtype=torch.float64).long()
+        for run in ids[spread.to(ids.device)].chunk(SAMPLE_SUMS):
+            rows, ptr, index, count = features[run].branch_rows()
+            magnitudes, branches = torch.cat(rows).abs(), features.num_branches
+            of_graphs = ops.sum_readout(magnitudes, ptr, index=index, count=count, num_branches=branches, checked=True)
+            sums.append(of_graphs.sum(0))
+    return torch.stack(sums).cpu()
 
 
 def _described(ids: Tensor) -> str:

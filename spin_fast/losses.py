@@ -20,9 +20,15 @@ def loss_of(
     """Cross-entropy for classes (int64 ``y [G]``); binary cross-entropy per task for float ``y [G, T]``, NaN masked.
 
     ``class_weight [C]`` is ``weight`` of torch's ``cross_entropy``; ``[T]`` for tasks, where it is ``pos_weight`` of
-    ``binary_cross_entropy_with_logits``. A graph counts ``graph_weight [G]`` times. Where all weights of a batch are 0
-    its loss is 0.
+    ``binary_cross_entropy_with_logits``. A graph counts ``graph_weight [G]`` times; only the ratios of these matter.
+    Where all weights of a batch are 0, or no label is known, its loss is 0.
+
+    Raises:
+        ValueError: float ``y`` of another shape than ``logits``.
     """
+    if y.is_floating_point() and y.shape != logits.shape:
+        raise ValueError(f"y must have the shape of logits, {list(logits.shape)}, as float tasks, got {list(y.shape)}")
+    graph_weight = None if graph_weight is None else scaled(graph_weight).to(logits)
     shares = shares_of(y, class_weight, graph_weight)
     if shares is None:
         return F.cross_entropy(logits, y)
@@ -33,7 +39,15 @@ def loss_of(
     else:
         losses = F.cross_entropy(logits, y, class_weight, reduction="none")
     total = (losses if graph_weight is None else losses * graph_weight).sum()
-    return total / shares.sum().clamp(min=torch.finfo(total.dtype).tiny)
+    dtype = torch.promote_types(total.dtype, torch.float32)  # of tasks without weights, shares are integers
+    return total / shares.sum().to(dtype).clamp(min=torch.finfo(dtype).tiny)
+
+
+def scaled(weight: Tensor) -> Tensor:
+    """Weights in float64, the largest 1: sums of theirs then fit in any dtype, and none is lost that counts."""
+    weight = weight.double()
+    largest = weight.amax() if weight.numel() else weight.new_ones(())
+    return weight / largest.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 def shares_of(y: Tensor, class_weight: Tensor | None, graph_weight: Tensor | None) -> Tensor | None:

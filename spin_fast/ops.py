@@ -493,7 +493,7 @@ def branch_readout(
         index: ``[nnz]`` int32 or int64, the row that an entry refers to; None for the identity.
         count: ``[nnz]`` int32, how often; None for ones.
         ids: ``[G']`` int64, the graphs to read out, in any order and as often as they stand there; None for all.
-        negative_slope: of the LeakyReLU, at least 0; 0 makes it a ReLU.
+        negative_slope: of the LeakyReLU, finite and at least 0; 0 makes it a ReLU.
         checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``.
 
     Returns:

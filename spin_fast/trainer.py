@@ -13,7 +13,7 @@ from . import _check, ops
 from ._arrays import GraphIds, graph_ids
 from ._native import available as native_available
 from .features import PowerFeatures
-from .losses import check_labels, loss_of, shares_of
+from .losses import check_labels, loss_of, scaled, shares_of
 from .nn import SPIN, GraphClassifier
 
 
@@ -178,7 +178,8 @@ class Trainer:
     ) -> float:
         """One pass over the graphs ``ids`` in random order; returns their mean loss, as :func:`loss_of` weighs them.
 
-        ``graph_weight [len(features)]``, floats, is how often each graph counts; steps with it are those of autograd.
+        ``graph_weight [len(features)]``, floats, is how often each graph counts, of which only the ratios matter; steps
+        with it are those of autograd.
         """
         ids = graph_ids(ids, len(features))
         if len(ids) == 0:
@@ -190,7 +191,7 @@ class Trainer:
         if graph_weight is None:
             losses = torch.stack([step(batch) for batch in batches])
         else:
-            graph_weight = graph_weight.to(features.rows)[order]
+            graph_weight = scaled(graph_weight[order]).to(features.rows.device)
             pairs = zip(batches, graph_weight.split(batch_size), strict=True)
             losses = torch.stack([step(batch, weight) for batch, weight in pairs])
         assert features.labels is not None

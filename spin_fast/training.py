@@ -206,7 +206,8 @@ def fit(
 
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
-    Of epochs with the same metric, or with none that is a number, the one with the lower validation loss is kept.
+    Of epochs with the same metric the one with the lower validation loss is kept. While the metric is NaN, of which a
+    ``UserWarning`` tells, that loss alone decides, also when to stop.
     Ctrl-C ends training as early stopping does. Whatever ends it, errors too, the model then holds the best weights.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
@@ -230,8 +231,8 @@ def fit(
         class_weight: None; ``"balanced"``, by the training graphs as in scikit-learn; or weights ``[C]`` as those of
             torch's ``cross_entropy``, for binary tasks side by side ``[T]`` as ``pos_weight`` of its
             ``binary_cross_entropy_with_logits``. They weigh the validation loss, too, but not the metric.
-        graph_weight: None; or ``[len(features)]``, how often each graph counts in both losses, but not in the metric.
-            Steps with it are those of autograd, which are slower.
+        graph_weight: None; or ``[len(features)]``, how often each graph counts in both losses, but not in the metric;
+            only the ratios matter. Steps with it are those of autograd, which are slower.
         patience: in epochs.
         seed: of the order of the graphs and of dropout.
         metric: from class scores and labels to a number that should rise.
@@ -289,7 +290,7 @@ def fit(
     weights = class_weights(class_weight, train_labels, num_outputs)
     weights = None if weights is None else weights.to(features.rows)
     if graph_weight is not None:
-        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows)
+        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows.device)
         for name, ids in (("train", train), ("validation", validation)):
             if not bool((graph_weight[ids] > 0).any()):
                 raise ValueError(f"graph_weight must not be all 0 in {name}")
@@ -313,14 +314,15 @@ def fit(
             seed=seed,
             metric=_name_of(metric),
         )
-        file = RunFile(Path(state), settings, sample_of(features, train))
+        file = RunFile(Path(state), settings, sample_of(features, train, validation))
         if resume and file.path.exists():
             run = file.read(like=replace(run, last=snapshot(trainer, order)))
             _check_past(run, file.path, epochs, patience)
             _replay(run, scheduler, file.path)
             restore(trainer, order, run)
+    known_before = model.operator, model.multilabel
     model.operator, model.multilabel = features.operator, target.is_floating_point()  # if no epoch is left, too
-    interrupted = False
+    interrupted, warned = False, False
     with progress_bar("epoch", epochs, progress) as advance_bar:
         advance_bar("", len(run.epochs))
         try:
@@ -336,7 +338,15 @@ def fit(
                 logits = predict(model, features, validation)
                 of_validation = None if graph_weight is None else graph_weight[validation]
                 validation_loss = loss_of(logits, target, weights, of_validation).item()
-                epoch = Epoch(number, loss, validation_loss, float(metric(logits, target)), rate, seconds)
+                score = float(metric(logits, target))
+                if math.isnan(score) and not warned:
+                    warned = True
+                    warnings.warn(
+                        f"metric {_name_of(metric)} is NaN on the validation graphs: their loss chooses the epoch, and "
+                        "when to stop",
+                        stacklevel=2,
+                    )
+                epoch = Epoch(number, loss, validation_loss, score, rate, seconds)
                 if on_epoch is not None:
                     on_epoch(epoch)
                 run = run.after(epoch, model.state_dict(), {} if file is None else snapshot(trainer, order))
@@ -351,6 +361,8 @@ def fit(
         finally:
             model.load_state_dict(run.best)
             model.unflatten_parameters()
+            if not run.epochs:  # it has learnt nothing
+                model.operator, model.multilabel = known_before
             if file is not None:  # last, as it may fail
                 file.keep(run, now=True)
     return Fit(list(run.epochs), run.best_epoch, interrupted)

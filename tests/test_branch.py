@@ -508,6 +508,7 @@ def test_sharing_rows_changes_no_step(native, name: str, request: pytest.Fixture
         ({"weights": None}, TypeError, "weights must be a sequence of tensors, got NoneType"),
         ({"negative_slope": -0.1}, ValueError, "negative_slope must be at least 0, got -0.1"),
         ({"negative_slope": float("nan")}, ValueError, "negative_slope must be at least 0, got nan"),
+        ({"negative_slope": float("inf")}, ValueError, "negative_slope must be finite, got inf"),
         ({"negative_slope": "0.1"}, TypeError, "negative_slope must be a number, got str"),
         ({"checked": "yes"}, TypeError, "checked must be a bool, got str"),
         ({"rows": torch.ones(6, 3).half()}, TypeError, "rows must be float32 or float64, got float16"),

@@ -132,6 +132,7 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
         ("--class-weight balanced", "--class-weight none"),
         ("--operator adj", "--operator sym"),
         ("--layers 2", "--layers 1"),
+        ("--calibrate", "--no-calibrate"),
     ):
         assert f"error: {here}: the run in {out} has {there}; the same command goes on, " in error(*here.split())
     assert f"the run in {out} is of other node features or edges (see --node-features" in error("--degree", "log")
@@ -867,7 +868,10 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "labelled": pytest.approx(58 / 60),
         "names": ["toxic", "soluble, or not"],
     }
-    facts = facts_of("train", "known/", "--label", both, "--epochs", 1, "--hops", 1, "--batch-size", 1)
+    options = ("--epochs", 1, "--hops", 1, "--batch-size", 1)
+    facts = facts_of("train", "known/", "--label", both, *options)
+    error = invoke("train", "known/", "--label", "kind", *options, "--resume", exit_code=1)
+    assert "known: the run in runs/known is of other graphs or labels (see --label, too)" in error
     model, metadata = facts["model"], training.load_checkpoint(facts["model"])[1]
     assert facts["metric"] == "ROC-AUC"
     assert metadata["task_names"] == ["toxic", "soluble, or not"]
@@ -883,9 +887,19 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "ROC-AUC",
     ]
     error = invoke("train", "known/", *metric, "accuracy", "--resume", exit_code=1)
-    assert "known: the run in runs/kind has another metric (see --metric)" in error
+    assert "known: the run in runs/kind has another metric (see --metric and --label)" in error
     assert "--metric rocauc is of two classes, and digits has 10" in invoke("train", "--metric", "rocauc", exit_code=1)
     assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
+
+
+def test_a_metric_that_is_nan_is_said_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "known", ["0", "0"])
+    options = ("--label", "label,", "--epochs", 2, "--hops", 1, "--patience", 1)
+    result = CliRunner().invoke(app, ["train", "known/", *map(str, options)])
+    assert result.exit_code == 0, result.output
+    expected = "spin-fast: warning: metric rocauc is NaN on the validation graphs: their loss chooses the epoch, and"
+    assert [line for line in result.stderr.splitlines() if "NaN" in line] == [f"{expected} when to stop"]
 
 
 @pytest.mark.parametrize("option", ["--undirected", "--label=kind", "--self-loops", "--node-features=degree"])

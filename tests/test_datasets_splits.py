@@ -201,6 +201,18 @@ def test_tasks_are_drawn_by_whether_there_is_a_label(labelled: int, in_train: in
         assert int(y[split.train, 1].nansum()) == in_train
 
 
+@given(st.integers(0, 1000), st.integers(10, 40), st.integers(0, 1000))
+def test_each_part_has_graphs_with_a_rare_label(order: int, positive: int, seed: int) -> None:
+    y = torch.zeros(200, 2)
+    y[:positive, 1], y[positive : positive + 60] = 1, torch.nan
+    y = y[torch.randperm(200, generator=torch.Generator().manual_seed(order))]
+    for part in datasets.split("x/", y, seed=seed):
+        kinds = torch.stack([y[part].isnan().all(1), y[part, 1] == 0, y[part, 1] == 1]).sum(1)
+        expected = len(part) * torch.tensor([60, 140 - positive, positive]) / 200
+        assert ((kinds - expected).abs() <= 1).all()
+        assert kinds[2] > 0
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets
@@ -24,12 +24,14 @@ def epoch_of(number: int, validation: float, validation_loss: float) -> Epoch:
 
 
 @given(st.lists(st.tuples(values, values), max_size=9), st.integers(1, 4))
+@example([(math.nan, 1.0), (math.nan, 0.5), (math.nan, 0.5)], 2)
 def test_which_epoch_is_kept_and_when_it_is_over(scores: list[tuple[float, float]], patience: int) -> None:
     run = Run(best={"weights": torch.tensor(-1.0)})
     for number, score in enumerate(scores):
         run = run.after(epoch_of(number + 1, *score), {"weights": torch.tensor(float(number))}, {})
     metrics = [metric for metric, _ in scores if not math.isnan(metric)]
     best = max(metrics, default=math.nan)
+    lowest = min((loss for _, loss in scores if not math.isnan(loss)), default=math.nan)
     at_best = [number for number, (metric, _) in enumerate(scores) if metric == best or not metrics]
     losses = [scores[number][1] for number in at_best]
     if not metrics and all(map(math.isnan, losses)):
@@ -39,7 +41,8 @@ def test_which_epoch_is_kept_and_when_it_is_over(scores: list[tuple[float, float
         assert run.best["weights"] == run.best_epoch
         if not any(map(math.isnan, losses)):
             assert run.best_epoch == at_best[losses.index(min(losses))]
-    risen = at_best[0] if metrics else 0
+    falls = [number for number, loss in enumerate(losses) if loss == lowest]
+    risen = at_best[0] if metrics else falls[0] if falls else 0  # the loss decides where there is no metric
     assert run.is_over(100, patience) == (len(scores) > 0 and len(scores) - 1 - risen >= patience)
     assert run.is_over(len(scores), 100)
     assert not run.is_over(len(scores) + 1, 100)
@@ -66,6 +69,31 @@ def test_restoring_undoes_an_epoch(digits: PowerFeatures, options: dict) -> None
     assert first != after
     restore(trainer, order, run)
     assert trainer.epoch(digits, range(50), 8, order) == first
+
+
+@pytest.fixture(scope="module")
+def dense() -> PowerFeatures:
+    return PowerFeatures.from_graphs(datasets.load("digits")[:150], 1, deduplicate=False)
+
+
+@settings(max_examples=20)
+@given(graph=st.integers(0, 149), branch=st.integers(0, 1))
+def test_other_features_of_any_graph_are_seen(dense: PowerFeatures, graph: int, branch: int) -> None:
+    rows, ptr = dense.rows.view(2, -1, 3).clone(), dense.node_ptr
+    rows[branch, ptr[graph] : ptr[graph + 1]] *= 1.1
+    order = torch.randperm(150, generator=torch.Generator().manual_seed(0))
+    one, other = (
+        sample_of(replace(dense, rows=values), order[:100], order[100:]) for values in (dense.rows, rows.view(-1, 3))
+    )
+    assert not torch.allclose(one, other, rtol=1e-3)
+
+
+def test_the_sample_of_many_graphs_is_spread(monkeypatch: pytest.MonkeyPatch, digits: PowerFeatures) -> None:
+    monkeypatch.setattr("spin_fast._run.SAMPLED", 5)
+    monkeypatch.setattr("spin_fast._run.SAMPLE_SUMS", 2)
+    parts = torch.arange(41), torch.arange(41, 44)
+    sums = [digits[ids].dense_rows().abs().sum(1).flatten() for ids in ([0, 10, 20], [30, 40], [41, 42], [43])]
+    torch.testing.assert_close(sample_of(digits, *parts), torch.stack(sums))
 
 
 def test_settings_are_the_same_in_every_process(digits: PowerFeatures) -> None:
@@ -105,7 +133,7 @@ def test_files_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.Monk
 def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -> None:
     path, run = tmp_path / "state.safetensors", Run()
     model, ids = SPIN(3, 4, 10, 1), torch.arange(9)
-    sample = sample_of(digits, ids[:5])
+    sample = sample_of(digits, ids[:5], ids[5:])
 
     def settings(
         model: torch.nn.Module = model,
@@ -116,7 +144,8 @@ def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -
     ) -> dict:
         return settings_of(model, features, train, validation, seed=seed)
 
-    frozen = SPIN(3, 4, 10, 1)
+    frozen, calibrated = SPIN(3, 4, 10, 1), SPIN(3, 4, 10, 1)
+    calibrated.calibrate(digits)
     frozen.layers.requires_grad_(False)
     layers = [torch.nn.Linear(3, 10)] * 2
     RunFile(path, settings(), sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
@@ -124,6 +153,7 @@ def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -
     for other, must, got in (
         (settings(seed=1), "seed must be 0", "1"),
         (settings(frozen), "model must have 1794 trained parameters", "1682"),
+        (settings(calibrated), "model must have calibrated=False", "True"),
         (settings(SPIN(3, 4, 10, 1, attention=False)), "model must have attention=True", "False"),
         (settings(SPIN(3, 16, 10, 1)), "model must have hidden_features=4", "16"),
         (settings(PAGNN(layers, "sum")), "model must be a SPIN", "PAGNN"),
@@ -142,10 +172,10 @@ def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -
             RunFile(path, other, sample).read(run)
         assert str(caught.value) == f"{must} to go on from {path}, got {got}; resume=False starts anew"
     dense = PowerFeatures.from_graphs(datasets.load("digits")[:60], 1, deduplicate=False)
-    assert len(RunFile(path, settings(), sample_of(dense, ids[:5])).read(run).epochs) == 1
+    assert len(RunFile(path, settings(), sample_of(dense, ids[:5], ids[5:])).read(run).epochs) == 1
     scaled = replace(digits, rows=digits.rows * 1.001)
     with pytest.raises(OtherRunError, match=r"^features must have the same rows to go on from .*, got others"):
-        RunFile(path, settings(), sample_of(scaled, ids[:5])).read(run)
+        RunFile(path, settings(), sample_of(scaled, ids[:5], ids[5:])).read(run)
     made_of = [settings(PAGNN([module] * 2, "sum")) for module in (torch.nn.Linear(3, 2), torch.nn.Identity())]
     RunFile(path, made_of[0], sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
     with pytest.raises(OtherRunError, match=r"^model must be made of the same modules to go on from .*, got others"):

@@ -355,6 +355,17 @@ def test_graphs_without_weight_are_as_if_they_were_not_there(
     assert made.history_[-1].validation == pytest.approx(expected.history_[-1].validation)
     with pytest.raises(ValueError, match=r"got 0\.2 of n_samples=2"):
         classifier.fit(graphs, y, sample_weight=np.arange(60) < 2)
+    # a class may have no weight at all
+    assert set(classifier.set_params(epochs=20).fit(graphs, y, y != "star").predict(graphs)) == {"path", "ring"}
+    assert classifier.classes_.tolist() == ["path", "ring", "star"]
+
+
+@pytest.mark.parametrize("scale", [1e-46, 1e-40, 1e38])
+def test_weights_of_any_scale(features: PowerFeatures, classifier: SPINClassifier, scale: float) -> None:
+    weight = np.random.default_rng(0).uniform(1, 2, 60)
+    logs = [clone(classifier).set_params(epochs=2).fit(features, None, times * weight).history_ for times in (1, scale)]
+    assert [epoch.loss for epoch in logs[1]] == pytest.approx([epoch.loss for epoch in logs[0]])
+    assert [epoch.validation for epoch in logs[1]] == pytest.approx([epoch.validation for epoch in logs[0]])
 
 
 @pytest.mark.parametrize("several", [False, True])

@@ -89,14 +89,45 @@ def test_parts_may_be_masks_and_lists(digits: PowerFeatures) -> None:
 
 
 def test_where_the_metric_is_no_number_the_loss_decides(digits: PowerFeatures) -> None:
-    model = new_model()
-    fit = training.fit(model, digits, range(64), range(64, 96), epochs=9, patience=2, metric=lambda *_: float("nan"))
-    assert len(fit.epochs) == 3
-    losses = [epoch.validation_loss for epoch in fit.epochs]
-    assert losses[fit.best_epoch] == min(losses)
-    kept = training.loss_of(training.predict(model, digits, range(64, 96)), digits[range(64, 96)].y)
-    assert kept.item() == min(losses)
-    assert training.loss_of(torch.ones(2, 1), torch.full((2, 1), float("nan"))) == 0
+    def undefined(*_: torch.Tensor) -> float:
+        return math.nan
+
+    for learning_rate in (5e-3, 0.2):
+        model, options = new_model(), {"epochs": 12, "learning_rate": learning_rate, "schedule": "constant"}
+        with pytest.warns(
+            UserWarning, match=r"metric .*\.undefined is NaN on the validation graphs: their loss"
+        ) as said:
+            fit = training.fit(model, digits, range(64), range(64, 96), patience=3, metric=undefined, **options)
+        assert len(said) == 1
+        assert said[0].filename == __file__
+        losses = [epoch.validation_loss for epoch in fit.epochs]
+        assert losses[fit.best_epoch] == min(losses)
+        assert len(losses) == min(12, fit.best_epoch + 1 + 3)
+        kept = training.loss_of(training.predict(model, digits, range(64, 96)), digits[range(64, 96)].y)
+        assert kept.item() == min(losses)
+    assert fit.best_epoch + 1 + 3 < 12  # it did stop early
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_where_no_label_is_known_the_loss_is_zero(digits: PowerFeatures, dtype: torch.dtype) -> None:
+    logits, y = torch.ones(3, 2, dtype=dtype, requires_grad=True), torch.full((3, 2), math.nan, dtype=dtype)
+    for graph_weight in (None, torch.ones(3)):
+        loss = training.loss_of(logits, y, graph_weight=graph_weight)
+        loss.backward()
+        assert loss == 0
+        assert logits.grad.count_nonzero() == 0
+    if dtype in (torch.float32, torch.float64):
+        labels = (digits.labels[:, None] == torch.arange(10)).to(dtype)
+        labels[::2] = math.nan
+        features = replace(digits, rows=digits.rows.to(dtype), labels=labels)
+        fit = training.fit(new_model().to(dtype), features, range(30), range(30, 60), epochs=1, batch_size=1)
+        assert 0 < fit.epochs[0].validation_loss < math.inf
+
+
+def test_tasks_of_another_shape_than_the_scores_are_named() -> None:
+    for y in (torch.ones(3), torch.ones(3, 2), torch.ones(2, 1)):
+        with pytest.raises(ValueError, match=r"y must have the shape of logits, \[3, 1\], as float tasks, got \["):
+            training.loss_of(torch.zeros(3, 1), y)
 
 
 def test_divergence_is_an_error(digits: PowerFeatures) -> None:
@@ -104,6 +135,21 @@ def test_divergence_is_an_error(digits: PowerFeatures) -> None:
         ValueError, match=r"training diverged: the loss of epoch [123] is nan; try a lower learning_rate"
     ):
         training.fit(new_model(), digits, range(64), range(64, 96), epochs=3, learning_rate=1e30)
+
+
+@pytest.mark.parametrize("operator", [None, "sym"])
+def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures, operator: str | None) -> None:
+    for failing, expected in ((1, operator), (2, "sym")):
+
+        def fail(epoch: training.Epoch, failing: int = failing) -> None:
+            if epoch.number == failing:
+                raise MemoryError
+
+        model = new_model()
+        model.operator = operator
+        with pytest.raises(MemoryError):
+            training.fit(model, digits, range(64), range(64, 96), epochs=2, on_epoch=fail)
+        assert (model.operator, model.multilabel) == (expected, None if failing == 1 else False)
 
 
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, "infinity")])
@@ -491,6 +537,25 @@ def test_fit_with_graph_weights(tmp_path: Path, digits: PowerFeatures) -> None:
             )
     with pytest.raises(TypeError, match="graph_weight must be None or a tensor of weights, got str"):
         training.fit(new_model(), digits, range(200), range(200, 300), graph_weight="balanced")
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_only_ratios_of_graph_weights_matter(digits: PowerFeatures, tasks: bool) -> None:
+    weight, y = torch.rand(300, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), digits.labels
+    y = (y[:, None] == torch.arange(10)).float() if tasks else y
+    features, logits = replace(digits, labels=y), torch.randn(300, 10)
+    losses, logs = [], []
+    for scale in (1, 1e-300, 1e-46, 1e-40, 1e38, 1e300):
+        options = {"epochs": 2, "graph_weight": weight * scale}
+        logs.append(numbers(training.fit(new_model(), features, range(90), range(90, 120), **options)))
+        losses.append(training.loss_of(logits, y, None, weight * scale).item())
+        assert logs[-1] == [pytest.approx(epoch, rel=1e-5) for epoch in logs[0]]
+        assert losses[-1] == pytest.approx(losses[0])
+    for scale in (1e-40, 1e38):
+        assert training.loss_of(logits, y, None, (weight * scale).float()).item() == pytest.approx(losses[0], rel=1e-3)
+    weight[:90] *= 1e-60  # what the graphs of validation weigh does not matter to those of train
+    fit = training.fit(new_model(), features, range(90), range(90, 120), epochs=2, graph_weight=weight)
+    assert numbers(fit) == [pytest.approx(epoch, rel=1e-5) for epoch in logs[0]]
 
 
 def test_weights_turn_a_rare_class_up(digits: PowerFeatures) -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,6 +46,18 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     paragraphs = (command.__doc__ or "").split("\n\n")
     wrapped.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # --help breaks lines itself
     return wrapped
+
+
+@contextmanager
+def one_line_warnings() -> Iterator[None]:
+    """Print warnings in one line each, without the place in the code."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"spin-fast: warning: {' '.join(str(message).split())}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
 
 
 def _as_options(reason: str) -> str:
@@ -128,6 +141,7 @@ _OPTIONS = {
     "model.num_layers": "--layers",
     "model.attention": "--readout",
     "model.batch_norm": "--batch-norm",
+    "model.calibrated": "--calibrate",
     "model.dropout": "--dropout",
 }  # of what a run that goes on must have as before
 
@@ -153,9 +167,9 @@ def _in_options(error: OtherRunError, run: str, dataset: str, fold: int | None) 
     if error.name in ("train", "validation"):
         return f"{'without --fold' if fold is None else f'--fold {fold}'}: {run} has another split (see --splits, too)"
     if error.name == "metric":
-        return f"{dataset}: {run} has another metric (see --metric)"
+        return f"{dataset}: {run} has another metric (see --metric and --label)"
     if error.name in ("features: graphs", "features: sizes", "features: labels"):
-        return f"{dataset}: {run} is of other graphs or labels"
+        return f"{dataset}: {run} is of other graphs or labels (see --label, too)"
     if error.name in ("features: features", "features: rows"):
         options = "--node-features, --degree, --standardize, --features, --undirected, --coalesce, --self-loops"
         return f"{dataset}: {run} is of other node features or edges (see {options})"
@@ -165,8 +179,8 @@ def _in_options(error: OtherRunError, run: str, dataset: str, fold: int | None) 
 
 def _typed(option: str, value: Any) -> str:
     """An option as it is given."""
-    if option == "--batch-norm":
-        return option if value else "--no-batch-norm"
+    if option in ("--batch-norm", "--calibrate"):
+        return option if value else f"--no-{option.removeprefix('--')}"
     if option == "--readout":
         value = "attention" if value else "sum"
     return f"{option} {'none' if value is None else value}"

@@ -23,7 +23,7 @@ from ..nn import SPIN
 from ..preprocessing import NodeFeatures
 from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
-from ._errors import errors_in_options, one_line_errors
+from ._errors import errors_in_options, one_line_errors, one_line_warnings
 from ._features_file import check_features
 from ._graphs import directions_of, hint_on_edges, hint_on_features, read_dataset, tell, title_of
 from ._options import (
@@ -251,7 +251,12 @@ def train(
         for log in logs:
             log(epoch)
 
-    with board or nullcontext(), _termination_as_interruption() as signals, errors_in_options(out, name, fold):
+    with (
+        board or nullcontext(),
+        one_line_warnings(),
+        _termination_as_interruption() as signals,
+        errors_in_options(out, name, fold),
+    ):
         fit = training.fit(
             model,
             features,
@@ -320,4 +325,5 @@ def metric_of(dataset: str, label: tuple[Any] | None, chosen: Metric | None) -> 
         scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
         return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
 
-    return METRICS.get(name, name), score
+    score.__qualname__ = METRICS.get(name, name)  # by which a warning, and --resume, know it
+    return score.__qualname__, score

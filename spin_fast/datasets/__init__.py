@@ -229,7 +229,7 @@ def split(
 
     OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
     :func:`published_splits`, or your own split. All others are drawn 80/10/10, stratified by class, or, of tasks side
-    by side, graphs that have a label and others by themselves.
+    by side, by whether a graph has any label that is known, and any that is 1, where there are enough of each kind.
 
     Args:
         name: the set.

@@ -35,8 +35,8 @@ class Split(NamedTuple):
 
 
 def draw(name: str, y: Tensor, seed: int) -> Split:
-    """Ascending graph numbers, 80/10/10, stratified by class, or by whether there is a label for any task."""
-    labels = _labelled(name, y) if y.is_floating_point() and y.dim() == 2 else _classes(name, y)
+    """Ascending graph numbers, 80/10/10, stratified by class, or by whether any task's label is known, and is 1."""
+    labels = _strata(name, y) if y.is_floating_point() and y.dim() == 2 else _classes(name, y)
     classes, sizes = np.unique(labels, return_counts=True)
     if len(y) == 0 or sizes.min() < 10:
         small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
@@ -166,12 +166,20 @@ def _ascending(*parts: np.ndarray) -> Split:
     return Split(train, validation, test)
 
 
-def _labelled(name: str, y: Tensor) -> np.ndarray:
-    """Whether graphs have a label for any task, if there are enough of both kinds to be divided."""
-    known = ~y.isnan().all(1).cpu().numpy()
+def _strata(name: str, y: Tensor) -> np.ndarray:
+    """Of the tasks of each graph, whether none is known (0), or none is 1 (1), or one is (2).
+
+    Kinds that have too few graphs to be divided are joined.
+    """
+    known = (~y.isnan().all(1)).long()
     if known.sum() < 10:
         raise DatasetError(f"{name} cannot be split 80/10/10: it takes 10 graphs with labels, got {known.sum()}")
-    return known if (~known).sum() >= 10 else np.ones_like(known)
+    strata = known + (y == 1).any(1)
+    if min((strata == kind).sum() for kind in (1, 2)) < 10:
+        strata = known
+    if (strata == 0).sum() < 10:
+        strata = strata.clamp(min=1)
+    return strata.cpu().numpy()
 
 
 def _classes(name: str, y: Tensor) -> np.ndarray:

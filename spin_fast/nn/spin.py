@@ -37,12 +37,17 @@ class SPIN(GraphClassifier):
         num_layers: linear layers per branch, 1 to 8.
         batch_norm: BatchNorm after each linear layer of the branches.
         dropout: probability of zeroing an activation of a node in the branches, in ``[0, 1)``.
-        negative_slope: of the LeakyReLU, at least 0.
+        negative_slope: of the LeakyReLU, finite and at least 0.
         classifier_features: widths of the classifier's hidden layers.
+
+    Attributes:
+        calibrated: whether :meth:`calibrate` has scaled the parameters.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+
+    calibrated: bool = False
 
     def __init__(
         self,
@@ -196,6 +201,7 @@ class SPIN(GraphClassifier):
             return
         with torch.autocast(selected.rows.device.type, enabled=False):
             self._calibrate(selected)
+        self.calibrated = True
 
     def _calibrate(self, selected: PowerFeatures) -> None:
         def statistics(values: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:

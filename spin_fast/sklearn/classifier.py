@@ -160,8 +160,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             y: ``[G]`` labels of any kind that sorts, strings too; or ``[G, T]`` of 0 and 1, several labels per graph;
                 None for those of ``X``.
             sample_weight: ``[G]``, how often each graph counts in the loss, and in the accuracy that the epoch is
-                chosen by; None for once. A graph of weight 0 is left out. What standardises node features and
-                ``calibrate`` count every other graph once. Steps with weights are slower.
+                chosen by; only the ratios matter; None for once. A graph of weight 0 is left out. What standardises
+                node features and ``calibrate`` count every other graph once. Steps with weights are slower.
 
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it. Labels of which some are unknown (OGB)
@@ -291,7 +291,11 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 )
             return "balanced"
         options = {} if weight is None else {"sample_weight": weight}
-        return compute_class_weight(self.class_weight, classes=classes, y=y, **options)
+        if not isinstance(self.class_weight, str):
+            return compute_class_weight(self.class_weight, classes=classes, y=y)
+        occur, weights = np.isin(classes, y), np.ones(len(classes))  # not all do, where sample weights are 0
+        weights[occur] = compute_class_weight(self.class_weight, classes=classes[occur], y=y, **options)
+        return weights
 
     def _split(
         self, y: np.ndarray, weight: np.ndarray | None, random: np.random.RandomState
