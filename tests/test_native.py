@@ -217,18 +217,6 @@ RAW = {
         "checked": False,
         "canonical": False,
     },
-    "power_features_out": {
-        "indptr": torch.tensor([0, 1, 2, 2]),
-        "indices": torch.tensor([1, 0]),
-        "x": torch.ones(3, 5),
-        "num_hops": 2,
-        "operator": "sym",
-        "ptr": PTR,
-        "edge_weight": torch.ones(2),
-        "checked": False,
-        "canonical": False,
-        "out": torch.zeros(3, 3, 5),
-    },
     "power_features_backward": {
         "indptr": torch.tensor([0, 1, 2, 2]),
         "indices": torch.tensor([1, 0]),
@@ -336,6 +324,7 @@ RAW = {
         "checked": False,
     },
 }
+RAW["power_features_out"] = RAW["power_features"] | {"out": torch.zeros(3, 3, 5)}
 HUGE = 2**62
 NONE = {"rows": torch.ones(0, 3), "parameters": torch.ones(0), "ptr": PTR[:1], "ids": None}
 # What a call of an op itself refuses, and what it says; a GPU cannot see contents.

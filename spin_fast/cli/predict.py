@@ -83,10 +83,9 @@ def predict(
         how = "; node_features=... in save_checkpoint says which to read" if "node_features" not in metadata else ""
         raise ValueError(f"{dataset} has {width} feature(s) per node, and {checkpoint} takes {wanted}{how}")
     y, done = first[0].y, 0
-    of_labels = y is not None and y.is_floating_point()  # where the checkpoint does not tell
-    if model.multilabel is None and of_labels:
-        model.multilabel = True
-    tasks = bool(model.multilabel)
+    if model.multilabel is None:  # the checkpoint does not tell
+        model.multilabel = num_outputs == 1 or (y is not None and y.is_floating_point())
+    tasks = model.multilabel
     with (
         _files.replacing(out) as temporary,
         table_writer(temporary) as write,

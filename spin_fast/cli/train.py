@@ -162,8 +162,8 @@ def train(
 ) -> Report:
     """Train a SPIN on DATASET; write the model, a log, a training curve and the result, and print it.
 
-    Datasets with an official split use it; with --fold or --splits it is one of the published folds; the others are
-    split 80/10/10 by the seed, stratified.
+    Datasets with an official split use it; with --fold or --splits it is one of the published folds, or your own
+    split; the others are split 80/10/10 by the seed, stratified.
 
     Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
 
