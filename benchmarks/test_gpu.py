@@ -194,7 +194,7 @@ def test_power_features(
     graphs = POWERS[name](quick).to(device)
     x, whole = graphs.x.to(dtype), name.startswith("one graph")
     ptr = None if whole else graphs.ptr
-    powers = partial(power_features, graphs.indptr, graphs.indices, num_hops=NUM_HOPS, ptr=ptr, checked=True)
+    powers = partial(power_features, graphs.indptr, graphs.indices, num_hops=NUM_HOPS, ptr=ptr, check_invariants=False)
     contenders: dict[str, Contender] = {"spin_fast": partial(powers, x)}
     with torch.inference_mode():
         expected = powers(graphs.x)
@@ -242,7 +242,7 @@ def test_readout(
     of = Segments.of(ptr, 1)
     gradient = draw(of.number, width)
     readouts: dict[str, Callable[..., Tensor]] = {
-        "spin_fast": partial(attention_readout if kind == "attention" else sum_readout, ptr=ptr, checked=True)
+        "spin_fast": partial(attention_readout if kind == "attention" else sum_readout, ptr=ptr, check_invariants=False)
     }
     if dtype == torch.float32 or segments in EVEN:  # else additions in half precision wait for each other for minutes
         readouts |= rivals_of(gpu_session, kind, of, segments, compiled=not quick and width == 32 and device == "cuda")
@@ -333,7 +333,7 @@ def test_precomputation(gpu_race: RunRace, device: str, quick: bool, root: str |
     contenders: dict[str, Contender] = {
         "features": partial(make, there),
         "features, not deduplicated": partial(make, there, deduplicate=False),
-        "powers alone": partial(power_features, *arrays, ptr=there.ptr, checked=True),
+        "powers alone": partial(power_features, *arrays, ptr=there.ptr, check_invariants=False),
         "features, on the CPU with 1 thread": partial(make, on.graphs),
     }
     floors = gpu.floors(gpu.power_bytes(there, there.x, DEPTH), device)

@@ -67,11 +67,11 @@ std::string check_range(const char* name, const I* values, int64_t size, int64_t
 
 // ptr may be null: one graph.
 template <class I>
-std::string check_csr(const I* indptr, const I* indices, int64_t arcs, const int64_t* ptr, int64_t graphs,
+std::string check_csr(const I* indptr, const I* indices, int64_t edges, const int64_t* ptr, int64_t graphs,
                       int64_t nodes) {
-  std::string problem = check_offsets("indptr", indptr, nodes, arcs, "indices");
+  std::string problem = check_offsets("indptr", indptr, nodes, edges, "indices");
   if (problem.empty() && ptr) problem = check_offsets("ptr", ptr, graphs, nodes, "nodes");
-  if (problem.empty()) problem = check_range("indices", indices, arcs, nodes);
+  if (problem.empty()) problem = check_range("indices", indices, edges, nodes);
   if (!problem.empty() || !ptr) return problem;
   for (int64_t g = 0; g < graphs; ++g)
     for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v)

@@ -39,10 +39,10 @@ struct Hop {
   const double* right;  // [N]
   double plain;
   int64_t width;  // d
-  int64_t arcs;   // E
+  int64_t edges;  // E
 };
 
-// What Ā[v, u] is on top of A[v, u]: 1, 1 / degree_v, 1 / sqrt(degree_v degree_u), or what `Hop` says arc by arc.
+// What Ā[v, u] is on top of A[v, u]: 1, 1 / degree_v, 1 / sqrt(degree_v degree_u), or what `Hop` says edge by edge.
 enum class Scaling { none, row, symmetric, factors };
 
 // All powers of some graphs.
@@ -57,18 +57,18 @@ struct Powers {
   bool stream;    // write `out` past the caches
 };
 
-// Several small graphs are taken together while their sources and arcs fit these.
+// Several small graphs are taken together while their sources and edges fit these.
 constexpr int64_t block_bytes = 64 << 10;
-constexpr int64_t block_arcs = 32 << 10;
+constexpr int64_t block_edges = 32 << 10;
 
 // A graph of one feature and no more nodes than this may be taken as a matrix of bits.
 constexpr int64_t dense_nodes = 1024;
 
-// Memory that a block of so many nodes and arcs takes, at most.
-constexpr int64_t scratch_bytes(int64_t nodes, int64_t arcs, int64_t width) {
+// Memory that a block of so many nodes and edges takes, at most.
+constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
   const int64_t dense = width == 1 ? (dense_nodes + 4) * (dense_nodes / 8) + 4 * (dense_nodes + 16) * 8 : 0;
-  return nodes * ((2 * stride + width) * 8 + 20) + (arcs + 512) * 12 + dense + 4096;
+  return nodes * ((2 * stride + width) * 8 + 20) + (edges + 512) * 12 + dense + 4096;
 }
 
 // The segments of a readout in branch-major order, s = branch * graphs + graph. The entries of segment s are
@@ -241,7 +241,7 @@ struct PowerKernels {
   void (*hop)(const Hop<A, I>&, const A* in, const A* add, A* out, int64_t begin, int64_t end);
   // All powers of the graphs between ptr[0], .., ptr[graphs]; sums in A, or in double.
   void (*powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
-  void (*canonical_powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
+  void (*float64_powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
   // n values, from storage to what is computed in, and back.
   void (*widen)(const T* from, A* to, int64_t n);
   void (*narrow)(const A* from, T* to, int64_t n);

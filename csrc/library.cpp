@@ -4,7 +4,7 @@
 // Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [R + 1, N, h] and
 // every branch reads the same ptr; for bfloat16 and float16 rows the attention's readout, alpha and their gradients are
 // float32; `tf32`: the MLPs may round their
-// factors to TF32 (CUDA only); `checked`: the caller vouches for the contents of the index arrays; `hash_bits`: 64 but
+// factors to TF32 (CUDA only); `check_invariants`: check the contents of the index arrays; `hash_bits`: 64 but
 // in tests, which want rows to collide.
 
 #include <pybind11/numpy.h>
@@ -20,41 +20,44 @@
 STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
       "power_features(Tensor indptr, Tensor indices, Tensor x, int num_hops, str operator, Tensor? ptr, "
-      "Tensor? edge_weight, bool checked, bool canonical) -> Tensor");
+      "Tensor? edge_weight, bool check_invariants, bool float64_sums) -> Tensor");
   m.def(
       "power_features_out(Tensor indptr, Tensor indices, Tensor x, int num_hops, str operator, Tensor? ptr, "
-      "Tensor? edge_weight, bool checked, bool canonical, Tensor(a!) out) -> ()");
+      "Tensor? edge_weight, bool check_invariants, bool float64_sums, Tensor(a!) out) -> ()");
   m.def(
       "power_features_backward(Tensor indptr, Tensor indices, Tensor grad, str operator, Tensor? ptr, "
-      "Tensor? edge_weight, bool checked) -> Tensor");
+      "Tensor? edge_weight, bool check_invariants) -> Tensor");
   m.def(
-      "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, bool checked) "
+      "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, bool "
+      "check_invariants) "
       "-> Tensor");
   m.def(
       "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, SymInt num_rows, "
-      "bool shared, bool checked) -> Tensor");
+      "bool shared, bool check_invariants) -> Tensor");
   m.def(
-      "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool checked) "
+      "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool "
+      "check_invariants) "
       "-> (Tensor readout, Tensor alpha)");
   m.def(
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
-      "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool checked) -> (Tensor dz, Tensor dw)");
+      "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool check_invariants) -> (Tensor dz, Tensor dw)");
   m.def(
       "branch_readout(Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, bool checked) "
+      "int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, bool "
+      "check_invariants) "
       "-> Tensor");
   m.def(
       "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, "
       "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
-      "bool checked, bool with_rows) -> (Tensor dparameters, Tensor drows)");
+      "bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
       "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor? ids, int num_branches, int[] widths, int[] classifier_widths, bool attention, float "
       "negative_slope, bool tf32, "
-      "bool checked) "
+      "bool check_invariants) "
       "-> (Tensor loss, Tensor gradient)");
   m.def(
-      "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool checked) "
+      "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool check_invariants) "
       "-> (Tensor rows, Tensor row_ptr, Tensor ptr, Tensor index, Tensor count, Tensor row_of_node)");
 }
 

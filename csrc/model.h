@@ -66,7 +66,7 @@ struct Arguments {
 inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, const Tensor& ptr,
                                  const OptionalTensor& index, const OptionalTensor& count, const OptionalTensor& ids,
                                  int64_t num_branches, const std::vector<int64_t>& widths, bool attention, double slope,
-                                 bool shared, bool checked, int64_t more_parameters) {
+                                 bool shared, bool check_invariants, int64_t more_parameters) {
   const ScalarType value = expect("rows", rows, {any, any}, computed_types);
   check_widths("widths", widths);
   check_num_branches(num_branches);
@@ -74,7 +74,7 @@ inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, c
   require(std::isfinite(slope), "negative_slope must be finite, got ", slope);
   const Model model = {rows.size(1), num_branches, widths, attention, slope};
   const int64_t size = sum_of("classifier_widths", model.parameters(), more_parameters);
-  const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, checked);
+  const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, check_invariants);
   Arguments of{model, segments_of(form, ptr, index, count, shared), nullptr, form.graphs};
   expect("parameters", parameters, {size}, {value});
   if (ids) {

@@ -12,7 +12,7 @@ struct Form {
 // Checks ptr, index and count against a z of [rows, width]. `shared`: z is the dense form, every branch reads the same
 // ptr.
 inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
-                    const OptionalTensor& count, int64_t branches, bool shared, bool checked) {
+                    const OptionalTensor& count, int64_t branches, bool shared, bool check_invariants) {
   expect("ptr", ptr, {any}, {ScalarType::Long});
   require(ptr.numel() >= 1, "ptr must have at least one entry, got none");
   check_num_branches(branches);
@@ -24,7 +24,7 @@ inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const Option
   require(!shared || (!index && !count), "index and count must be None where every branch has all rows");
   require(!shared || rows % branches == 0, "z must have as many rows in each of ", branches, " branches, got ", rows);
   require(shared || runs % branches == 0, "ptr must have a multiple of ", branches, " segments (branches), got ", runs);
-  if (!checked) {
+  if (check_invariants) {
     const int64_t end = shared ? rows / branches : entries;
     dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;

@@ -27,18 +27,18 @@ def num_branches_of(num_hops: int, operator: str) -> int:
     return 1 + len(operator.split(",")) * num_hops
 
 
-def powers_of(graphs: GraphBatch, num_hops: int, operator: str, canonical: bool) -> Tensor:
+def powers_of(graphs: GraphBatch, num_hops: int, operator: str, float64_sums: bool) -> Tensor:
     """The powers of the graphs, ``[B, N, d]``: branch 0, then the hops of each operator in ``operator``."""
     out = None
     if "," in operator:
         out = graphs.x.new_empty(num_branches_of(num_hops, operator), *graphs.x.shape)
-    return _write(graphs, num_hops, operator, out, ptr=graphs.ptr, canonical=canonical)
+    return _write(graphs, num_hops, operator, out, ptr=graphs.ptr, float64_sums=float64_sums)
 
 
 def _write(graphs: GraphBatch, num_hops: int, operator: str, out: Tensor | None, **options: Any) -> Tensor:
     """:func:`powers_of` into ``out``, which may be left out for a single operator."""
     arrays = (graphs.indptr, graphs.indices, graphs.x.detach(), num_hops)
-    options |= {"edge_weight": graphs.edge_weight, "checked": True}
+    options |= {"edge_weight": graphs.edge_weight, "check_invariants": False}
     if out is None:
         return ops.power_features(*arrays, operator, **options)
     # Each writes X before its hops. From the last to the first, so that the last hop of the one before replaces that X.
@@ -62,14 +62,14 @@ def power_chunks(
     num_bytes: int,
     bytes_beside: int = 0,
     *,
-    canonical: bool = False,
+    float64_sums: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Consecutive chunks of the graphs: their powers ``[B, n, d]``, which the next chunk overwrites, and offsets.
 
     Args:
         num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
         bytes_beside: count for each node as well.
-        canonical: as in :func:`spin_fast.power_features`.
+        float64_sums: as in :func:`spin_fast.power_features`.
     """
     check_weights(graphs, operator)
     num_branches = num_branches_of(num_hops, operator)
@@ -81,4 +81,4 @@ def power_chunks(
         if memory.numel() < math.prod(shape):
             memory = graphs.x.new_empty(math.prod(shape))
         out = memory[: math.prod(shape)].view(shape)
-        yield _write(graphs, num_hops, operator, out, ptr=ptr, canonical=canonical), ptr - ptr[0]
+        yield _write(graphs, num_hops, operator, out, ptr=ptr, float64_sums=float64_sums), ptr - ptr[0]

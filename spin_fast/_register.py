@@ -17,7 +17,7 @@ from . import _native, reference
 Grads = tuple[Tensor | None, ...]
 
 
-def _power_features_fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, checked, canonical):  # type: ignore[no-untyped-def]
+def _power_features_fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, check_invariants, float64_sums):  # type: ignore[no-untyped-def]
     return x.new_empty(num_hops + 1, *x.shape)
 
 
@@ -30,12 +30,12 @@ def _power_features_grad(ctx: Any, grad: Tensor) -> Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
     wide = grad.float() if grad.dtype.itemsize == 2 else grad
     dx = torch.ops.spin_fast.power_features_backward.default(
-        indptr, indices, wide.contiguous(), ctx.operator, ptr, edge_weight, True
+        indptr, indices, wide.contiguous(), ctx.operator, ptr, edge_weight, False
     )
     return None, None, dx.to(grad.dtype), None, None, None, None, None, None
 
 
-def _power_features_backward_fake(indptr, indices, grad, operator, ptr, edge_weight, checked):  # type: ignore[no-untyped-def]
+def _power_features_backward_fake(indptr, indices, grad, operator, ptr, edge_weight, check_invariants):  # type: ignore[no-untyped-def]
     return grad.new_empty(grad.shape[1:])
 
 
@@ -48,7 +48,7 @@ def _power_features_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Te
 def _power_features_backward_grad(ctx: Any, grad_dx: Tensor) -> Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
     grad = torch.ops.spin_fast.power_features.default(
-        indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, True, False
+        indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, False, False
     )
     return None, None, grad, None, None, None, None
 
@@ -66,7 +66,7 @@ def _num_graphs(ptr: Tensor, num_branches: int, shared: bool) -> int:
     return (ptr.shape[0] - 1) // (1 if shared else num_branches)
 
 
-def _sum_readout_fake(z, ptr, index, count, num_branches, shared, checked):  # type: ignore[no-untyped-def]
+def _sum_readout_fake(z, ptr, index, count, num_branches, shared, check_invariants):  # type: ignore[no-untyped-def]
     return z.new_empty(_num_graphs(ptr, num_branches, shared), num_branches * z.shape[-1])
 
 
@@ -80,12 +80,12 @@ def _sum_readout_grad(ctx: Any, grad: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
     num_rows = math.prod(ctx.shape[:-1])  # numel() would fix the sizes while compiling
     dz = _call(
-        "sum_readout_backward", grad.contiguous(), ptr, index, count, ctx.num_branches, num_rows, ctx.shared, True
+        "sum_readout_backward", grad.contiguous(), ptr, index, count, ctx.num_branches, num_rows, ctx.shared, False
     )
     return dz.view(ctx.shape), None, None, None, None, None, None
 
 
-def _sum_readout_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, checked):  # type: ignore[no-untyped-def]
+def _sum_readout_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, check_invariants):  # type: ignore[no-untyped-def]
     return grad.new_empty(num_rows, grad.shape[1] // num_branches)
 
 
@@ -97,12 +97,12 @@ def _sum_readout_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tenso
 def _sum_readout_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
     ptr, index, count = ctx.saved_tensors
     grad = torch.ops.spin_fast.sum_readout.default(
-        grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, True
+        grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, False
     )
     return grad, None, None, None, None, None, None, None
 
 
-def _attention_readout_fake(z, w, ptr, index, count, shared, checked):  # type: ignore[no-untyped-def]
+def _attention_readout_fake(z, w, ptr, index, count, shared, check_invariants):  # type: ignore[no-untyped-def]
     num_entries = math.prod(z.shape[:-1]) if index is None else index.shape[0]
     num_graphs = _num_graphs(ptr, w.shape[0] if w.dim() == 2 else 1, shared)
     dtype = reference.compute_dtype(z.dtype)
@@ -120,12 +120,14 @@ def _attention_readout_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | 
     grad = torch.zeros_like(readout) if grad is None else grad.contiguous()
     grad_alpha = None if grad_alpha is None else grad_alpha.contiguous()
     dz, dw = _call(
-        "attention_readout_backward", grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared, True
+        "attention_readout_backward", grad, grad_alpha, z, w, ptr, index, count, readout, alpha, ctx.shared, False
     )
     return dz, dw, None, None, None, None, None
 
 
-def _attention_readout_backward_fake(grad, grad_alpha, z, w, ptr, index, count, readout, alpha, shared, checked):  # type: ignore[no-untyped-def]
+def _attention_readout_backward_fake(
+    grad, grad_alpha, z, w, ptr, index, count, readout, alpha, shared, check_invariants
+):  # type: ignore[no-untyped-def]
     return torch.empty_like(z), torch.empty_like(w)
 
 
@@ -153,7 +155,7 @@ def _attention_readout_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor)
 
 
 # What branch_readout and its backward pass share, in the order of the schema: rows, parameters, ptr, index, count, ids,
-# num_branches, widths, attention, negative_slope, tf32, shared, checked.
+# num_branches, widths, attention, negative_slope, tf32, shared, check_invariants.
 
 
 def _branch_readout_fake(rows, parameters, ptr, index, count, ids, num_branches, widths, *rest):  # type: ignore[no-untyped-def]
@@ -170,7 +172,7 @@ def _branch_readout_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> 
 def _branch_readout_grad(ctx: Any, grad: Tensor) -> Grads:
     with_rows = ctx.needs_input_grad[0]
     dparameters, drows = torch.ops.spin_fast.branch_readout_backward.default(
-        grad.contiguous(), *ctx.saved_tensors, *ctx.options, True, with_rows
+        grad.contiguous(), *ctx.saved_tensors, *ctx.options, False, with_rows
     )
     return (drows if with_rows else None, dparameters, *[None] * 11)
 
@@ -207,7 +209,7 @@ def _training_step_fake(rows, parameters, *rest):  # type: ignore[no-untyped-def
     return rows.new_empty(()), torch.empty_like(parameters)
 
 
-def _distinct_rows_fake(powers, ptr, wide_index, hash_bits, checked):  # type: ignore[no-untyped-def]
+def _distinct_rows_fake(powers, ptr, wide_index, hash_bits, check_invariants):  # type: ignore[no-untyped-def]
     context = torch.library.get_ctx()
     num_rows, num_entries = context.new_dynamic_size(), context.new_dynamic_size()
     index = ptr.new_empty(num_entries, dtype=torch.int64 if wide_index else torch.int32)

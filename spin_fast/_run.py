@@ -164,7 +164,9 @@ def sample_of(features: PowerFeatures, train: Tensor, validation: Tensor) -> Ten
         for run in ids[spread.to(ids.device)].chunk(SAMPLE_SUMS):
             rows, ptr, index, count = features[run].branch_rows()
             magnitudes, branches = torch.cat(rows).abs(), features.num_branches
-            of_graphs = ops.sum_readout(magnitudes, ptr, index=index, count=count, num_branches=branches, checked=True)
+            of_graphs = ops.sum_readout(
+                magnitudes, ptr, index=index, count=count, num_branches=branches, check_invariants=False
+            )
             sums.append(of_graphs.sum(0))
     return torch.stack(sums).cpu()
 

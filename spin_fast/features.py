@@ -176,7 +176,7 @@ class PowerFeatures:
         found = ops.DistinctRows(num_branches, graphs.x, len(graphs), node_rows=node_rows)
         num_nodes = 0
         with progress_bar("graphs", len(graphs), progress) as advance:
-            for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, canonical=True):
+            for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, float64_sums=True):
                 found.add(powers, ptr)
                 num_nodes += powers.shape[1]
                 decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
@@ -193,7 +193,7 @@ class PowerFeatures:
     def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
         check_weights(graphs, operator)
         powers = powers_of(graphs, num_hops, operator, True)
-        rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, checked=True)
+        rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, check_invariants=False)
         if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
             return cls._dense(powers, graphs.ptr, graphs.y, operator)
         found = (rows, row_ptr, ptr, index, count, row_of_node if node_rows else None)
@@ -487,7 +487,7 @@ class PowerFeatures:
         """
         if self.index is None or self.count is None:
             powers = replace(self, ids=None).dense_rows()
-            _, _, ptr, index, count, _ = ops.distinct_rows(powers, self.node_ptr, checked=True)
+            _, _, ptr, index, count, _ = ops.distinct_rows(powers, self.node_ptr, check_invariants=False)
         else:
             ptr, index, count = self.ptr, self.index, self.count
         first = identical_segments(ptr, index, count, self.num_branches)

@@ -1,6 +1,6 @@
 """The public operations: check the arguments, then call the kernel, or the reference where there is none.
 
-What index arrays on a GPU contain is not checked, ``checked`` or not: no operation waits for a GPU, but for
+The contents of index arrays on a GPU are never checked, since no operation waits for a GPU, except for
 ``distinct_rows``, whose results are as large as what it finds.
 
 Under the transforms of ``torch.func`` (``vmap``, ``grad``, ``jvp``, ...) and in forward-mode differentiation the twins
@@ -115,8 +115,8 @@ def power_features(
     ptr: Tensor | None = None,
     edge_weight: Tensor | None = None,
     out: Tensor | None = None,
-    canonical: bool = False,
-    checked: bool = False,
+    float64_sums: bool = False,
+    check_invariants: bool = True,
 ) -> Tensor:
     """Compute ``[X, ĀX, ..., Ā^R X]``, the parameter-free part of SPIN (paper, "Parallel neighborhood aggregation").
 
@@ -135,11 +135,13 @@ def power_features(
         ptr: ``[G + 1]`` int64 node offsets of a block-diagonal adjacency; None for one big graph. It changes the speed,
             and the values by rounding only.
         edge_weight: ``[E]``, dtype of ``x``, or float32 where that is of half precision; no gradient flows to it.
-        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients. With ``checked``,
-            ``ptr`` may be a run of the offsets, and ``N`` here the number of its nodes: other graphs are not read.
-        canonical: sum everything in float64, so that nodes of equal neighbourhoods get equal bits in almost every order
-            of their neighbours, which is what deduplication compares. Slower, most of all for wide ``x``.
-        checked: the caller vouches for the contents of ``indptr``, ``indices`` and ``ptr`` (a ``GraphBatch`` does).
+        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients. Without
+            ``check_invariants``, ``ptr`` may be a slice of the offsets, and ``N`` here the number of its nodes: other
+            graphs are not read.
+        float64_sums: sum everything in float64, so that nodes of equal neighbourhoods get equal bits in almost every
+            order of their neighbours, which is what deduplication compares. Slower, most of all for wide ``x``.
+        check_invariants: check the contents of ``indptr``, ``indices`` and ``ptr``; False where the caller vouches for
+            them, as a ``GraphBatch`` does.
 
     Returns:
         ``[R + 1, N, d]`` in the dtype of ``x``.
@@ -151,32 +153,38 @@ def power_features(
     num_nodes = x.shape[0]
     _check.integer("num_hops", num_hops, 0)
     _check.operator(operator)
-    _check.flag("canonical", canonical)
-    _check.flag("checked", checked)
+    _check.flag("float64_sums", float64_sums)
+    _check.flag("check_invariants", check_invariants)
     _check.tensor("indptr", indptr, (num_nodes + 1,), _check.INTEGERS, x.device)
     _check.tensor("indices", indices, ("E",), (indptr.dtype,), x.device)
     if ptr is not None:
         _check.offsets_shape("ptr", ptr, x.device)
         ptr = ptr.contiguous()
     indptr, indices = indptr.contiguous(), indices.contiguous()
-    if not checked:
+    if check_invariants:
         check_csr(indptr, indices, ptr, num_nodes)
-    trusted = checked or not torch.compiler.is_compiling()
-    if checked and ptr is not None and isinstance(out, Tensor) and out.dim() == 3 and out.shape[1] != num_nodes:
-        return _power_features_of_run(indptr, indices, x, num_hops, operator, ptr, edge_weight, out, canonical)
+    check_inside = check_invariants and torch.compiler.is_compiling()
+    if (
+        not check_invariants
+        and ptr is not None
+        and isinstance(out, Tensor)
+        and out.dim() == 3
+        and out.shape[1] != num_nodes
+    ):
+        return _power_features_of_run(indptr, indices, x, num_hops, operator, ptr, edge_weight, out, float64_sums)
     if edge_weight is not None:
         edge_weight = _checked_weight(indptr, indices, x, operator, edge_weight)
     if out is not None:
         _check_out(out, x, num_hops)
         if _has_kernel(x.device):
             torch.ops.spin_fast.power_features_out.default(
-                indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted, canonical, out
+                indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, check_inside, float64_sums, out
             )
             return out
         return out.copy_(reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight))
     if _has_kernel(x.device):
         return torch.ops.spin_fast.power_features.default(
-            indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, trusted, canonical
+            indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight, check_inside, float64_sums
         )
     return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)
 
@@ -190,7 +198,7 @@ def _power_features_of_run(
     ptr: Tensor,
     edge_weight: Tensor | None,
     out: Tensor,
-    canonical: bool,
+    float64_sums: bool,
 ) -> Tensor:
     if _contents_are_readable(ptr):
         _check_out(out, x[int(ptr[0]) : int(ptr[-1])], num_hops)
@@ -198,7 +206,7 @@ def _power_features_of_run(
         _check_out(out, x[: out.shape[1]], num_hops)
     if _has_kernel(x.device):
         arrays = (indptr, indices, x.contiguous(), num_hops, operator, ptr, edge_weight)
-        torch.ops.spin_fast.power_features_out.default(*arrays, True, canonical, out)
+        torch.ops.spin_fast.power_features_out.default(*arrays, False, float64_sums, out)
         return out
     first, last = int(ptr[0]), int(ptr[-1])
     arcs = slice(int(indptr[first]), int(indptr[last]))
@@ -228,7 +236,7 @@ def _check_out(out: Tensor, x: Tensor, num_hops: int) -> None:
 
 
 def distinct_rows(
-    powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype | None = None, checked: bool = False
+    powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype | None = None, check_invariants: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Find the distinct rows of each branch, and which of them each graph has how often.
 
@@ -238,7 +246,7 @@ def distinct_rows(
         powers: ``[R + 1, N, d]`` float32, float64, bfloat16 or float16, at least one branch.
         ptr: ``[G + 1]`` int64 node offsets of the graphs.
         index_dtype: of row numbers, int32 or int64; by default int32 where ``(R + 1) * N`` fits.
-        checked: the caller vouches for the contents of ``ptr``.
+        check_invariants: check the contents of ``ptr``; False where the caller vouches for them.
 
     Returns:
         ``rows [U, d]``, the distinct rows of all branches one after the other, in a branch by first appearance;
@@ -261,9 +269,9 @@ def distinct_rows(
         raise TypeError(f"index_dtype must be torch.int32 or torch.int64, got {index_dtype}")
     if index_dtype == torch.int32 and not fits:
         raise ValueError(f"index_dtype must be torch.int64 for {num_branches * num_nodes} rows, got {index_dtype}")
-    _check.flag("checked", checked)
+    _check.flag("check_invariants", check_invariants)
     if (
-        not checked
+        check_invariants
         and _contents_are_readable(ptr)
         and (problem := reference.check_offsets("ptr", ptr, num_nodes, "nodes"))
     ):
@@ -271,8 +279,8 @@ def distinct_rows(
     powers, ptr = powers.detach().contiguous(), ptr.contiguous()
     if not _has_kernel(powers.device):
         return reference.distinct_rows(powers, ptr, index_dtype=index_dtype)
-    trusted = checked or not torch.compiler.is_compiling()
-    return torch.ops.spin_fast.distinct_rows.default(powers, ptr, index_dtype == torch.int64, 64, trusted)
+    check_inside = check_invariants and torch.compiler.is_compiling()
+    return torch.ops.spin_fast.distinct_rows.default(powers, ptr, index_dtype == torch.int64, 64, check_inside)
 
 
 class DistinctRows:
@@ -322,7 +330,7 @@ def sum_readout(
     index: Tensor | None = None,
     count: Tensor | None = None,
     num_branches: int | None = None,
-    checked: bool = False,
+    check_invariants: bool = True,
 ) -> Tensor:
     """Sum the rows of each graph in each branch: the readout of SPIN-non-att (paper, "Branch-level readout").
 
@@ -335,7 +343,8 @@ def sum_readout(
         index: ``[nnz]`` int32 or int64, the row of ``z`` that an entry refers to; None for the identity.
         count: ``[nnz]`` int32, how often; None for ones.
         num_branches: ``R + 1`` of the ragged form (default 1); it must divide ``S``.
-        checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``.
+        check_invariants: check the contents of ``ptr``, ``index`` and ``count``; False where the caller vouches for
+            them.
 
     Returns:
         ``[G, h]``, or ``[G, (R + 1) * h]``: the branches side by side.
@@ -347,24 +356,24 @@ def sum_readout(
     if _op_checks(z) and (num_branches is None or type(num_branches) is int):
         try:
             branches = (z.shape[0] if z.dim() == 3 else 1) if num_branches is None else num_branches
-            return _sum(z, ptr, index, count, branches, checked)
+            return _sum(z, ptr, index, count, branches, check_invariants)
         except _REFUSALS as error:
             refusal = error
     branches = _check_form(z, ptr, index, num_branches)
-    ptr, index, count = _check_entries(z, ptr, index, count, branches, checked)
+    ptr, index, count = _check_entries(z, ptr, index, count, branches, check_invariants)
     if refusal is not None:
         raise refusal
     if not _has_kernel(z.device):
         return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
-    return _sum(z, ptr, index, count, branches, checked)
+    return _sum(z, ptr, index, count, branches, check_invariants)
 
 
 def _sum(
-    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, checked: bool
+    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, check_invariants: bool
 ) -> Tensor:
     entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
     return _register.call_readout(
-        _register.SumReadout, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, checked
+        _register.SumReadout, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, check_invariants
     )
 
 
@@ -377,7 +386,7 @@ def attention_readout(
     index: Tensor | None = ...,
     count: Tensor | None = ...,
     return_weights: Literal[False] = ...,
-    checked: bool = ...,
+    check_invariants: bool = ...,
 ) -> Tensor: ...
 @overload
 def attention_readout(
@@ -388,7 +397,7 @@ def attention_readout(
     index: Tensor | None = ...,
     count: Tensor | None = ...,
     return_weights: Literal[True],
-    checked: bool = ...,
+    check_invariants: bool = ...,
 ) -> tuple[Tensor, Tensor]: ...
 def attention_readout(
     z: Tensor,
@@ -398,7 +407,7 @@ def attention_readout(
     index: Tensor | None = None,
     count: Tensor | None = None,
     return_weights: bool = False,
-    checked: bool = False,
+    check_invariants: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention-weighted sum of the rows of each graph in each branch: the readout of SPIN-att.
 
@@ -422,7 +431,7 @@ def attention_readout(
         w = w.to(z.dtype)
     if _op_checks(z):
         try:
-            return _attention(z, w, ptr, index, count, return_weights, checked)
+            return _attention(z, w, ptr, index, count, return_weights, check_invariants)
         except _REFUSALS as error:
             refusal = error
     _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.STORED)
@@ -434,12 +443,12 @@ def attention_readout(
             f"w must match z in width, dtype and device ({z.shape[-1]}, {z.dtype}, {z.device}), "
             f"got {w.shape[-1]}, {w.dtype}, {w.device}"
         )
-    ptr, index, count = _check_entries(z, ptr, index, count, num_branches, checked)
+    ptr, index, count = _check_entries(z, ptr, index, count, num_branches, check_invariants)
     if refusal is not None:
         raise refusal
     if not _has_kernel(z.device):
         return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
-    return _attention(z, w, ptr, index, count, return_weights, checked)
+    return _attention(z, w, ptr, index, count, return_weights, check_invariants)
 
 
 def _attention(
@@ -449,11 +458,17 @@ def _attention(
     index: Tensor | None,
     count: Tensor | None,
     return_weights: bool,
-    checked: bool,
+    check_invariants: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
     readout, weights = _register.call_readout(
-        _register.AttentionReadout, "attention_readout", z.contiguous(), w.contiguous(), *entries, z.dim() == 3, checked
+        _register.AttentionReadout,
+        "attention_readout",
+        z.contiguous(),
+        w.contiguous(),
+        *entries,
+        z.dim() == 3,
+        check_invariants,
     )
     if readout.dtype != z.dtype:  # unrounded, for the gradient
         readout = readout.to(z.dtype)
@@ -473,7 +488,7 @@ def branch_readout(
     count: Tensor | None = None,
     ids: Tensor | None = None,
     negative_slope: float = 0.01,
-    checked: bool = False,
+    check_invariants: bool = True,
 ) -> Tensor:
     """Send the rows of every branch through its MLP and read out the graphs, in one operation.
 
@@ -494,7 +509,8 @@ def branch_readout(
         count: ``[nnz]`` int32, how often; None for ones.
         ids: ``[G']`` int64, the graphs to read out, in any order and as often as they stand there; None for all.
         negative_slope: of the LeakyReLU, finite and at least 0; 0 makes it a ReLU.
-        checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``.
+        check_invariants: check the contents of ``ptr``, ``index`` and ``count``; False where the caller vouches for
+            them.
 
     Returns:
         ``[G', (R + 1) * h]``: the branches side by side.
@@ -509,7 +525,7 @@ def branch_readout(
     _check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), _check.FLOATS)
     num_branches = _check_layers(rows, weights, biases, w)
     _check_form(rows, ptr, index, num_branches, "rows")
-    ptr, index, count = _check_entries(rows, ptr, index, count, num_branches, checked)
+    ptr, index, count = _check_entries(rows, ptr, index, count, num_branches, check_invariants)
     negative_slope = _check.number("negative_slope", negative_slope, 0)
     if ids is not None:
         _check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
@@ -528,8 +544,8 @@ def branch_readout(
     parameters = torch.cat(layers if w is None else [w.flatten(), *layers])
     widths = [weight.shape[2] for weight in weights]
     flat = rows.contiguous().flatten(0, 1) if dense else rows.contiguous()
-    trusted = checked or not torch.compiler.is_compiling()
-    options = (num_branches, widths, w is not None, negative_slope, may_use_tf32(), dense, trusted)
+    check_inside = check_invariants and torch.compiler.is_compiling()
+    options = (num_branches, widths, w is not None, negative_slope, may_use_tf32(), dense, check_inside)
     return torch.ops.spin_fast.branch_readout.default(flat, parameters, ptr, index, count, ids, *options)
 
 
@@ -591,7 +607,7 @@ def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int 
 
 
 def _check_entries(
-    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, checked: bool
+    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, check_invariants: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Check offsets, row numbers and counts, and make them contiguous."""
     if index is not None:
@@ -604,8 +620,8 @@ def _check_entries(
         _check.tensor("count", count, (num_entries,), (torch.int32,), z.device)
         count = count.contiguous()
     ptr = ptr.contiguous()
-    _check.flag("checked", checked)
-    if not checked:
+    _check.flag("check_invariants", check_invariants)
+    if check_invariants:
         check_segments(ptr, index, count, z.shape[-2])
     return ptr, index, count
 

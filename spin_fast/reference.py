@@ -83,7 +83,7 @@ def power_features(
     ptr: Tensor | None = None,
     edge_weight: Tensor | None = None,
 ) -> Tensor:
-    """Twin of :func:`spin_fast.power_features`; always canonical, and ``ptr`` changes nothing here."""
+    """Twin of :func:`spin_fast.power_features`; sums always run in float64, and ``ptr`` changes nothing here."""
     left, right, plain = operator_scales(indptr, operator, edge_weight)
     row, column = run_of_entry(indptr, indices.numel()), indices.long()
     factor = left[row] * right[column] + plain

@@ -255,7 +255,7 @@ class Trainer:
             [config["hidden_features"]] * config["num_layers"],
             [*config["classifier_features"], config["out_features"]],
         )
-        options = (*sizes, config["attention"], config["negative_slope"], ops.may_use_tf32(), True)
+        options = (*sizes, config["attention"], config["negative_slope"], ops.may_use_tf32(), False)
         call, flat = torch.ops.spin_fast.training_step.default, self._flat.detach()
 
         def step(ids: Tensor) -> Tensor:

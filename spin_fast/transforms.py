@@ -55,7 +55,7 @@ class SIGN(BaseTransform):
             edge_weight=None if weight is None else weight.to(summed),
         )
         powers = ops.power_features(
-            graph.indptr, graph.indices, x, self.K, self.operator, edge_weight=graph.edge_weight, checked=True
+            graph.indptr, graph.indices, x, self.K, self.operator, edge_weight=graph.edge_weight, check_invariants=False
         )
         for hop, rows in enumerate(powers[1:], 1):
             data[f"x{hop}"] = rows

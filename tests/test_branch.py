@@ -183,7 +183,7 @@ def test_opcheck(native) -> None:
     parameters = torch.randn(3 * (2 + (3 + 1) * 4 + (4 + 1) * 2), dtype=torch.float64)
     model = (3, [4, 2], True, 0.01)
     data = (features.ptr, features.index, features.count, torch.tensor([2, 0, 2]))
-    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), *data, *model, False, False, True)
+    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), *data, *model, False, False, False)
     torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, inputs)
     grad = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     once = ("test_schema", "test_autograd_registration", "test_faketensor")  # sizes of its gradient depend on the ids
@@ -203,7 +203,7 @@ def test_opcheck(native) -> None:
         True,
         0.01,
         False,
-        True,
+        False,
     )
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
 
@@ -435,14 +435,14 @@ def test_training_step_is_its_reference(backend: str, class_weight: list[float] 
     flat = model.flatten_parameters()
     weight = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
     arguments = (features.rows, flat, features.labels, weight, *data, *sizes)
-    result = torch.ops.spin_fast.training_step(*arguments, False, True)
+    result = torch.ops.spin_fast.training_step(*arguments, False, False)
     for one, other in zip(result, reference.training_step(*arguments), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_class_weight_is_checked(native) -> None:
     features, model = made_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
-    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01, False, True)
+    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01, False, False)
     data = (features.ptr, features.index, features.count, None)
     long = torch.ones(3, dtype=torch.float64)
     for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
@@ -510,7 +510,7 @@ def test_sharing_rows_changes_no_step(native, name: str, request: pytest.Fixture
         ({"negative_slope": float("nan")}, ValueError, "negative_slope must be at least 0, got nan"),
         ({"negative_slope": float("inf")}, ValueError, "negative_slope must be finite, got inf"),
         ({"negative_slope": "0.1"}, TypeError, "negative_slope must be a number, got str"),
-        ({"checked": "yes"}, TypeError, "checked must be a bool, got str"),
+        ({"check_invariants": "yes"}, TypeError, "check_invariants must be a bool, got str"),
         ({"rows": torch.ones(6, 3).half()}, TypeError, "rows must be float32 or float64, got float16"),
     ],
 )

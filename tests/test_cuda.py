@@ -50,7 +50,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
     w, ids = torch.randn(3, 16).to(device).requires_grad_(), torch.arange(59, 0, -2).to(device)
     out = torch.empty(3, *graphs.x.shape, device=device)
     csr = (graphs.indptr, graphs.indices)
-    entries = {"index": features.index, "count": features.count, "checked": True}
+    entries = {"index": features.index, "count": features.count, "check_invariants": False}
     rows = features.rows
     parameters = [parameter.detach() for layer in model.layers for parameter in (layer.weight, layer.bias)]
     flat, class_weight = model.flatten_parameters(), torch.tensor([0.5, 2.0, 1.0]).to(device)
@@ -59,14 +59,14 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
         return result.detach(), *torch.autograd.grad(result.sin().sum(), inputs)
 
     def powers_into() -> Tensor:
-        return ops.power_features(*csr, graphs.x, 2, ptr=graphs.ptr, out=out, checked=True)
+        return ops.power_features(*csr, graphs.x, 2, ptr=graphs.ptr, out=out, check_invariants=False)
 
     def powers_of_run() -> Tensor:
         part = out.view(-1)[: 3 * (30 + 1) * 3].view(3, 30 + 1, 3)
-        return ops.power_features(*csr, graphs.x, 2, ptr=graphs.ptr[2:5], out=part, checked=True)
+        return ops.power_features(*csr, graphs.x, 2, ptr=graphs.ptr[2:5], out=part, check_invariants=False)
 
     def powers() -> tuple[Tensor, ...]:
-        return with_gradients(ops.power_features(*csr, x, 2, "rw", ptr=graphs.ptr, checked=True), x)
+        return with_gradients(ops.power_features(*csr, x, 2, "rw", ptr=graphs.ptr, check_invariants=False), x)
 
     def sums() -> tuple[Tensor, ...]:
         return with_gradients(ops.sum_readout(z, features.ptr, num_branches=3, **entries), z)
@@ -81,7 +81,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
 
     def training_step() -> tuple[Tensor, ...]:
         data = (features.labels, class_weight, features.ptr, features.index, features.count, ids)
-        return torch.ops.spin_fast.training_step(rows, flat, *data, 3, [16] * 3, [32, 32, 3], True, 0.01, False, True)
+        return torch.ops.spin_fast.training_step(rows, flat, *data, 3, [16] * 3, [32, 32, 3], True, 0.01, False, False)
 
     return {
         "power_features": (powers, x),

@@ -60,7 +60,11 @@ def test_readouts(case: Case, attention: bool) -> None:
 
     def run(z: Tensor, ptr: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         z = z.detach().requires_grad_()
-        readout = attention_readout(z, w, ptr, checked=True) if attention else sum_readout(z, ptr, checked=True)
+        readout = (
+            attention_readout(z, w, ptr, check_invariants=False)
+            if attention
+            else sum_readout(z, ptr, check_invariants=False)
+        )
         return readout.detach(), *torch.autograd.grad(readout, z, gradient)
 
     readout, dz = run(z, ptr, gradient)
@@ -74,8 +78,8 @@ def test_one_segment(case: Case) -> None:
     z = torch.randn(num_rows, WIDTH, device=device, dtype=torch.bfloat16)
     ptr = torch.tensor([0, num_rows], device=device)
     total = z.sum(0, dtype=torch.float64)
-    torch.testing.assert_close(sum_readout(z, ptr, checked=True)[0].double(), total, rtol=1e-2, atol=1e-2)
-    mean = attention_readout(z, torch.zeros_like(z[0]), ptr, checked=True)[0]  # all weights are equal
+    torch.testing.assert_close(sum_readout(z, ptr, check_invariants=False)[0].double(), total, rtol=1e-2, atol=1e-2)
+    mean = attention_readout(z, torch.zeros_like(z[0]), ptr, check_invariants=False)[0]  # all weights are equal
     torch.testing.assert_close(mean.double(), total / num_rows, rtol=1e-2, atol=1e-5)
 
 
@@ -88,7 +92,7 @@ def test_powers_of_many_nodes(case: Case, batched: bool) -> None:
     indptr = torch.arange(num_rows + 1, device=device)
     indices = torch.arange(num_rows, device=device) ^ 1
     ptr = segments(num_rows, 2, device) if batched else None
-    powers = power_features(indptr, indices, x, 1, ptr=ptr, checked=True)
+    powers = power_features(indptr, indices, x, 1, ptr=ptr, check_invariants=False)
     for rows in (slice(0, 1000), slice(-1000, None)):
         assert torch.equal(powers[0, rows], x[rows])
         swapped = x[rows].view(-1, 2, WIDTH).flip(1).view(-1, WIDTH)
@@ -106,7 +110,7 @@ def test_powers_over_many_arcs(case: Case) -> None:
         indices[:, step] = (node + step) % num_nodes
     indptr = torch.arange(num_nodes + 1, device=device) * degree
     powers = power_features(
-        indptr, indices.view(-1), torch.ones(num_nodes, 1, device=device), 2, operator="adj", checked=True
+        indptr, indices.view(-1), torch.ones(num_nodes, 1, device=device), 2, operator="adj", check_invariants=False
     )
     for hop in range(3):
         assert (powers[hop] == degree**hop).all()
@@ -119,8 +123,8 @@ def test_branches(case: Case) -> None:
     biases, w = [torch.randn(1, 8, device=device)], torch.randn(1, 8, device=device)
     ptr = segments(num_rows, 30, device)
     part, bounds = last(ptr)
-    readout = branch_readout(rows, weights, biases, w, ptr, checked=True)
-    of_part = branch_readout(rows[:, part], weights, biases, w, bounds, checked=True)
+    readout = branch_readout(rows, weights, biases, w, ptr, check_invariants=False)
+    of_part = branch_readout(rows[:, part], weights, biases, w, bounds, check_invariants=False)
     torch.testing.assert_close(readout[-PART:], of_part, rtol=1e-4, atol=1e-5)
 
 
@@ -131,7 +135,7 @@ def test_distinct_rows(case: Case) -> None:
     node = torch.arange(num_rows, device=device)
     powers = torch.randn(period, WIDTH, device=device)[node % period][None]
     ptr = segments(num_rows, 2 * period, device)
-    rows, row_ptr, bounds, index, count, row_of_node = ops.distinct_rows(powers, ptr, checked=True)
+    rows, row_ptr, bounds, index, count, row_of_node = ops.distinct_rows(powers, ptr, check_invariants=False)
     assert torch.equal(rows, powers[0, :period])
     assert row_ptr.tolist() == [0, period]
     assert torch.equal(row_of_node[0].long(), node % period)

@@ -40,7 +40,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 def native_distinct(powers: torch.Tensor, ptr: torch.Tensor, wide: bool = False, hash_bits: int = 64) -> Distinct:
-    return torch.ops.spin_fast.distinct_rows(powers, ptr, wide, hash_bits, False)
+    return torch.ops.spin_fast.distinct_rows(powers, ptr, wide, hash_bits, True)
 
 
 def assert_same(one: Distinct, other: Distinct) -> None:
@@ -241,7 +241,7 @@ def test_one_graph_of_a_million_nodes(native, threads: None) -> None:
 def test_rows_of_nodes_are_the_powers_on_real_data(name: str, native, request: pytest.FixtureRequest) -> None:
     graphs = datasets.load(name, None if name == "digits" else request.getfixturevalue("data_root"))
     powers = spin_fast.power_features(
-        graphs.indptr, graphs.indices, graphs.x, 3, "sym", ptr=graphs.ptr, canonical=True, checked=True
+        graphs.indptr, graphs.indices, graphs.x, 3, "sym", ptr=graphs.ptr, float64_sums=True, check_invariants=False
     )
     made = native_distinct(powers, graphs.ptr)
     rows, _, ptr, _, count, row_of_node = made
@@ -255,14 +255,14 @@ def test_rows_of_nodes_are_the_powers_on_real_data(name: str, native, request: p
 def test_opcheck(kernel: str) -> None:
     op, ptr = torch.ops.spin_fast.distinct_rows, torch.tensor([0, 2, 2, 5])
     for dtype in DTYPES:
-        torch.library.opcheck(op, (torch.randint(0, 2, (2, 5, 3)).to(dtype), ptr, dtype.itemsize == 2, 64, False))
-    torch.library.opcheck(op, (torch.empty(1, 0, 3), torch.tensor([0]), False, 64, True))
+        torch.library.opcheck(op, (torch.randint(0, 2, (2, 5, 3)).to(dtype), ptr, dtype.itemsize == 2, 64, True))
+    torch.library.opcheck(op, (torch.empty(1, 0, 3), torch.tensor([0]), False, 64, False))
 
 
 def test_only_the_sizes_of_the_branches_come_to_the_cpu(native) -> None:
     with FakeTensorMode(shape_env=ShapeEnv()):
         powers, ptr = torch.empty(2, 5, 3, device="cuda"), torch.empty(3, dtype=torch.int64, device="cuda")
-        made = torch.ops.spin_fast.distinct_rows(powers, ptr, False, 64, True)
+        made = torch.ops.spin_fast.distinct_rows(powers, ptr, False, 64, False)
     assert [value.device.type for value in made] == ["cuda", "cpu", "cuda", "cuda", "cuda", "cuda"]
 
 
@@ -286,7 +286,7 @@ def test_takes_what_is_not_contiguous_and_needs_a_gradient(backend: str) -> None
         ({"ptr": torch.tensor([1, 5])}, ValueError, "ptr must start with 0, got 1"),
         ({"ptr": torch.tensor([0, 4, 3, 5])}, ValueError, r"ptr must not decrease, got ptr\[1\] = 4, ptr\[2\] = 3"),
         ({"ptr": torch.tensor([0, 6])}, ValueError, "ptr must end with the number of nodes, 5, got 6"),
-        ({"checked": 0.5}, TypeError, "checked must be a bool, got float"),
+        ({"check_invariants": 0.5}, TypeError, "check_invariants must be a bool, got float"),
         ({"index_dtype": torch.int16}, TypeError, "index_dtype must be torch.int32 or torch.int64, got torch.int16"),
     ],
 )

@@ -80,19 +80,19 @@ def test_kernels_stay_inside_their_tensors(
 
     def run() -> list[torch.Tensor]:
         x = graphs.x.clone().requires_grad_()
-        rows = spin_fast.power_features(*arrays, x, 2, ptr=graphs.ptr, checked=True)
-        whole = spin_fast.power_features(*arrays, x, 2, "rw", checked=True)
+        rows = spin_fast.power_features(*arrays, x, 2, ptr=graphs.ptr, check_invariants=False)
+        whole = spin_fast.power_features(*arrays, x, 2, "rw", check_invariants=False)
         z = torch.tanh(rows)
         readouts = [
-            spin_fast.branch_readout(rows, weights, biases, w, graphs.ptr, checked=True),
-            spin_fast.sum_readout(whole, graphs.ptr, checked=True),
-            spin_fast.attention_readout(z, w[:, :5], graphs.ptr, checked=True),
+            spin_fast.branch_readout(rows, weights, biases, w, graphs.ptr, check_invariants=False),
+            spin_fast.sum_readout(whole, graphs.ptr, check_invariants=False),
+            spin_fast.attention_readout(z, w[:, :5], graphs.ptr, check_invariants=False),
         ]
         found = PowerFeatures(*spin_fast.ops.distinct_rows(powers, graphs.ptr), graphs.ptr, None, "sym")
         entries = {"index": found.index, "count": found.count}
         shared = found.rows.clone().requires_grad_()
-        readouts.append(spin_fast.attention_readout(shared, w[:, :5], found.ptr, **entries, checked=True))
-        readouts.append(spin_fast.sum_readout(shared, found.ptr, **entries, num_branches=3, checked=True))
+        readouts.append(spin_fast.attention_readout(shared, w[:, :5], found.ptr, **entries, check_invariants=False))
+        readouts.append(spin_fast.sum_readout(shared, found.ptr, **entries, num_branches=3, check_invariants=False))
         loss = sum((readout * readout).sum() for readout in readouts)
         gradients = torch.autograd.grad(loss, (x, shared))
         return [rows, whole, *readouts, *gradients, found.rows, found.index, found.count]

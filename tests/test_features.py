@@ -21,9 +21,12 @@ from spin_fast import SPIN, PowerFeatures, datasets, features, training
 from spin_fast.features import identical_segments
 
 
-def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, canonical: bool = True) -> torch.Tensor:
+def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, float64_sums: bool = True) -> torch.Tensor:
     """Of several operators: branch 0 once, then the hops of each."""
-    arrays, options = (graphs.indptr, graphs.indices, graphs.x, num_hops), {"ptr": graphs.ptr, "canonical": canonical}
+    arrays, options = (
+        (graphs.indptr, graphs.indices, graphs.x, num_hops),
+        {"ptr": graphs.ptr, "float64_sums": float64_sums},
+    )
     each = [spin_fast.power_features(*arrays, name, **options) for name in operator.split(",")]
     return torch.cat([each[0], *(made[1:] for made in each[1:])])
 
@@ -34,7 +37,7 @@ OPERATORS = st.sampled_from(["adj", "sym", "sym+adj", "rw", "sym,adj", "rw,sym+a
 @given(graphs=graph_batches(), num_hops=st.integers(0, 3), operator=OPERATORS)
 def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch, num_hops: int, operator: str) -> None:
     for deduplicate in (True, False):
-        expected = powers(graphs, num_hops, operator, canonical=deduplicate)
+        expected = powers(graphs, num_hops, operator, float64_sums=deduplicate)
         made = PowerFeatures.from_graphs(graphs, num_hops, operator, deduplicate)
         assert torch.equal(made.dense_rows(), expected)
         assert torch.equal(made.expand().rows, expected.flatten(0, 1))
@@ -50,7 +53,7 @@ def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch
 def test_selection_reads_as_its_graphs(graphs: spin_fast.GraphBatch, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(0, len(graphs) - 1), max_size=5)) if len(graphs) else []
     for deduplicate in (True, False):
-        expected = powers(graphs[ids], 2, "sym", canonical=deduplicate)
+        expected = powers(graphs[ids], 2, "sym", float64_sums=deduplicate)
         whole = PowerFeatures.from_graphs(graphs, 2, "sym", deduplicate)
         selected = whole[ids]
         assert selected.rows is whole.rows  # lazy: nothing is copied

@@ -214,8 +214,8 @@ RAW = {
         "operator": "sym",
         "ptr": PTR,
         "edge_weight": torch.ones(2),
-        "checked": False,
-        "canonical": False,
+        "check_invariants": True,
+        "float64_sums": False,
     },
     "power_features_backward": {
         "indptr": torch.tensor([0, 1, 2, 2]),
@@ -224,7 +224,7 @@ RAW = {
         "operator": "sym",
         "ptr": PTR,
         "edge_weight": None,
-        "checked": False,
+        "check_invariants": True,
     },
     "sum_readout": {
         "z": torch.ones(3, 4),
@@ -233,7 +233,7 @@ RAW = {
         "count": None,
         "num_branches": 1,
         "shared": False,
-        "checked": False,
+        "check_invariants": True,
     },
     "sum_readout_backward": {
         "grad": torch.ones(2, 4),
@@ -243,7 +243,7 @@ RAW = {
         "num_branches": 1,
         "num_rows": 3,
         "shared": False,
-        "checked": False,
+        "check_invariants": True,
     },
     "attention_readout": {
         "z": torch.ones(3, 4),
@@ -252,7 +252,7 @@ RAW = {
         "index": torch.tensor([0, 1, 1]),
         "count": torch.ones(3, dtype=torch.int32),
         "shared": False,
-        "checked": False,
+        "check_invariants": True,
     },
     "attention_readout_backward": {
         "grad": torch.ones(2, 4),
@@ -265,7 +265,7 @@ RAW = {
         "readout": torch.ones(2, 4),
         "alpha": torch.ones(3),
         "shared": False,
-        "checked": False,
+        "check_invariants": True,
     },
     "branch_readout": {
         "rows": torch.ones(3, 5),
@@ -280,7 +280,7 @@ RAW = {
         "negative_slope": 0.01,
         "tf32": False,
         "shared": False,
-        "checked": False,
+        "check_invariants": True,
     },
     "branch_readout_backward": {
         "grad": torch.ones(2, 2),
@@ -296,7 +296,7 @@ RAW = {
         "negative_slope": 0.01,
         "tf32": False,
         "shared": False,
-        "checked": False,
+        "check_invariants": True,
         "with_rows": True,
     },
     "training_step": {
@@ -314,14 +314,14 @@ RAW = {
         "attention": True,
         "negative_slope": 0.01,
         "tf32": False,
-        "checked": False,
+        "check_invariants": True,
     },
     "distinct_rows": {
         "powers": torch.ones(2, 3, 5),
         "ptr": PTR,
         "wide_index": False,
         "hash_bits": 64,
-        "checked": False,
+        "check_invariants": True,
     },
 }
 RAW["power_features_out"] = RAW["power_features"] | {"out": torch.zeros(3, 3, 5)}
@@ -462,7 +462,7 @@ def test_too_many_segments_are_not_said_to_be_entries(native, tmp_path: Path) ->
         ptr = torch.from_file(str(tmp_path / "ptr"), shared=True, size=size, dtype=torch.int64)  # takes no memory
     except RuntimeError as error:
         pytest.skip(f"no file with holes: {error}")
-    arguments = {"grad": torch.ones(2**31, 0), "ptr": ptr, "index": torch.tensor([0]), "checked": True}
+    arguments = {"grad": torch.ones(2**31, 0), "ptr": ptr, "index": torch.tensor([0]), "check_invariants": False}
     with pytest.raises(ValueError, match=r"^ptr must have at most 2147483647 segments, got 2147483648$"):
         torch.ops.spin_fast.sum_readout_backward(*(RAW["sum_readout_backward"] | arguments).values())
 

@@ -425,15 +425,15 @@ def test_opcheck(native) -> None:
     ragged = (torch.tensor([0, 2, 2, 4, 5]), torch.tensor([0, 5, 2, 2, 1]), torch.ones(5, dtype=torch.int32))
     dense = (torch.tensor([0, 1, 3]), None, None)
     for segments, shared in ((ragged, False), (dense, True)):
-        torch.library.opcheck(ops.sum_readout, (z, *segments, 2, shared, False))
+        torch.library.opcheck(ops.sum_readout, (z, *segments, 2, shared, True))
         torch.library.opcheck(
-            ops.sum_readout_backward, (torch.randn(2, 6, requires_grad=True), *segments, 2, 6, shared, False)
+            ops.sum_readout_backward, (torch.randn(2, 6, requires_grad=True), *segments, 2, 6, shared, True)
         )
-        torch.library.opcheck(ops.attention_readout, (z, w, *segments, shared, False))
+        torch.library.opcheck(ops.attention_readout, (z, w, *segments, shared, True))
         outputs = [output.detach() for output in ops.attention_readout(z, w, *segments, shared, True)]
         for grad_alpha in (None, torch.randn_like(outputs[1]).requires_grad_()):
             grads = (torch.randn_like(outputs[0]).requires_grad_(), grad_alpha)
-            torch.library.opcheck(ops.attention_readout_backward, (*grads, z, w, *segments, *outputs, shared, False))
+            torch.library.opcheck(ops.attention_readout_backward, (*grads, z, w, *segments, *outputs, shared, True))
 
 
 def test_non_contiguous_and_expanded_gradient(backend: str) -> None:
@@ -489,7 +489,7 @@ BAD = [
     ({"index": torch.arange(6) + 1}, ValueError, r"index must be in \[0, 6\), got index\[5\] = 6"),
     ({"index": torch.arange(6) - 1}, ValueError, r"index must be in \[0, 6\), got index\[0\] = -1"),
     ({"index": torch.arange(5)}, ValueError, r"ptr must end with the number of index, 5, got 6"),
-    ({"checked": "yes"}, TypeError, r"checked must be a bool, got str"),
+    ({"check_invariants": "yes"}, TypeError, r"check_invariants must be a bool, got str"),
     ({"count": torch.ones(6)}, TypeError, r"count must be int32"),
     ({"count": torch.ones(5, dtype=torch.int32)}, ValueError, r"count must have shape \[6\]"),
     ({"count": torch.tensor([1, 0, 1, 1, 1, 1], dtype=torch.int32)}, ValueError, r"count must be positive"),
@@ -536,17 +536,17 @@ def test_number_of_branches_must_be_that_of_z(backend: str, branches: int) -> No
         (True, TypeError, "num_branches must be an int, got bool"),
         (1.0, TypeError, "num_branches must be an int, got float"),
     ):
-        for checked in (False, True):
+        for check_invariants in (False, True):
             with pytest.raises(error, match=message):
-                spin_fast.sum_readout(z, ptr, num_branches=wrong, checked=checked)
+                spin_fast.sum_readout(z, ptr, num_branches=wrong, check_invariants=check_invariants)
     with pytest.raises(ValueError, match="num_branches must be at least 1, got 0"):
         spin_fast.sum_readout(z[0], ptr, num_branches=0)
     if branches == 1:
         torch.testing.assert_close(spin_fast.attention_readout(z, w, ptr), spin_fast.attention_readout(z[0], w, ptr))
         return
-    for checked in (False, True):
+    for check_invariants in (False, True):
         with pytest.raises(ValueError, match="z must have 1 branches, got 3"):
-            spin_fast.attention_readout(z, w, ptr, checked=checked)
+            spin_fast.attention_readout(z, w, ptr, check_invariants=check_invariants)
 
 
 def test_other_failures_than_bad_arguments_stand(native, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,16 +567,16 @@ def test_other_failures_than_bad_arguments_stand(native, monkeypatch: pytest.Mon
 def test_raw_op_checks_contents_itself(native) -> None:
     ops, ptr, z = torch.ops.spin_fast, torch.tensor([0, 2]), torch.randn(3, 2, 4)
     with pytest.raises(ValueError, match="z must have 2 branches, got 3"):
-        ops.sum_readout(z, ptr, None, None, 2, True, True)
+        ops.sum_readout(z, ptr, None, None, 2, True, False)
     with pytest.raises(ValueError, match="z must have 1 branches, as w, got 3"):
-        ops.attention_readout(z, z[0, 0].clone(), ptr, None, None, True, True)
-    readout, alpha = ops.attention_readout(z, z[:, 0].clone(), ptr, None, None, True, True)
+        ops.attention_readout(z, z[0, 0].clone(), ptr, None, None, True, False)
+    readout, alpha = ops.attention_readout(z, z[:, 0].clone(), ptr, None, None, True, False)
     outputs = (readout[:, :4].contiguous(), alpha[:2].clone())
     with pytest.raises(ValueError, match="z must have 1 branches, as w, got 3"):
-        ops.attention_readout_backward(outputs[0], None, z, z[0, 0].clone(), ptr, None, None, *outputs, True, True)
+        ops.attention_readout_backward(outputs[0], None, z, z[0, 0].clone(), ptr, None, None, *outputs, True, False)
     with pytest.raises(ValueError, match=r"index must be in \[0, 6\), got index\[5\] = 6"):
-        torch.ops.spin_fast.sum_readout(Z, PTR, torch.arange(6) + 1, None, 2, False, False)
+        torch.ops.spin_fast.sum_readout(Z, PTR, torch.arange(6) + 1, None, 2, False, True)
     with pytest.raises(ValueError, match=r"ptr must have a multiple of 3 segments"):
-        torch.ops.spin_fast.sum_readout(Z, PTR, None, None, 3, False, True)
+        torch.ops.spin_fast.sum_readout(Z, PTR, None, None, 3, False, False)
     with pytest.raises(ValueError, match=r"index must be in \[0, 6\), got index\[5\] = 6"):
-        torch.ops.spin_fast.sum_readout_backward(Z[:2].repeat(1, 2), PTR, torch.arange(6) + 1, None, 2, 6, False, False)
+        torch.ops.spin_fast.sum_readout_backward(Z[:2].repeat(1, 2), PTR, torch.arange(6) + 1, None, 2, 6, False, True)

@@ -15,10 +15,10 @@ namespace {
 // As model_arguments, with the contents of ids checked.
 Arguments arguments_of(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, const OptionalTensor& index,
                        const OptionalTensor& count, const OptionalTensor& ids, int64_t num_branches,
-                       const std::vector<int64_t>& widths, bool attention, double slope, bool shared, bool checked,
-                       int64_t classifier_parameters = 0) {
+                       const std::vector<int64_t>& widths, bool attention, double slope, bool shared,
+                       bool check_invariants, int64_t classifier_parameters = 0) {
   Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention, slope,
-                                 shared, checked, classifier_parameters);
+                                 shared, check_invariants, classifier_parameters);
   if (ids) refuse_if(check_range("ids", of.ids, of.graphs, of.seg.graphs));
   return of;
 }
@@ -36,9 +36,9 @@ void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* para
 
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                      bool attention, double negative_slope, bool /*tf32*/, bool shared, bool checked) {
+                      bool attention, double negative_slope, bool /*tf32*/, bool shared, bool check_invariants) {
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                    negative_slope, shared, checked);
+                                    negative_slope, shared, check_invariants);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -55,9 +55,9 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    const Tensor& ptr, OptionalTensor index, OptionalTensor count,
                                                    OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
-                                                   bool /*tf32*/, bool shared, bool checked, bool with_rows) {
+                                                   bool /*tf32*/, bool shared, bool check_invariants, bool with_rows) {
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                    negative_slope, shared, checked);
+                                    negative_slope, shared, check_invariants);
   const ScalarType value = rows.scalar_type();
   expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);
@@ -161,10 +161,10 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                                          OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
                                          OptionalTensor count, OptionalTensor ids, int64_t num_branches,
                                          std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
-                                         bool attention, double negative_slope, bool /*tf32*/, bool checked) {
+                                         bool attention, double negative_slope, bool /*tf32*/, bool check_invariants) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                    negative_slope, false, checked, more);
+                                    negative_slope, false, check_invariants, more);
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, {ScalarType::Long});
   const int64_t* labels = y.const_data_ptr<int64_t>();

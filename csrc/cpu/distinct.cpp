@@ -22,14 +22,14 @@ constexpr int64_t block_nodes = 4096;  // a table of so many stays in the neares
 constexpr int64_t short_list = 64;
 
 template <class W>
-W canonical(W bits) {
+W positive_zero(W bits) {
   return bits == W(W{1} << (8 * sizeof(W) - 1)) ? W{0} : bits;
 }
 
 template <class W, class Width>
 bool equal(const W* a, const W* b, Width width) {
   W differ = 0;
-  for (int64_t j = 0; j < width; ++j) differ |= canonical(a[j]) ^ canonical(b[j]);
+  for (int64_t j = 0; j < width; ++j) differ |= positive_zero(a[j]) ^ positive_zero(b[j]);
   return differ == 0;
 }
 
@@ -37,7 +37,7 @@ template <class W, class Width>
 uint64_t hash_of(const W* row, Width width, const uint32_t* keys) {
   uint64_t sum = 0;
   for (int64_t j = 0; j < width; ++j) {
-    const W bits = canonical(row[j]);
+    const W bits = positive_zero(row[j]);
     if constexpr (sizeof(W) == 8)
       sum += (bits & 0xffffffff) * keys[2 * j] + (bits >> 32) * keys[2 * j + 1];
     else
@@ -298,7 +298,7 @@ struct Branch {
     parallel_items(fresh, fresh * (width + 4), same_cost, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
         const W* values = rows + first_node[entry_of_row[u]] * width;
-        std::transform(values, values + width, distinct + u * width, canonical<W>);
+        std::transform(values, values + width, distinct + u * width, positive_zero<W>);
         hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
       }
     });
@@ -475,11 +475,11 @@ class Parts final : public DistinctRows {
 };
 
 DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits,
-                              bool checked) {
+                              bool check_invariants) {
   check_distinct(powers, ptr, wide_index, hash_bits);
   const int64_t* offsets = ptr.const_data_ptr<int64_t>();
   const int64_t graphs = ptr.numel() - 1;
-  if (!checked) refuse_if(check_offsets("ptr", offsets, graphs, powers.size(1), "nodes"));
+  if (check_invariants) refuse_if(check_offsets("ptr", offsets, graphs, powers.size(1), "nodes"));
   const auto parts = distinct_rows_of(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
                                       wide_index, true, hash_bits);
   parts->add(powers.const_data_ptr(), offsets, graphs);

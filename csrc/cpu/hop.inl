@@ -9,7 +9,7 @@ double factor_of(const Hop<T, I>& hop, int64_t v, int64_t e) {
   return hop.weight ? factor * static_cast<double>(hop.weight[e]) : factor;
 }
 
-// Arcs between asking for a neighbour and reading it: each is a miss of the caches.
+// Edges between asking for a neighbour and reading it: each is a miss of the caches.
 constexpr int64_t prefetch_distance = 128;
 
 // K vectors of L lanes of row v from `column` on; the last one may overlap the one before, it then computes the same.
@@ -19,7 +19,7 @@ void hop_tile(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t v
   Lanes<L, double> sum[K] = {};
   const int64_t end = hop.indptr[v + 1];
   for (int64_t e = hop.indptr[v]; e < end; ++e) {
-    const int64_t ahead = e + prefetch_distance < hop.arcs ? e + prefetch_distance : e;
+    const int64_t ahead = e + prefetch_distance < hop.edges ? e + prefetch_distance : e;
     const auto* soon = reinterpret_cast<const char*>(in + hop.indices[ahead] * hop.width + column);
     if (hop.right) __builtin_prefetch(hop.right + hop.indices[ahead]);
     for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(soon + byte);

@@ -1,6 +1,6 @@
 // What the bindings of the CPU ops share: memory, and the split of the work.
 //
-// Work is cut into pieces of equal cost (arcs or entries, not graphs) whose number depends on the input alone, so
+// Work is cut into pieces of equal cost (edges or entries, not graphs) whose number depends on the input alone, so
 // results do not depend on the number of threads.
 #pragma once
 

@@ -17,7 +17,7 @@ struct Adjacency {
   const I* indptr;
   const I* indices;
   const T* weight;
-  int64_t nodes, arcs;
+  int64_t nodes, edges;
 };
 
 // left and right of Ā[v, u] = A[v, u] * (left[v] * right[u] + plain), from node `first` on; both empty for `adj`.
@@ -66,11 +66,11 @@ Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) 
   const bool scaled = !scales.left.empty();
   const double* left = scaled ? scales.left.data() - scales.first : nullptr;
   const double* right = scaled ? scales.right.data() - scales.first : nullptr;
-  return {a.indptr, a.indices, a.weight, left, right, scales.plain, width, a.arcs};
+  return {a.indptr, a.indices, a.weight, left, right, scales.plain, width, a.edges};
 }
 
-// Graphs with larger sources or more arcs go hop by hop, their rows in parallel.
-constexpr int64_t cache_bytes = 2 << 20, cache_arcs = 256 << 10;
+// Graphs with larger sources or more edges go hop by hop, their rows in parallel.
+constexpr int64_t cache_bytes = 2 << 20, cache_edges = 256 << 10;
 // Outputs larger than this are written past the caches, which they would only wash out.
 constexpr int64_t stream_bytes = 32 << 20;
 
@@ -106,22 +106,22 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 // Nodes [first, last), all or those of a run of graphs; `out` has a row for each.
 template <class T, class I, class A>
 void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, int64_t first,
-            int64_t last, const T* x, int64_t width, int64_t hops, bool canonical, T* out) {
+            int64_t last, const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
   if (hops == 0 || width == 0 || first == last) {
     std::copy(x + first * width, x + last * width, out);
     return;
   }
   out -= first * width;  // rows of nodes stand at the nodes' numbers
   const int64_t plane = (last - first) * width;
-  const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = canonical ? sizeof(double) : sizeof(A);
+  const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
-  const auto arcs_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
+  const auto edges_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
   const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * width * hops;
   const auto is_large = [&](int64_t g) {
-    const int64_t nodes = nodes_of(g), arcs = arcs_of(g), cost = (arcs + nodes) * width * hops;
+    const int64_t nodes = nodes_of(g), edges = edges_of(g), cost = (edges + nodes) * width * hops;
     if (cost > 256 * piece_cost && cost > total / 8) return true;  // too much for one thread
-    if (width == 1 && nodes <= dense_nodes && arcs <= nodes * nodes) return false;
-    return 2 * nodes * stride * sum_bytes > cache_bytes || arcs > cache_arcs;
+    if (width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
+    return 2 * nodes * stride * sum_bytes > cache_bytes || edges > cache_edges;
   };
   const bool by_degree = !a.weight && op != "sym+adj";
   bool any_large = !ptr;
@@ -135,22 +135,22 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   const Powers<T, I> task = {hop_of(a, scales, width), scaling, last - first, hops, x, out, stream};
   if (!ptr) return powers_of_large(a, task.hop, first, last, x, hops, plane, out);
   const auto table = isa_kernels<PowerKernels<T, I>>();
-  const auto kernel = canonical ? table.canonical_powers : table.powers;
+  const auto kernel = float64_sums ? table.float64_powers : table.powers;
   for (int64_t g = 0, end = 0; g < graphs; g = end) {
     if (is_large(g)) {
       powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, plane, out);
       end = g + 1;
       continue;
     }
-    int64_t nodes = block_bytes / (2 * width * sum_bytes), arcs = block_arcs;
+    int64_t nodes = block_bytes / (2 * width * sum_bytes), edges = block_edges;
     for (end = g; end < graphs && !is_large(end); ++end) {
       nodes = std::max(nodes, nodes_of(end));
-      arcs = std::max(arcs, arcs_of(end));
+      edges = std::max(edges, edges_of(end));
     }
     const auto cost = [&](int64_t i) { return static_cast<int64_t>(a.indptr[ptr[g + i]]) + ptr[g + i]; };
     // What is in cache takes a quarter of the time.
     parallel_items(end - g, (cost(end - g) - cost(0)) * width * hops / 4, cost, [&](int64_t from, int64_t to) {
-      kernel(task, ptr + g + from, to - from, thread_scratch(scratch_bytes(nodes, arcs, width)));
+      kernel(task, ptr + g + from, to - from, thread_scratch(scratch_bytes(nodes, edges, width)));
     });
   }
 }
@@ -164,8 +164,8 @@ struct Transposed {
 // Counting sort by column; the entries of a row of the transpose keep the order of the rows they came from.
 template <class T, class I>
 Transposed<T, I> transpose(const Adjacency<T, I>& a) {
-  Transposed<T, I> t{std::vector<I>(a.nodes + 1), std::vector<I>(a.arcs), std::vector<T>(a.weight ? a.arcs : 0)};
-  for (int64_t e = 0; e < a.arcs; ++e) ++t.indptr[a.indices[e] + 1];
+  Transposed<T, I> t{std::vector<I>(a.nodes + 1), std::vector<I>(a.edges), std::vector<T>(a.weight ? a.edges : 0)};
+  for (int64_t e = 0; e < a.edges; ++e) ++t.indptr[a.indices[e] + 1];
   for (int64_t v = 0; v < a.nodes; ++v) t.indptr[v + 1] += t.indptr[v];
   std::vector<I> next(t.indptr.begin(), t.indptr.end() - 1);
   for (int64_t v = 0; v < a.nodes; ++v)
@@ -181,7 +181,7 @@ Transposed<T, I> transpose(const Adjacency<T, I>& a) {
 template <class T, class I>
 void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* grad,
                      int64_t width, int64_t hops, ScalarType value, T* dx) {
-  const int64_t plane = a.nodes * width, cost = (a.arcs + a.nodes) * width;
+  const int64_t plane = a.nodes * width, cost = (a.edges + a.nodes) * width;
   if (hops == 0) {
     std::copy(grad, grad + plane, dx);
     return;
@@ -190,7 +190,7 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   std::swap(scales.left, scales.right);
   const Transposed<T, I> t = transpose(a);
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
-                                a.arcs};
+                                a.edges};
   const Hop<T, I> hop = hop_of(back, scales, width);
   const auto kernel = isa_kernels<PowerKernels<T, I>>().hop;
   // Two buffers in turn, the last hop ending in dx.
@@ -200,12 +200,12 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   const auto step = [&](int64_t r, int64_t begin, int64_t end) {
     kernel(hop, r + 1 == hops ? grad + hops * plane : target(r + 1), grad + r * plane, target(r), begin, end);
   };
-  int64_t largest = ptr ? 0 : a.arcs + a.nodes;
+  int64_t largest = ptr ? 0 : a.edges + a.nodes;
   for (int64_t g = 0; g < graphs; ++g)
     largest = std::max<int64_t>(largest, back.indptr[ptr[g + 1]] - back.indptr[ptr[g]] + ptr[g + 1] - ptr[g]);
   if (ptr && largest * width <= std::max(16 * piece_cost, cost / 8)) {  // each graph is one thread's
-    const auto arcs_and_nodes = [&](int64_t g) { return static_cast<int64_t>(back.indptr[ptr[g]]) + ptr[g]; };
-    parallel_items(graphs, cost * hops, arcs_and_nodes, [&](int64_t first, int64_t last) {
+    const auto edges_and_nodes = [&](int64_t g) { return static_cast<int64_t>(back.indptr[ptr[g]]) + ptr[g]; };
+    parallel_items(graphs, cost * hops, edges_and_nodes, [&](int64_t first, int64_t last) {
       for (int64_t g = first; g < last; ++g)
         for (int64_t r = hops - 1; r >= 0; --r) step(r, ptr[g], ptr[g + 1]);
     });
@@ -218,8 +218,8 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
 // Checks the arguments that both directions share, then calls f(adjacency, ptr, graphs, Tag<T>).
 template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
-                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op, bool checked,
-                    F f) {
+                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op,
+                    bool check_invariants, F f) {
   const auto run = [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using A = Compute<T>;
@@ -228,7 +228,7 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
                                indices.numel()};
     const int64_t* offsets = data<int64_t>(ptr);
     const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
-    if (!checked) refuse_if(check_csr(a.indptr, a.indices, a.arcs, offsets, graphs, nodes));
+    if (check_invariants) refuse_if(check_csr(a.indptr, a.indices, a.edges, offsets, graphs, nodes));
     f(a, offsets, graphs, value_tag);
   };
   check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
@@ -238,10 +238,11 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
 }
 
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                        OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
+                        OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums,
+                        Tensor out) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
-  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, checked,
+  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, check_invariants,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    const int64_t first = offsets ? offsets[0] : 0, last = offsets ? offsets[graphs] : a.nodes;
@@ -249,24 +250,25 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                            " nodes at most, got ", first, " to ", last);
                    expect("out", out, {num_hops + 1, last - first, x.size(1)}, {value});
                    powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops,
-                          canonical, static_cast<T*>(out.data_ptr()));
+                          float64_sums, static_cast<T*>(out.data_ptr()));
                  });
 }
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                      OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
+                      OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, value);
-  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
+  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, check_invariants, float64_sums,
+                     out);
   return out;
 }
 
 Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
-                               OptionalTensor ptr, OptionalTensor edge_weight, bool checked) {
+                               OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants) {
   const ScalarType value = check_powers_gradient(grad);
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
-  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, op, checked,
+  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, op, check_invariants,
                  [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    if constexpr (sizeof(T) > 2)

@@ -10,7 +10,7 @@
 // constant. Sources are kept scaled (y_u = right_u p_u) and padded to whole vectors, so that a hop is one addition per
 // neighbour and vector:
 //   p_v = left_v sum_u y_u.
-// Edge weights, and sums of operators, need a factor per arc instead (then left = right = 1).
+// Edge weights, and sums of operators, need a factor per edge instead (then left = right = 1).
 
 constexpr int long_class = 16;  // degrees 0 .. 15 are a class each, all above are one: of long rows
 constexpr int classes = long_class + 1;
@@ -23,7 +23,7 @@ struct Block {
   int32_t stride;                     // of a row of sources
   uint32_t* place;                    // [n] a node's rank in its quarter and class, times 32, plus its class
   int32_t* order;                     // [n] nodes by class, counted from the first
-  int32_t* neighbours;                // [arcs + padding] where the rows of the neighbours begin in y, in that order
+  int32_t* neighbours;                // [edges + padding] where the rows of the neighbours begin in y, in that order
   A* factors;                         // beside `neighbours`, or null for ones
   int32_t* long_degrees;              // of the nodes of the long class
   A* long_scales;                     // their left and, where that is not 1, their right
@@ -113,7 +113,7 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   // Neighbours in chunks, without a branch: of long rows they are a beginning that is written again below, and whoever
   // stands too near the end of `indices` is left for later.
   int32_t chunks_end = nodes;
-  while (chunks_end > 0 && indptr[chunks_end - 1] > powers.hop.arcs - class_padding) --chunks_end;
+  while (chunks_end > 0 && indptr[chunks_end - 1] > powers.hop.edges - class_padding) --chunks_end;
   int32_t *const order = block.order, *const neighbours = block.neighbours;
   for (int q = 0; q < 4; ++q) {
     const Begin* const of_class = begin[q];
@@ -147,7 +147,7 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   }
 }
 
-// The factors of all arcs, in the order of the neighbours.
+// The factors of all edges, in the order of the neighbours.
 template <class T, class I, class A>
 void copy_factors(const Powers<T, I>& powers, const Block<A>& block) {
   for (int c = 0; c < classes; ++c) {
@@ -317,7 +317,7 @@ template <int L, class T, class I, class A>
 void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch, Block<A>& block) {
   using C = Compute<T>;
   const int64_t width = powers.hop.width, nodes = last - first, offset = first * width, size = nodes * width;
-  const int64_t arcs = powers.hop.indptr[last] - powers.hop.indptr[first] + classes * class_padding;
+  const int64_t edges = powers.hop.indptr[last] - powers.hop.indptr[first] + classes * class_padding;
   const bool staged = powers.stream || is_half<T>;
   block.first = first;
   block.nodes = static_cast<int32_t>(nodes);
@@ -327,7 +327,7 @@ void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, ch
   block.long_scales = block.next + nodes * block.stride;
   A* end = block.long_scales + nodes;
   block.factors = powers.scaling == Scaling::factors ? end : nullptr;
-  if (block.factors) end += arcs;
+  if (block.factors) end += edges;
   C* const staging = reinterpret_cast<C*>(end);
   block.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
   block.long_degrees = block.order + nodes;
@@ -368,7 +368,7 @@ void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
     const bool full =
         g == graphs ||
-        (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes || indptr[ptr[g + 1]] - indptr[ptr[begin]] > block_arcs));
+        (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes || indptr[ptr[g + 1]] - indptr[ptr[begin]] > block_edges));
     if ((full || dense) && ptr[g] > ptr[begin]) powers_of_block<L>(powers, ptr[begin], ptr[g], scratch, block);
     if (full || dense) begin = g;
     if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;

@@ -2,17 +2,17 @@
 //
 // Layout: bits[v] are the neighbours of v, in whole words. A hop adds y_u where bit u of row v is set, instead of
 // gathering neighbours one by one: of large graphs, a vector of sources at a time; of small ones, one source for a
-// vector of rows at a time. Accumulator: A, one sum per lane. Where an arc is repeated the graph is taken as a sparse
+// vector of rows at a time. Accumulator: A, one sum per lane. Where an edge is repeated the graph is taken as a sparse
 // one.
 
 constexpr int64_t marked_rows = 8;
 constexpr int64_t small_nodes = 32;
 
-// Sparse work is some time per node and arc, dense work a fraction of it per pair of nodes.
+// Sparse work is some time per node and edge, dense work a fraction of it per pair of nodes.
 template <class T, class I>
-bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t arcs) {
+bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t edges) {
   if (powers.hop.width != 1 || powers.scaling == Scaling::factors || nodes > dense_nodes) return false;
-  return nodes * nodes < (vector_bytes / 6) * (nodes > small_nodes ? arcs : arcs + nodes);
+  return nodes * nodes < (vector_bytes / 6) * (nodes > small_nodes ? edges : edges + nodes);
 }
 
 // left and right of n nodes, whole vectors of them, from the degrees in left.
@@ -49,7 +49,7 @@ uint32_t word_of_row(const I* row, int64_t degree, I first, int64_t nodes, bool 
   return static_cast<uint32_t>(sum_of<U>(bits));
 }
 
-// False, and nothing done, where an arc is repeated.
+// False, and nothing done, where an edge is repeated.
 template <class T, class I, class A>
 bool small_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes) {
   using Words = Vector<Bits<A> >;
@@ -59,7 +59,7 @@ bool small_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes) {
   alignas(64) A left[small_nodes] = {}, right[small_nodes], y[small_nodes] = {};
   for (int64_t v = 0; v < nodes; ++v) {
     const int64_t begin = indptr[v], degree = indptr[v + 1] - begin;
-    const bool readable = begin + small_nodes <= powers.hop.arcs;
+    const bool readable = begin + small_nodes <= powers.hop.edges;
     const uint32_t word = word_of_row(powers.hop.indices + begin, degree, static_cast<I>(first), nodes, readable);
     if (__builtin_popcount(word) != degree) return false;
     words[v] = static_cast<Bits<A> >(word);
@@ -94,8 +94,8 @@ bool small_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes) {
 
 // ---- Larger ones: a bit of a row for each lane
 
-// Sets the bits of the rows [begin, end) by way of a byte each; false where an arc is repeated. Several rows at a time,
-// so that the bytes of one have arrived in the cache when they are read in vectors.
+// Sets the bits of the rows [begin, end) by way of a byte each; false where an edge is repeated. Several rows at a
+// time, so that the bytes of one have arrived in the cache when they are read in vectors.
 template <class T, class I>
 bool set_bits(const Powers<T, I>& powers, int64_t first, int64_t begin, int64_t end, int64_t words, char* marks,
               uint64_t* bits) {
@@ -181,7 +181,7 @@ void masked_sums(const uint64_t* bits, int64_t words, const A* y, int64_t column
 }
 #endif
 
-// False, and nothing done, where an arc is repeated.
+// False, and nothing done, where an edge is repeated.
 template <class T, class I, class A>
 bool dense_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes, char* scratch) {
   const int64_t columns = (nodes + 15) / 16 * 16, words = (nodes + 63) / 64;

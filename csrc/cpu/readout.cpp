@@ -195,12 +195,12 @@ void rows_backward(const ReadoutKernels<S>& kernels, const Form& form, const Seg
 }
 
 Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, OptionalTensor count, int64_t num_branches,
-                   bool shared, bool checked) {
+                   bool shared, bool check_invariants) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
   require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
           z.size(0));
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, checked);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, check_invariants);
   Tensor readout = empty({form.graphs, form.branches * form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto value_tag) {
@@ -222,12 +222,13 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
 }
 
 Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTensor index, OptionalTensor count,
-                            int64_t num_branches, int64_t num_rows, bool shared, bool checked) {
+                            int64_t num_branches, int64_t num_rows, bool shared, bool check_invariants) {
   const ScalarType value = expect("grad", grad, {any, any}, stored_types);
   check_num_branches(num_branches);
   require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   product_of("num_rows", sum_of("num_rows", num_rows, 2), sizeof(int64_t));  // of where the entries of a row begin
-  const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, checked);
+  const Form form =
+      form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, check_invariants);
   expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
   Tensor dz = empty({num_rows, form.width}, value);
   const Segments seg = segments_of(form, ptr, index, count, shared);
@@ -249,10 +250,10 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
 }
 
 std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, const Tensor& ptr, OptionalTensor index,
-                                             OptionalTensor count, bool shared, bool checked) {
+                                             OptionalTensor count, bool shared, bool check_invariants) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
   Tensor readout = empty({form.graphs, form.branches * form.width}, compute_type(value));
   Tensor alpha = empty({form.entries}, compute_type(value));
   const Segments seg = segments_of(form, ptr, index, count, shared);
@@ -284,10 +285,10 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
 std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, OptionalTensor grad_alpha, const Tensor& z,
                                                       const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
-                                                      bool shared, bool checked) {
+                                                      bool shared, bool check_invariants) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, checked);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
   expect("grad", grad, {form.graphs, form.branches * form.width}, {compute_type(value)});
   expect("readout", readout, {form.graphs, form.branches * form.width}, {compute_type(value)});
   expect("alpha", alpha, {form.entries}, {compute_type(value)});

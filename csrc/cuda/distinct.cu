@@ -23,7 +23,7 @@ constexpr int64_t threads = 256;
 constexpr uint64_t golden = 0x9e3779b97f4a7c15;
 
 template <class W>
-__host__ __device__ W canonical(W bits) {
+__host__ __device__ W positive_zero(W bits) {
   return bits == W(W{1} << (8 * sizeof(W) - 1)) ? W{0} : bits;
 }
 
@@ -50,7 +50,7 @@ __global__ void hash_kernel(Items<W> items, uint64_t mask, uint64_t* hash, int64
   uint64_t sum = 0;
   if (i < items.size)
     for (int64_t j = lane; j < items.width; j += items.lanes)
-      sum += mixed(canonical(items.values[i * items.width + j]) + (j + 1) * golden);
+      sum += mixed(positive_zero(items.values[i * items.width + j]) + (j + 1) * golden);
   sum = sum_over_lanes(sum, items.lanes);
   if (i >= items.size || lane != 0) return;
   hash[i] = (sum + mixed(i / items.nodes)) & mask;
@@ -69,7 +69,8 @@ __global__ void match_kernel(Items<W> items, int64_t n, const uint64_t* hash, co
     i = item[k], first = item[first_not_below(hash, n, hash[k])];
     differ = i / items.nodes != first / items.nodes;
     for (int64_t j = lane; j < items.width; j += items.lanes)
-      differ |= canonical(items.values[i * items.width + j]) != canonical(items.values[first * items.width + j]);
+      differ |=
+          positive_zero(items.values[i * items.width + j]) != positive_zero(items.values[first * items.width + j]);
   }
   differ = max_over_lanes<int>(differ, items.lanes) != 0;
   if (k > n || lane != 0) return;
@@ -123,7 +124,7 @@ __global__ void rows_kernel(Items<W> items, const int64_t* number, W* rows) {
   const int64_t i = thread_index() / items.lanes, lane = threadIdx.x % items.lanes;
   if (i >= items.size || number[i] == number[i + 1]) return;
   for (int64_t j = lane; j < items.width; j += items.lanes)
-    rows[number[i] * items.width + j] = canonical(items.values[i * items.width + j]);
+    rows[number[i] * items.width + j] = positive_zero(items.values[i * items.width + j]);
 }
 
 template <class I>

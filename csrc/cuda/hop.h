@@ -1,8 +1,8 @@
 // One hop over the rows of a graph that is too large for shared memory, and over those of every gradient.
 //
 // Layout: `in`, `add`, `out` row-major [N, d]. Parallel axis: rows and columns; a thread takes a row of at most
-// `light_arcs` arcs and up to K of its columns (Columns). Longer rows are cut into pieces of `piece_arcs`, and teams of
-// lanes take one piece after the other: a hub is not one warp's alone. Accumulator: double, rounded once; gathering
+// `light_edges` edges and up to K of its columns (Columns). Longer rows are cut into pieces of `piece_edges`, and teams
+// of lanes take one piece after the other: a hub is not one warp's alone. Accumulator: double, rounded once; gathering
 // neighbours takes longer than converting them. A row is added up in an order that depends on its length and the width
 // alone.
 #pragma once
@@ -14,8 +14,8 @@ namespace {
 
 using Count = unsigned long long;  // what atomicAdd takes
 
-constexpr int light_arcs = 32;
-constexpr int64_t piece_arcs = 2048;
+constexpr int light_edges = 32;
+constexpr int64_t piece_edges = 2048;
 
 // An adjacency with indices of one of two types; the pointers of the other one are null.
 struct Csr {
@@ -82,7 +82,7 @@ struct Columns {
   }
 };
 
-// Lanes that take a row of many arcs together: `ways` share the arcs, and as many times `side` are at different
+// Lanes that take a row of many edges together: `ways` share the edges, and as many times `side` are at different
 // columns; powers of two. The teams of a warp do everything at the same time: a shuffle of all lanes costs a fraction
 // of one whose mask the compiler does not know.
 struct Team {
@@ -132,7 +132,7 @@ struct Rows {
 };
 
 struct HeavyPiece {
-  int64_t row, begin, end;  // arcs
+  int64_t row, begin, end;  // edges
   int64_t slot;             // in `partial`, or -1 where it is the whole row
 };
 
@@ -140,7 +140,7 @@ struct LongRow {
   int64_t row, slot, pieces;
 };
 
-// What is to be done beside the light rows. In whatever order the pieces are listed, slots of a row follow its arcs.
+// What is to be done beside the light rows. In whatever order the pieces are listed, slots of a row follow its edges.
 struct Heavy {
   HeavyPiece* pieces;
   LongRow* long_rows;
@@ -156,8 +156,8 @@ __global__ void __launch_bounds__(256) cut_kernel(Csr csr, Rows rows, Operator o
     for (int64_t v = run.begin + threadIdx.x; v < run.end; v += blockDim.x) {
       const int64_t begin = csr.begin(v), end = csr.begin(v + 1);
       if (scale) scale[v] = scale_of(op, static_cast<double>(end - begin));
-      if (end - begin <= light_arcs) continue;
-      const int64_t pieces = (end - begin + piece_arcs - 1) / piece_arcs;
+      if (end - begin <= light_edges) continue;
+      const int64_t pieces = (end - begin + piece_edges - 1) / piece_edges;
       if (pieces == 1) {  // most are: of adding 1, the compiler makes one addition a warp
         heavy.pieces[atomicAdd(heavy.counts, Count{1})] = {v, begin, end, -1};
         continue;
@@ -166,14 +166,14 @@ __global__ void __launch_bounds__(256) cut_kernel(Csr csr, Rows rows, Operator o
       const auto slot = static_cast<int64_t>(atomicAdd(heavy.counts + 1, static_cast<Count>(pieces)));
       heavy.long_rows[atomicAdd(heavy.counts + 2, Count{1})] = {v, slot, pieces};
       for (int64_t p = 0; p < pieces; ++p) {
-        const int64_t from = begin + p * piece_arcs;
-        heavy.pieces[at + p] = {v, from, from + piece_arcs < end ? from + piece_arcs : end, slot + p};
+        const int64_t from = begin + p * piece_edges;
+        heavy.pieces[at + p] = {v, from, from + piece_edges < end ? from + piece_edges : end, slot + p};
       }
     }
   }
 }
 
-// ---- What is summed: `sum` adds every step-th arc of [begin, end), of row v; `store` takes the sums of its columns.
+// ---- What is summed: `sum` adds every step-th edge of [begin, end), of row v; `store` takes the sums of its columns.
 
 // out = Ā in (+ add). Of half precision `out` are the values that the next hop reads, and `stored` what is kept.
 template <class S>
@@ -210,24 +210,24 @@ struct Gather {
   template <int K, bool Aligned>
   __device__ void sum(int64_t v, int64_t begin, int64_t end, int step, const Columns<K, Aligned>& columns,
                       double (&sum)[K]) const {
-    // Arcs whose loads are on their way at once, as registers allow: compilers would wait for each.
+    // Edges whose loads are on their way at once, as registers allow: compilers would wait for each.
     constexpr int together = sizeof(V) == 4 && (K == 1 || Aligned) ? 4 : 2;
     const double own = mixed ? left[v] : 1, plain = mixed ? 1 : 0;
-    const int arcs = static_cast<int>(end - begin);
-    for (int i = 0; i < arcs; i += together * step) {
+    const int edges = static_cast<int>(end - begin);
+    for (int i = 0; i < edges; i += together * step) {
       int64_t u[together] = {};
       double factor[together] = {};
       V times[together] = {}, values[together][K] = {};
       for (int j = 0; j < together; ++j)
-        if (i + j * step < arcs) u[j] = csr.neighbour(begin + i + j * step);
+        if (i + j * step < edges) u[j] = csr.neighbour(begin + i + j * step);
       for (int j = 0; j < together; ++j)
-        if (i + j * step < arcs) {
+        if (i + j * step < edges) {
           factor[j] = right ? right[u[j]] : 1;
           times[j] = weight ? weight[begin + i + j * step] : V{1};
           columns.load(in + u[j] * width, values[j]);
         }
       for (int j = 0; j < together; ++j)
-        if (i + j * step < arcs) {
+        if (i + j * step < edges) {
           const double product = (own * factor[j] + plain) * static_cast<double>(times[j]);
           for (int k = 0; k < K; ++k) sum[k] += product * static_cast<double>(values[j][k]);
         }
@@ -300,7 +300,7 @@ __global__ void __launch_bounds__(256, 3) hop_kernel(Task task, Csr csr, Rows ro
     for (int i = threadIdx.x; i < items; i += blockDim.x) {
       const int row = i / units, c = i - row * units;
       const int64_t v = run.begin + row, begin = csr.begin(v), end = csr.begin(v + 1);
-      if (end - begin > light_arcs) continue;
+      if (end - begin > light_edges) continue;
       const Columns<K, Aligned> columns(c, units, width);
       double sum[K] = {};
       task.sum(v, begin, end, 1, columns, sum);

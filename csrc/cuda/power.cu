@@ -23,7 +23,7 @@ struct Adjacency {
   ScalarType index;
   const void* weight;  // or null
   Operator op;
-  int64_t nodes, arcs;
+  int64_t nodes, edges;
   const int64_t* ptr;  // or null
   int64_t graphs;
 };
@@ -51,15 +51,15 @@ T* pointer(Tensor& t) {
 class HopByHop {
  public:
   // Where there are no weights, the degrees give the scales; scale may be null.
-  HopByHop(const Device& device, const Csr& csr, int64_t arcs, const Rows& rows, int64_t blocks, int64_t width,
+  HopByHop(const Device& device, const Csr& csr, int64_t edges, const Rows& rows, int64_t blocks, int64_t width,
            Operator op, double* scale)
       : device_(device),
         csr_(csr),
         rows_(rows),
         narrow_(rows.runs ? rows : Rows{nullptr, nullptr, rows.nodes, threads}),
         blocks_(blocks),
-        most_pieces_(arcs / (light_arcs + 1) + arcs / piece_arcs),
-        most_long_rows_(arcs / piece_arcs),
+        most_pieces_(edges / (light_edges + 1) + edges / piece_edges),
+        most_long_rows_(edges / piece_edges),
         pieces_(device.bytes_for<HeavyPiece>(most_pieces_)),
         long_rows_(device.bytes_for<LongRow>(most_long_rows_)),
         partial_(device.bytes_for<double>(2 * most_long_rows_ * width)),
@@ -136,7 +136,7 @@ void powers_hop_by_hop(const Device& device, const Adjacency& a, const Rows& row
     else
       return out + r * plane;
   };
-  const HopByHop work(device, a.csr, a.arcs, rows, blocks, width, a.op, a.weight ? nullptr : scale);
+  const HopByHop work(device, a.csr, a.edges, rows, blocks, width, a.op, a.weight ? nullptr : scale);
   weighted_scales<V>(work, a, scale);
   work.copy(a.ptr, width, x, values(0), out);
   Gather<S> hop = {a.csr, static_cast<const V*>(a.weight)};
@@ -151,12 +151,12 @@ void powers_hop_by_hop(const Device& device, const Adjacency& a, const Rows& row
   }
 }
 
-Levels levels_of(const Device& device, const Fit& fit, int64_t nodes, int64_t arcs) {
+Levels levels_of(const Device& device, const Fit& fit, int64_t nodes, int64_t edges) {
   // Of the latter, two blocks fit on a multiprocessor, as many as have registers for 512 threads each.
   const int64_t few = 8 << 10, some = device.most_shared_bytes(2);
   const auto most = static_cast<int>(device.most_shared_bytes());
-  int64_t first = std::clamp(fit.bytes(3 * nodes, 3 * arcs, fit.units), few, some);  // room for most graphs
-  first = std::max(first, fit.bytes(nodes + nodes / 2, arcs + arcs / 2, fit.fewest_units()));
+  int64_t first = std::clamp(fit.bytes(3 * nodes, 3 * edges, fit.units), few, some);  // room for most graphs
+  first = std::max(first, fit.bytes(nodes + nodes / 2, edges + edges / 2, fit.fewest_units()));
   if (first >= most) return {fit, 1, {most}};
   if (first > some / 2) return {fit, 2, {static_cast<int>(first), most}};
   return {fit, 3, {static_cast<int>(first), static_cast<int>(some), most}};
@@ -167,14 +167,14 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
   const bool scaled = a.op != Operator::plain;
   const Fit fit = {K, units_of<K>(task.width), sizeof(A), scaled};
   const int64_t nodes = (task.rows + a.graphs - 1) / a.graphs;  // of the average graph
-  const auto arcs = static_cast<int64_t>(static_cast<double>(nodes) / a.nodes * a.arcs);
-  const Levels levels = levels_of(device, fit, nodes, arcs);
-  const int needed = levels.of(task.rows, a.arcs);  // by a graph that has all nodes and arcs: by none is more
+  const auto edges = static_cast<int64_t>(static_cast<double>(nodes) / a.nodes * a.edges);
+  const Levels levels = levels_of(device, fit, nodes, edges);
+  const int needed = levels.of(task.rows, a.edges);  // by a graph that has all nodes and edges: by none is more
 
-  // A graph that fits nowhere has more nodes, at this many bytes each, and arcs than most_bytes.
+  // A graph that fits nowhere has more nodes, at this many bytes each, and edges than most_bytes.
   const int64_t most_bytes = levels.bytes[levels.count - 1], each = rows_at_once(task.width);
   const int64_t most_large =
-      std::min(a.graphs, fit.bytes(task.rows, a.arcs, fit.fewest_units()) / std::max<int64_t>(most_bytes - 4, 1));
+      std::min(a.graphs, fit.bytes(task.rows, a.edges, fit.fewest_units()) / std::max<int64_t>(most_bytes - 4, 1));
   const int64_t blocks = needed == levels.count ? task.rows / each + most_large : 0;
   Tensor lists = device.empty({needed > 0 ? levels.count - 1 : 0, a.graphs}, ScalarType::Long);
   Tensor runs = device.bytes_for<Run>(blocks), counts = device.bytes_for<Count>(levels.count);
@@ -187,8 +187,8 @@ void powers_of_graphs(const Device& device, const Adjacency& a, const Graphs<S>&
     int64_t most = 1024;
     dim3 grid = blocks_for("ptr", a.graphs, 1);
     if (level == 0) {
-      const int64_t units = std::max(fit.units_in(levels.bytes[0], nodes, arcs), 1);
-      const int64_t work = std::max(nodes * units, arcs / 8) / 2;
+      const int64_t units = std::max(fit.units_in(levels.bytes[0], nodes, edges), 1);
+      const int64_t work = std::max(nodes * units, edges / 8) / 2;
       most = std::clamp<int64_t>((work + warp_size - 1) / warp_size * warp_size, 64, 512);
     } else {
       const int64_t held = device.resident_blocks(&graph_kernel<K, S, A>, most, levels.bytes[level]);
@@ -219,7 +219,7 @@ Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType v
          : op == "sym" ? Operator::symmetric
                        : Operator::mixed;
   a.nodes = nodes;
-  a.arcs = indices.numel();
+  a.edges = indices.numel();
   a.ptr = data<int64_t>(ptr);
   a.graphs = ptr ? ptr->numel() - 1 : 0;
   return a;
@@ -227,7 +227,8 @@ Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType v
 
 // Where ptr is a run of the offsets, out has a row for each of its nodes.
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                        OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical, Tensor out) {
+                        OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums,
+                        Tensor out) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   const int64_t nodes = x.size(0), width = x.size(1);
@@ -253,7 +254,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                             num_hops,     rows,
                             stored<S>(x), to};
     dispatch_columns(width, [&](auto k) {
-      if (canonical)
+      if (float64_sums)
         powers_of_graphs<k, S, double>(device, a, task);
       else
         powers_of_graphs<k, S, V>(device, a, task);
@@ -262,22 +263,23 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
 }
 
 Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                      OptionalTensor ptr, OptionalTensor edge_weight, bool checked, bool canonical) {
+                      OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   Tensor out = Device(x, {}).empty({num_hops + 1, x.size(0), x.size(1)}, value);
-  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, checked, canonical, out);
+  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, check_invariants, float64_sums,
+                     out);
   return out;
 }
 
 // ---- The gradient
 
-// One thread per arc of the transpose: the row and the weight of the arc that it was. `weight` may be null.
+// One thread per edge of the transpose: the row and the weight of the edge that it was. `weight` may be null.
 template <class V, class I>
 __global__ void __launch_bounds__(256)
-    arcs_kernel(Csr csr, int64_t nodes, int64_t arcs, Integers entries, const V* weight, I* neighbours, V* weights) {
+    edges_kernel(Csr csr, int64_t nodes, int64_t edges, Integers entries, const V* weight, I* neighbours, V* weights) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (i >= arcs) return;
+  if (i >= edges) return;
   const int64_t e = entries[i];
   const int64_t row = csr.wide_indptr ? run_of(csr.wide_indptr, nodes, e) : run_of(csr.narrow_indptr, nodes, e);
   neighbours[i] = static_cast<I>(row);
@@ -298,24 +300,24 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
   Tensor scales = device.empty({scaled ? a.nodes : 0}, ScalarType::Double);
   double* const scale = scaled ? scales.mutable_data_ptr<double>() : nullptr;
   if (scaled) {
-    const HopByHop forward(device, a.csr, a.arcs, rows, blocks, 1, a.op, a.weight ? nullptr : scale);
+    const HopByHop forward(device, a.csr, a.edges, rows, blocks, 1, a.op, a.weight ? nullptr : scale);
     weighted_scales<V>(forward, a, scale);
   }
 
   const void* const indices = a.csr.wide_indices ? static_cast<const void*>(a.csr.wide_indices) : a.csr.narrow_indices;
-  const Transposed back = transposed(device, a.index, indices, a.arcs, a.nodes);
-  Tensor sources = device.empty({a.arcs}, index_type_for(a.nodes));
-  Tensor weights = device.empty({a.weight ? a.arcs : 0}, value);
+  const Transposed back = transposed(device, a.index, indices, a.edges, a.nodes);
+  Tensor sources = device.empty({a.edges}, index_type_for(a.nodes));
+  Tensor weights = device.empty({a.weight ? a.edges : 0}, value);
   dispatch_index(sources.scalar_type(), [&](auto tag) {
     using I = typename decltype(tag)::type;
-    device.launch(&arcs_kernel<V, I>, blocks_for("indices", a.arcs, threads), threads, 0, a.csr, a.nodes, a.arcs,
+    device.launch(&edges_kernel<V, I>, blocks_for("indices", a.edges, threads), threads, 0, a.csr, a.nodes, a.edges,
                   integers_of(back.entries), static_cast<const V*>(a.weight), sources.mutable_data_ptr<I>(),
                   pointer<V>(weights));
   });
   const Integers neighbours = integers_of(sources);
   const Csr csr = {nullptr, neighbours.narrow, back.offsets.const_data_ptr<int64_t>(), neighbours.wide};
 
-  const HopByHop work(device, csr, a.arcs, rows, blocks, width, a.op, nullptr);
+  const HopByHop work(device, csr, a.edges, rows, blocks, width, a.op, nullptr);
   Gather<V> hop = {csr, a.weight ? pointer<V>(weights) : nullptr};
   set_scales(hop, a.op, scale);
   std::swap(hop.left, hop.right);
@@ -332,7 +334,7 @@ void powers_backward(const Device& device, const Adjacency& a, const V* grad, in
 }
 
 Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
-                               OptionalTensor ptr, OptionalTensor edge_weight, bool checked) {
+                               OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants) {
   const ScalarType value = check_powers_gradient(grad);
   const int64_t hops = grad.size(0) - 1, nodes = grad.size(1), width = grad.size(2);
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);

@@ -1,17 +1,17 @@
 // All powers of graphs that fit into shared memory, one block of threads per graph.
 //
 // Layout: x row-major [N, d], out row-major [R + 1, N, d]. In shared memory: the values of a hop and the next one, as
-// many columns at a time as fit, the scales of the nodes, and the arcs, their neighbours as numbers of 16 bits counted
+// many columns at a time as fit, the scales of the nodes, and the edges, their neighbours as numbers of 16 bits counted
 // from the graph's first node. A thread takes K columns of a row, `units` apart, so that neighbouring threads are at
 // neighbouring columns of x and out whatever the width; in shared memory these K stand side by side, one load of 16
-// bytes each four floats. Under `symmetric` sources are kept scaled (y_u = scale_u p_u): a hop is one addition per arc
-// and column, p_v = scale_v sum_u y_u. Parallel axis within a block: rows and columns; a row of more than `light_arcs`
-// arcs is a team's, as in hop.h. Accumulator: A for up to light_arcs arcs; of longer rows chains of `chain_terms` in A,
-// added up in double. A row is added up in an order that depends on its length and the width alone: not on the batch
+// bytes each four floats. Under `symmetric` sources are kept scaled (y_u = scale_u p_u): a hop is one addition per edge
+// and column, p_v = scale_v sum_u y_u. Parallel axis within a block: rows and columns; a row of more than `light_edges`
+// edges is a team's, as in hop.h. Accumulator: A for up to light_edges edges; of longer rows chains of `chain_terms` in
+// A, added up in double. A row is added up in an order that depends on its length and the width alone: not on the batch
 // that a graph is in.
 //
-// A graph with more arcs than fit goes hop by hop too: its arcs would come from global memory in every hop anyway, and
-// there they are shared by all multiprocessors.
+// A graph with more edges than fit goes hop by hop too: its edges would come from global memory in every hop anyway,
+// and there they are shared by all multiprocessors.
 #pragma once
 
 #include "hop.h"
@@ -31,15 +31,15 @@ struct Fit {
 
   // Units of one pass over a graph, at least: fewer would read and write parts of sectors of 32 bytes.
   __host__ __device__ int fewest_units() const { return units < 2 ? units : 2; }
-  __host__ __device__ int64_t bytes(int64_t nodes, int64_t arcs, int at_once) const {
-    return nodes * ((int64_t{2} * columns * at_once + scaled) * value_bytes + 4) + 4 + 2 * arcs;
+  __host__ __device__ int64_t bytes(int64_t nodes, int64_t edges, int at_once) const {
+    return nodes * ((int64_t{2} * columns * at_once + scaled) * value_bytes + 4) + 4 + 2 * edges;
   }
   // Units of one pass over a graph in so much shared memory; 0 where it does not fit.
-  __host__ __device__ int units_in(int most_bytes, int64_t nodes, int64_t arcs) const {
-    if (nodes > 0x10000 || nodes * units * columns > INT32_MAX || bytes(nodes, arcs, fewest_units()) > most_bytes)
+  __host__ __device__ int units_in(int most_bytes, int64_t nodes, int64_t edges) const {
+    if (nodes > 0x10000 || nodes * units * columns > INT32_MAX || bytes(nodes, edges, fewest_units()) > most_bytes)
       return 0;
-    if (bytes(nodes, arcs, units) <= most_bytes) return units;
-    const int rest = most_bytes - static_cast<int>(bytes(nodes, arcs, 0));
+    if (bytes(nodes, edges, units) <= most_bytes) return units;
+    const int rest = most_bytes - static_cast<int>(bytes(nodes, edges, 0));
     const int most = rest / (static_cast<int>(nodes) * 2 * columns * value_bytes);
     const int passes = (units + most - 1) / most;
     return (units + passes - 1) / passes;
@@ -52,9 +52,9 @@ struct Levels {
   int count;
   int bytes[3];
 
-  __host__ __device__ int of(int64_t nodes, int64_t arcs) const {
+  __host__ __device__ int of(int64_t nodes, int64_t edges) const {
     int level = 0;
-    while (level < count && fit.units_in(bytes[level], nodes, arcs) == 0) ++level;
+    while (level < count && fit.units_in(bytes[level], nodes, edges) == 0) ++level;
     return level;  // `count`: hop by hop
   }
 };
@@ -119,11 +119,11 @@ struct Block {
   int nodes, columns, units, stride;  // of a row, in Values
   Quotient row_of;                    // i / units
   Operator op;
-  const Compute<S>* weight;  // of the graph's arcs, in global memory, or null
+  const Compute<S>* weight;  // of the graph's edges, in global memory, or null
   A* scale;                  // [n]
   int* offsets;              // [n + 1]
-  uint16_t* neighbours;      // [arcs]
-  bool any_heavy;            // rows of more than light_arcs
+  uint16_t* neighbours;      // [edges]
+  bool any_heavy;            // rows of more than light_edges
   int width;                 // of x and out
 };
 
@@ -132,11 +132,11 @@ template <bool Plain, int K, class S, class A>
 __device__ void hop_in_block(const Block<K, S, A>& block, const Values<K, A>* y, Values<K, A>* next, S* out) {
   using V = Compute<S>;
   const int units = block.units, stride = block.stride;
-  // sum += arcs e, e + step, ..: `terms`.
-  const auto add_arcs = [&](int e, int terms, int step, A own, const Values<K, A>* unit, A(&sum)[K]) {
+  // sum += edges e, e + step, ..: `terms`.
+  const auto add_edges = [&](int e, int terms, int step, A own, const Values<K, A>* unit, A(&sum)[K]) {
     constexpr int together = K * sizeof(A) <= 16 ? 4 : 2;  // loads on their way at once
     for (int i = 0; i < terms; i += together) {
-      int u[together] = {};  // node 0 where there is no arc: its value is loaded, and not added
+      int u[together] = {};  // node 0 where there is no edge: its value is loaded, and not added
       A factor[together];
       Values<K, A> source[together];
       for (int j = 0; j < together; ++j)
@@ -168,10 +168,10 @@ __device__ void hop_in_block(const Block<K, S, A>& block, const Values<K, A>* y,
   const int items = block.nodes * units;
   for (int i = threadIdx.x; i < items; i += blockDim.x) {
     const int v = block.row_of.of(i), c = i - v * units, begin = block.offsets[v], end = block.offsets[v + 1];
-    if (end - begin > light_arcs) continue;
+    if (end - begin > light_edges) continue;
     const A own = own_of(v);
     A sum[K] = {};
-    add_arcs(begin, end - begin, 1, own, y + c, sum);
+    add_edges(begin, end - begin, 1, own, y + c, sum);
     store(v, c, sum);
   }
   if (!block.any_heavy) return;
@@ -181,7 +181,7 @@ __device__ void hop_in_block(const Block<K, S, A>& block, const Values<K, A>* y,
     const int v = first + team.of_warp();
     int begin = 0, end = 0;
     if (v < block.nodes) begin = block.offsets[v], end = block.offsets[v + 1];
-    const bool heavy = end - begin > light_arcs;
+    const bool heavy = end - begin > light_edges;
     if (!__any_sync(all_lanes, heavy)) continue;
     if (!heavy) end = begin;
     const A own = heavy ? own_of(v) : A{1};
@@ -191,7 +191,7 @@ __device__ void hop_in_block(const Block<K, S, A>& block, const Values<K, A>* y,
       for (int e = begin + team.way(); e < end;) {
         const int left = (end - e + ways - 1) >> team.log_ways, terms = left < chain_terms ? left : chain_terms;
         A chain[K] = {};
-        add_arcs(e, terms, ways, own, y + there, chain);
+        add_edges(e, terms, ways, own, y + there, chain);
         for (int k = 0; k < K; ++k) sum[k] += chain[k];
         e += terms * ways;
       }
@@ -208,19 +208,19 @@ __device__ void load_block(const Graphs<S>& task, int64_t first, int64_t begin, 
   for (int v = threadIdx.x; v <= block.nodes; v += blockDim.x)
     block.offsets[v] = static_cast<int>(task.csr.begin(first + v) - begin);
   __syncthreads();
-  const int arcs = block.offsets[block.nodes], step = blockDim.x;
+  const int edges = block.offsets[block.nodes], step = blockDim.x;
   constexpr int together = 4;  // loads on their way
-  for (int e = threadIdx.x; e < arcs; e += together * step) {
+  for (int e = threadIdx.x; e < edges; e += together * step) {
     int64_t loaded[together] = {};
     for (int i = 0; i < together; ++i)
-      if (e + i * step < arcs) loaded[i] = task.csr.neighbour(begin + e + i * step);
+      if (e + i * step < edges) loaded[i] = task.csr.neighbour(begin + e + i * step);
     for (int i = 0; i < together; ++i)
-      if (e + i * step < arcs) block.neighbours[e + i * step] = static_cast<uint16_t>(loaded[i] - first);
+      if (e + i * step < edges) block.neighbours[e + i * step] = static_cast<uint16_t>(loaded[i] - first);
   }
 #pragma unroll 1
   for (int v = threadIdx.x; v < block.nodes; v += step) {
     const int degree = block.offsets[v + 1] - block.offsets[v];
-    heavy |= degree > light_arcs;
+    heavy |= degree > light_edges;
     if (block.op != Operator::plain && !block.weight) block.scale[v] = static_cast<A>(scale_of(block.op, degree));
   }
   if (block.op != Operator::plain && block.weight) {

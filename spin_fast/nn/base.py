@@ -64,16 +64,16 @@ class GraphClassifier(nn.Module):
         index: Tensor | None = None,
         count: Tensor | None = None,
         *,
-        checked: bool = False,
+        check_invariants: bool = True,
     ) -> Tensor:
         """Class scores from plain tensors, as :meth:`spin_fast.SPIN.forward_tensors` takes them."""
         raise NotImplementedError
 
     def _check_tensors(
-        self, rows: Rows, ptr: Tensor, index: Tensor | None, count: Tensor | None, checked: bool
+        self, rows: Rows, ptr: Tensor, index: Tensor | None, count: Tensor | None, check_invariants: bool
     ) -> None:
-        """Check what :meth:`forward_tensors` takes: shapes, and unless they are ``checked`` the segments' contents."""
-        _check.flag("checked", checked)
+        """Check shapes and dtypes and, with ``check_invariants``, the contents of the segments."""
+        _check.flag("check_invariants", check_invariants)
         branches, width = self.num_branches, "d" if self.in_features is None else self.in_features
         if isinstance(rows, Tensor):
             _check.tensor("rows", rows, (branches, "N", width), _check.STORED)
@@ -93,7 +93,7 @@ class GraphClassifier(nn.Module):
         _check.offsets_shape("ptr", ptr, device)
         if not isinstance(rows, Tensor) and (ptr.numel() - 1) % branches:
             raise ValueError(f"ptr must have a multiple of {branches} segments (branches), got {ptr.numel() - 1}")
-        if not checked:
+        if check_invariants:
             ops.check_segments(ptr, index, count, num_rows)
 
     def check(self, features: PowerFeatures) -> None:

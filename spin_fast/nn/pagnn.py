@@ -94,8 +94,8 @@ class PAGNN(GraphClassifier):
         self.check(features)
         per_node = self.training and any(map(_is_random, self.branches)) if self.per_node is None else self.per_node
         if per_node:
-            return self.forward_tensors(features.dense_rows(), features.selected_ptr, checked=True)
-        return self.forward_tensors(*features.branch_rows(), checked=True)
+            return self.forward_tensors(features.dense_rows(), features.selected_ptr, check_invariants=False)
+        return self.forward_tensors(*features.branch_rows(), check_invariants=False)
 
     def forward_tensors(
         self,
@@ -104,13 +104,13 @@ class PAGNN(GraphClassifier):
         index: Tensor | None = None,
         count: Tensor | None = None,
         *,
-        checked: bool = False,
+        check_invariants: bool = True,
     ) -> Tensor:
         """Class scores from plain tensors, as :meth:`spin_fast.SPIN.forward_tensors` takes them.
 
         For the node level ``rows`` may be ``power_features(...)[:, nodes]``, with ``ptr = torch.arange(n + 1)``.
         """
-        self._check_tensors(rows, ptr, index, count, checked)
+        self._check_tensors(rows, ptr, index, count, check_invariants)
         num_branches = len(rows)
         readouts = self.readout if isinstance(self.readout, nn.ModuleList) else [self.readout] * num_branches
         if isinstance(rows, Tensor):
@@ -149,7 +149,7 @@ class AttentionReadout(nn.Module):
 
     def forward(self, z: Tensor, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None) -> Tensor:
         readout = ops.attention_readout(
-            z.to(self.weight.dtype), self.weight, ptr, index=index, count=count, checked=True
+            z.to(self.weight.dtype), self.weight, ptr, index=index, count=count, check_invariants=False
         )
         return readout * _sizes(ptr, count).to(readout.dtype)[:, None] if self.size_aware else readout
 
@@ -240,7 +240,7 @@ class _Aggregation(nn.Module):
 
 
 def _sum(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
-    return ops.sum_readout(z, ptr, index=index, count=count, checked=True)
+    return ops.sum_readout(z, ptr, index=index, count=count, check_invariants=False)
 
 
 def _mean(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:

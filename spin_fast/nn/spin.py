@@ -115,9 +115,9 @@ class SPIN(GraphClassifier):
         """Class scores ``[G, out_features]`` of the selected graphs."""
         self.check(features)
         if self.training and self.config["dropout"] > 0:  # every node has its own mask
-            return self.forward_tensors(features.dense_rows(), features.selected_ptr, checked=True)
+            return self.forward_tensors(features.dense_rows(), features.selected_ptr, check_invariants=False)
         if self.training and self.norms:  # the statistics of a layer need all rows before the next layer
-            return self.forward_tensors(*features.branch_rows(), checked=True)
+            return self.forward_tensors(*features.branch_rows(), check_invariants=False)
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         data = (features.rows, features.ptr, features.index, features.count, features.ids)
         return self._forward_fused(*data, nodes_per_graph=sizes)
@@ -179,7 +179,7 @@ class SPIN(GraphClassifier):
             count=count,
             ids=ids,
             negative_slope=slope,
-            checked=True,
+            check_invariants=False,
         )
         if nodes_per_graph is not None:
             readout = readout * nodes_per_graph.to(readout.dtype)[:, None]
@@ -223,9 +223,9 @@ class SPIN(GraphClassifier):
             rows = F.leaky_relu(layer(rows), self.config["negative_slope"]).split(sizes)
         z = torch.cat(rows)
         if self.attention is None:
-            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=len(sizes), checked=True)
+            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=len(sizes), check_invariants=False)
         else:
-            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, checked=True)
+            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, check_invariants=False)
             if self.config["size_aware"]:
                 readout = readout * selected.selected_ptr.diff().to(readout.dtype)[:, None]
         std, mean = statistics(readout, ptr.new_ones(len(readout)))
@@ -241,7 +241,7 @@ class SPIN(GraphClassifier):
         index: Tensor | None = None,
         count: Tensor | None = None,
         *,
-        checked: bool = False,
+        check_invariants: bool = True,
     ) -> Tensor:
         """Class scores ``[G, out_features]`` from plain tensors: what ``torch.compile`` takes.
 
@@ -254,13 +254,13 @@ class SPIN(GraphClassifier):
             ptr: int64 offsets.
             index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
             count: ``[nnz]`` int32, how often.
-            checked: the caller vouches for the contents of ``ptr``, ``index`` and ``count``. They are read on the CPU
+            check_invariants: check the contents of ``ptr``, ``index`` and ``count``. They are read on the CPU
                 alone, and not in compiled code, which trusts them.
 
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
         """
-        self._check_tensors(rows, ptr, index, count, checked)
+        self._check_tensors(rows, ptr, index, count, check_invariants)
         if self.training and self.config["dropout"] > 0 and not isinstance(rows, Tensor):
             raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
         if isinstance(rows, Tensor) and not (self.training and (self.norms or self.config["dropout"] > 0)):
@@ -268,11 +268,13 @@ class SPIN(GraphClassifier):
         sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
         z = self._branches(rows, sizes, index, count)
         if self.attention is not None:
-            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, checked=True)
+            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, check_invariants=False)
             if self.config["size_aware"]:
                 readout = readout * self._nodes_per_graph(ptr, count, sizes is None).to(readout.dtype)[:, None]
         else:
-            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=self.num_branches, checked=True)
+            readout = ops.sum_readout(
+                z, ptr, index=index, count=count, num_branches=self.num_branches, check_invariants=False
+            )
         return self.classifier(readout)
 
     def _nodes_per_graph(self, ptr: Tensor, count: Tensor | None, dense: bool) -> Tensor:
