@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spin_fast import GraphBatch, datasets
-from spin_fast.datasets._common import assemble
+from spin_fast.datasets.common import assemble
 
 NUM_HOPS = 3
 NUM_BRANCHES = NUM_HOPS + 1

@@ -20,7 +20,7 @@ from scipy.sparse import _sparsetools
 from torch import Tensor
 
 from spin_fast import GraphBatch
-from spin_fast._arrays import offsets
+from spin_fast._common.indexing import offsets
 
 HAS_PYG = find_spec("torch_geometric") is not None
 if HAS_PYG:

@@ -170,7 +170,7 @@ def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
 
         metric.__qualname__ = "accuracy"
         with monkeypatch.context() as patch:
-            patch.setattr(training, "accuracy", metric)
+            patch.setattr("spin_fast.training.accuracy", metric)
             return CliRunner().invoke(app, ["train", *map(str, (*QUICK, *options))]).stdout
 
     facts = facts_of("train", *QUICK)
@@ -240,7 +240,7 @@ def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
             os.kill(os.getpid(), signal.SIGTERM)
         return accuracy(logits, y)
 
-    monkeypatch.setattr(training, "accuracy", terminated)
+    monkeypatch.setattr("spin_fast.training.accuracy", terminated)
     before = signal.getsignal(signal.SIGTERM)
     options = ["--epochs", 5, "--hops", 0, "--layers", 1, "--batch-size", 400, "--out", tmp_path / "run"]
     result = CliRunner().invoke(app, ["train", *map(str, options)])
@@ -449,7 +449,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
-    monkeypatch.setattr(training, "CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 1 << 18)
     out = tmp_path / "deep" / f"probabilities.{suffix}"
     assert "1,797 graphs" in invoke("predict", checkpoint, "digits", "--out", out)
     table = pandas.read_csv(out) if suffix == "csv" else pandas.read_parquet(out)
@@ -556,7 +556,7 @@ def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_json_has_neither_nan_nor_infinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "accuracy", lambda logits, y: float("nan"))
+    monkeypatch.setattr("spin_fast.training.accuracy", lambda logits, y: float("nan"))
     monkeypatch.setattr("spin_fast.cli.train.metric_of", lambda *_: ("accuracy", training.accuracy))
     assert facts_of("train", "--epochs", 1, "--hops", 0, "--out", tmp_path)["test"] is None
 

@@ -21,7 +21,7 @@ from helpers import error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
-from spin_fast.datasets import DatasetError, _download, nel, ogb, tu
+from spin_fast.datasets import DatasetError, downloads, nel, ogb, tu
 
 DATA = Path(os.environ.get("SPIN_FAST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
@@ -592,7 +592,7 @@ def test_official_sets_are_those_of_ogb() -> None:
         if binary:
             assert ogb.SETS[name] == (facts["download_name"], facts["eval metric"])
             assert OFFICIAL[name] == (int(facts["num tasks"]), facts["eval metric"])
-            assert facts["url"].removeprefix("http:") == f"{_download.OGB_URL}/{ogb.SETS[name][0]}.zip"[len("https:") :]
+            assert facts["url"].removeprefix("http:") == f"{downloads.OGB_URL}/{ogb.SETS[name][0]}.zip"[len("https:") :]
 
 
 def test_metric() -> None:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, features, training
-from spin_fast.features import identical_segments
+from spin_fast import SPIN, PowerFeatures, datasets, training
+from spin_fast.features import power_features as features
+from spin_fast.features.power_features import identical_segments
 
 
 def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, float64_sums: bool = True) -> torch.Tensor:

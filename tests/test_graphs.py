@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch
-from spin_fast._arrays import ragged_arange
+from spin_fast._common.indexing import ragged_arange
 
 
 @given(graphs=graph_batches(weighted=True), data=st.data())

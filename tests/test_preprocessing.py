@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import GraphBatch, NodeFeatures, PowerFeatures, preprocessing
+from spin_fast import GraphBatch, NodeFeatures, PowerFeatures
+from spin_fast.graphs import node_features as preprocessing
 
 
 def graphs_with(x: torch.Tensor, sizes: list[int]) -> GraphBatch:

@@ -11,7 +11,7 @@ import numpy as np
 from rich.markup import escape
 
 from .. import datasets
-from ..graphs import Arcs, GraphBatch
+from ..graphs.batch import Arcs, GraphBatch
 from ._app import console
 from ._errors import names_in_options
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import _check, datasets
-from ..graphs import REDUCTIONS, Arcs
+from .. import datasets
+from .._common import check
+from ..graphs.batch import REDUCTIONS, Arcs
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
 DEFAULT_HOPS = 3
@@ -52,7 +53,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def _operators(text: str) -> str:
     try:
-        return _check.operators(text)
+        return check.operators(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -62,7 +63,7 @@ def operator_option(default: str, panel: str | None = None) -> Any:
     return typer.Option(
         "--operator",
         parser=_operators,
-        metavar="|".join(_check.OPERATORS),
+        metavar="|".join(check.OPERATORS),
         help="What a hop computes of the neighbours: their sum (adj), a sum weighted by degrees (sym), both added "
         "(sym+adj), or their mean (rw). Several, with commas or one by one, are used side by side.",
         show_default=default,
@@ -72,7 +73,7 @@ def operator_option(default: str, panel: str | None = None) -> Any:
 
 def operator_of(chosen: list[str] | None) -> str | None:
     """What ``--operator`` says; None where it is not given."""
-    return _check.operators(",".join(chosen)) if chosen else None
+    return check.operators(",".join(chosen)) if chosen else None
 
 
 def _columns(text: str) -> Any:

@@ -17,9 +17,9 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
-from .._powers import num_branches_of
-from ..features import PowerFeatures
-from ..graphs import GraphBatch
+from ..features.chunks import num_branches_of
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, console, reports
 from ._device import kernels_on
 from ._errors import one_line_errors

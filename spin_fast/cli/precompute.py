@@ -13,11 +13,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .. import shards
-from .._powers import num_branches_of
-from .._progress import progress_bar
-from ..features import PowerFeatures, index_of
-from ..graphs import GraphBatch
+from .._common.progress import progress_bar
+from ..features import shards
+from ..features.chunks import num_branches_of
+from ..features.power_features import PowerFeatures, index_of
+from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, reports
 from ._errors import one_line_errors
 from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell, title_of

@@ -13,9 +13,10 @@ import torch
 import typer
 from rich.text import Text
 
-from .. import _files, datasets, training
-from .._progress import progress_bar
-from ..graphs import Arcs, GraphBatch
+from .. import datasets, training
+from .._common import files
+from .._common.progress import progress_bar
+from ..graphs.batch import Arcs, GraphBatch
 from ._app import Report, app, console, reports
 from ._device import Device, device_of
 from ._errors import as_option, one_line_errors
@@ -61,7 +62,7 @@ def predict(
     place = device_of(device)
     table_writer = _table_writer(out)
     _check_overwrites(out, checkpoint, datasets.own_folder(dataset, root))
-    _files.check_writable(out)
+    files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
     asked = operator_of(operators)
@@ -87,7 +88,7 @@ def predict(
         model.multilabel = num_outputs == 1 or (y is not None and y.is_floating_point())
     tasks = model.multilabel
     with (
-        _files.replacing(out) as temporary,
+        files.replacing(out) as temporary,
         table_writer(temporary) as write,
         progress_bar("graphs", first[2], True) as advance,
     ):

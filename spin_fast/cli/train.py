@@ -17,10 +17,10 @@ from rich.markup import escape
 from torch import Tensor
 
 from .. import datasets, training
-from ..features import PowerFeatures
-from ..logs import CsvLog, TensorBoardLog
+from ..features.power_features import PowerFeatures
+from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
-from ..preprocessing import NodeFeatures
+from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
 from ._errors import errors_in_options, one_line_errors, one_line_warnings

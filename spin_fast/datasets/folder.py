@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import _check
-from ..graphs import Arcs
+from .._common import check
+from ..graphs.batch import Arcs
 from . import graphml, nel, tables, tu
-from ._columns import LABEL, Features, Label, check_features, check_label
-from ._common import DatasetError, Folder, class_number
+from .columns import LABEL, Features, Label, check_features, check_label
+from .common import DatasetError, Folder, class_number
 from .tables import WEIGHT
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def iter_folder(
     words as features only if ``features`` lists their categories. Other formats are read as a whole first.
     """
     path = Path(path).expanduser()
-    _check.integer("num_graphs", num_graphs, 1)
+    check.integer("num_graphs", num_graphs, 1)
     _check_arguments(features, classes, label, dtype, arcs)
     if _kind(path) == "graphml":
         label = None if classes is None and isinstance(label, str) else label
@@ -146,7 +146,7 @@ def iter_folder(
 def _check_arguments(
     features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, arcs: Arcs
 ) -> None:
-    if dtype not in _check.FLOATS:
+    if dtype not in check.FLOATS:
         raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     check_features(features)
     check_label(label, classes)

@@ -12,10 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import torch
 
-from .. import _check, _convert
-from .._arrays import offsets
-from ..graphs import Arcs, GraphBatch
-from ._columns import (
+from .._common import check
+from .._common.indexing import offsets
+from ..graphs import convert
+from ..graphs.batch import Arcs, GraphBatch
+from .columns import (
     LABEL,
     MOST_CATEGORIES,
     Column,
@@ -30,7 +31,7 @@ from ._columns import (
     task_of,
     text_of,
 )
-from ._common import DatasetError, Folder, labelled, one_line, reading
+from .common import DatasetError, Folder, labelled, one_line, reading
 from .tables import WEIGHT, Table, labels_of, open_graphs
 
 
@@ -145,7 +146,7 @@ class _GraphML:
         self.dtype, self.undirected = dtype, arcs.get("undirected", False)
         self.arcs = arcs.copy()
         self.arcs.pop("undirected", None)
-        _check.flag("undirected", self.undirected)
+        check.flag("undirected", self.undirected)
 
     def read(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
         batches: dict[int, GraphBatch] = {}
@@ -179,7 +180,7 @@ class _GraphML:
         ]
 
     def _parse(self, file: Path) -> Any:
-        networkx = _convert.library("networkx", "GraphML")
+        networkx = convert.library("networkx", "GraphML")
         with reading(str(file)):
             _check_elements(file)
             try:

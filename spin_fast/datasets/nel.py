@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import (
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import (
     DatasetError,
     Folder,
     assemble,

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import DatasetError, assemble, read_numbers, reading
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import DatasetError, assemble, read_numbers, reading
 
 # The classification sets: what they are called in the address, and what OGB scores them by.
 SETS = {

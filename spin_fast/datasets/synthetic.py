@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from .. import _check
-from ..graphs import GraphBatch
-from ._common import assemble
+from .._common import check
+from ..graphs.batch import GraphBatch
+from .common import assemble
 
 SWITCHING_ROUNDS = 10
 TOP_UP_ROUNDS = 50
@@ -45,7 +45,7 @@ def erdos_renyi(
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     pairs = num_nodes * (num_nodes - 1) // 2
     edges: list[np.ndarray] = []
     for graphs, chance in _classes("p", p, num_graphs, num_nodes):
@@ -89,7 +89,7 @@ def random_regular(
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     edges: list[np.ndarray] = []
     for graphs, neighbours in _classes("degree", degree, num_graphs, num_nodes):
         if not 0 <= neighbours < max(num_nodes, 1) or neighbours != int(neighbours):
@@ -137,7 +137,7 @@ def power_law(
     Raises:
         ValueError: a number is out of range, or so many edges cannot be placed.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     edges: list[np.ndarray] = []
     for graphs, gamma in _classes("exponent", exponent, num_graphs, num_nodes):
         if not gamma > 2:
@@ -194,13 +194,13 @@ def csl(
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
-    _check.integer("num_nodes", num_nodes, 5)
-    _check.integer("graphs_per_class", graphs_per_class, 1)
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
+    check.integer("num_nodes", num_nodes, 5)
+    check.integer("graphs_per_class", graphs_per_class, 1)
     if not len(skips):
         raise ValueError("skips must hold at least one number, got none")
     for skip in skips:
-        if not _check.integer("skips", skip, 2) < num_nodes / 2:
+        if not check.integer("skips", skip, 2) < num_nodes / 2:
             raise ValueError(f"skips must be below {num_nodes / 2} for {num_nodes} nodes, got {skip}")
     num_graphs = len(skips) * graphs_per_class
     number = rng.permuted(np.tile(np.arange(num_nodes), (num_graphs, 1)), axis=1)
@@ -223,8 +223,8 @@ def _classes(
     name: str, values: float | Sequence[float], num_graphs: int, num_nodes: int
 ) -> Iterator[tuple[np.ndarray, float]]:
     """The graphs of each class and the value that they are drawn with."""
-    _check.integer("num_graphs", num_graphs, 1)
-    _check.integer("num_nodes", num_nodes, 1)
+    check.integer("num_graphs", num_graphs, 1)
+    check.integer("num_nodes", num_nodes, 1)
     per_class = np.atleast_1d(values)
     if per_class.ndim != 1 or not 1 <= len(per_class) <= num_graphs:
         raise ValueError(f"{name} must be one number or one per class, at most {num_graphs} (graphs), got {values!r}")
@@ -287,7 +287,7 @@ def _batch(
     first, second = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
     x = None
     if num_features is not None:
-        shape = (num_graphs * num_nodes, _check.integer("num_features", num_features, 0))
+        shape = (num_graphs * num_nodes, check.integer("num_features", num_features, 0))
         x = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
     return assemble(
         np.concatenate([first, second]),

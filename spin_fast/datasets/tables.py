@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graphs import Arcs, GraphBatch
-from ._columns import (
+from ..graphs.batch import Arcs, GraphBatch
+from .columns import (
     LABEL,
     LEAVE_OUT,
     Column,
@@ -30,7 +30,7 @@ from ._columns import (
     task_of,
     text_of,
 )
-from ._common import DatasetError, Folder, labelled, reading
+from .common import DatasetError, Folder, labelled, reading
 
 WEIGHT = "weight"
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import (
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import (
     DatasetError,
     Folder,
     assemble,

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .. import _check, ops
-from .._arrays import offsets
+from .. import ops
+from .._common import check
+from .._common.indexing import offsets
 from .spin import SPIN
 
 # Programs take sizes, not offsets: a length that is one more than the number of graphs, or of nodes, would make a
@@ -92,8 +93,8 @@ def export(
     """
     if not isinstance(model, SPIN):
         raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
-    _check.flag("from_rows", from_rows)
-    _check.flag("edge_weight", edge_weight)
+    check.flag("from_rows", from_rows)
+    check.flag("edge_weight", edge_weight)
     like = next(model.parameters())
     rows = like.new_zeros(model.num_branches, 7, model.config["in_features"])
     sizes = torch.tensor([3, 1, 3], device=like.device)

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from ..graphs import GraphBatch
+from ..graphs.batch import GraphBatch
 
 FEATURES = ("label", "attribute", "attribute+label", "degree")
 PAPER_FEATURES = {"ENZYMES": "attribute+label", "OHSU": "degree", "Peking_1": "degree"}

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops, reference
-from .graphs import GraphBatch
+from .. import ops
+from ..graphs.batch import GraphBatch
+from ..ops import reference
 
 
 def runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check, _convert, ops
-from ._arrays import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .. import ops
+from .._common import check
+from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from . import convert
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -114,13 +116,13 @@ class GraphBatch:
     edge_weight: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check.tensor("x", self.x, ("N", "d"), _check.FLOATS)
+        check.tensor("x", self.x, ("N", "d"), check.FLOATS)
         device, num_nodes = self.x.device, self.x.shape[0]
-        _check.offsets_shape("ptr", self.ptr, device)
-        _check.tensor("indptr", self.indptr, (num_nodes + 1,), _check.INTEGERS, device)
-        _check.tensor("indices", self.indices, ("E",), (self.indptr.dtype,), device)
+        check.offsets_shape("ptr", self.ptr, device)
+        check.tensor("indptr", self.indptr, (num_nodes + 1,), check.INTEGERS, device)
+        check.tensor("indices", self.indices, ("E",), (self.indptr.dtype,), device)
         if self.edge_weight is not None:
-            _check.tensor("edge_weight", self.edge_weight, (self.indices.numel(),), (self.x.dtype,), device)
+            check.tensor("edge_weight", self.edge_weight, (self.indices.numel(),), (self.x.dtype,), device)
         if self.y is not None and (not isinstance(self.y, Tensor) or self.y.shape[:1] != (self.num_graphs,)):
             got = list(self.y.shape) if isinstance(self.y, Tensor) else type(self.y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
@@ -168,19 +170,19 @@ class GraphBatch:
                 they are.
             sort_nodes: accept a ``batch`` in any order: node ``i`` of the result is ``batch.argsort(stable=True)[i]``.
         """
-        _check.tensor("x", x, ("N", "d"), _check.FLOATS)
+        check.tensor("x", x, ("N", "d"), check.FLOATS)
         num_nodes = x.shape[0]
-        _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS, x.device)
+        check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS, x.device)
         for name, value in (("undirected", undirected), ("sort_nodes", sort_nodes)):
-            _check.flag(name, value)
+            check.flag(name, value)
         if self_loops is not None:
-            _check.flag("self_loops", self_loops)
+            check.flag("self_loops", self_loops)
         if coalesce is not None and coalesce not in REDUCTIONS:
             raise ValueError(f"coalesce must be one of {', '.join(REDUCTIONS)} or None, got {coalesce!r}")
         if batch is None:
             batch = torch.zeros(num_nodes, dtype=torch.int64, device=x.device)
             num_graphs = 1 if num_graphs is None else num_graphs
-        _check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
+        check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
         if num_nodes and int(batch.min()) < 0:
             raise ValueError(f"batch must not be negative, got {int(batch.min())}")
         if edge_index.numel() and (int(edge_index.min()) < 0 or int(edge_index.max()) >= num_nodes):
@@ -188,7 +190,7 @@ class GraphBatch:
                 f"edge_index must be in [0, {num_nodes}), got {int(edge_index.min())}..{int(edge_index.max())}"
             )
         if edge_weight is not None:
-            _check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
+            check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
         original = edge_index, batch
         if bool((batch[1:] < batch[:-1]).any()):
             if not sort_nodes:
@@ -199,7 +201,7 @@ class GraphBatch:
             position = torch.empty_like(order).scatter_(0, order, torch.arange(num_nodes, device=x.device))
             batch, x, edge_index = batch[order], x[order], position[edge_index.long()].to(edge_index.dtype)
         least = int(batch[-1]) + 1 if num_nodes else 0
-        num_graphs = least if num_graphs is None else _check.integer("num_graphs", num_graphs, least)
+        num_graphs = least if num_graphs is None else check.integer("num_graphs", num_graphs, least)
         if undirected or self_loops is not None:
             edge_index, edge_weight = _with_arcs(edge_index, edge_weight, num_nodes, undirected, self_loops)
         row_major = edge_index[1].long() * max(num_nodes, 1) + edge_index[0]
@@ -255,7 +257,7 @@ class GraphBatch:
         Raises:
             ImportError: PyG is not installed. TypeError, ValueError: name the argument and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_pyg(data, x, y, edge_weight), dtype, arcs)
+        return cls._from_parts(convert.from_pyg(data, x, y, edge_weight), dtype, arcs)
 
     @classmethod
     def from_dgl(
@@ -283,7 +285,7 @@ class GraphBatch:
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_dgl(graphs, x, y, edge_weight), dtype, arcs)
+        return cls._from_parts(convert.from_dgl(graphs, x, y, edge_weight), dtype, arcs)
 
     @classmethod
     def from_networkx(
@@ -314,7 +316,7 @@ class GraphBatch:
         Raises:
             ImportError: networkx is not installed. TypeError, ValueError: name the graph and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_networkx(graphs, x, y, edge_weight), dtype, arcs)
+        return cls._from_parts(convert.from_networkx(graphs, x, y, edge_weight), dtype, arcs)
 
     @classmethod
     def from_scipy(
@@ -345,13 +347,13 @@ class GraphBatch:
         Raises:
             ImportError: scipy is not installed. TypeError, ValueError: name the argument and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_scipy(adjacency, x, y, ptr), dtype, arcs)
+        return cls._from_parts(convert.from_scipy(adjacency, x, y, ptr), dtype, arcs)
 
     @classmethod
-    def _from_parts(cls, parts: _convert.Parts, dtype: torch.dtype | None, arcs: Arcs) -> GraphBatch:
+    def _from_parts(cls, parts: convert.Parts, dtype: torch.dtype | None, arcs: Arcs) -> GraphBatch:
         num_nodes = len(parts.batch)
         x = parts.batch.new_empty(num_nodes, 0, dtype=torch.float32) if parts.x is None else parts.x
-        x = _convert.features(x, dtype)
+        x = convert.features(x, dtype)
         if len(x) != num_nodes:
             raise ValueError(f"x must have one row per node, {num_nodes}, got {len(x)}")
         graphs = cls.from_edge_index(
@@ -359,7 +361,7 @@ class GraphBatch:
             x,
             parts.batch,
             num_graphs=parts.num_graphs,
-            y=None if parts.y is None else _convert.labels(parts.y, x.dtype).to(x.device),
+            y=None if parts.y is None else convert.labels(parts.y, x.dtype).to(x.device),
             edge_weight=None if parts.edge_weight is None else parts.edge_weight.to(x.dtype),
             **arcs,
         )
@@ -383,7 +385,7 @@ class GraphBatch:
         if not parts:
             raise ValueError("batches must hold at least one GraphBatch, got none")
         x, y, edge_weight = (
-            _convert.cat(name, [getattr(part, name) for part in parts]) for name in ("x", "y", "edge_weight")
+            convert.cat(name, [getattr(part, name) for part in parts]) for name in ("x", "y", "edge_weight")
         )
         assert x is not None
         num_arcs = sum(part.num_arcs for part in parts)
@@ -410,7 +412,7 @@ class GraphBatch:
         Raises:
             ImportError: PyG is not installed.
         """
-        return _convert.to_pyg(self)
+        return convert.to_pyg(self)
 
     def to_networkx(
         self,
@@ -433,9 +435,9 @@ class GraphBatch:
         Raises:
             ImportError: networkx is not installed. ValueError: what was asked for would lose arcs.
         """
-        _check.flag("undirected", undirected)
-        _check.flag("multigraph", multigraph)
-        return _convert.to_networkx(self.cpu(), x, y, edge_weight, undirected, multigraph)
+        check.flag("undirected", undirected)
+        check.flag("multigraph", multigraph)
+        return convert.to_networkx(self.cpu(), x, y, edge_weight, undirected, multigraph)
 
     @property
     def num_graphs(self) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check
+from .._common import check
 
 _INSTALL = {"torch_geometric": "torch-geometric", "networkx": "networkx", "scipy": "scipy"}
 
@@ -57,11 +57,11 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded
     are an error: they may be categories, of which two would become one.
     """
-    if dtype is not None and dtype not in _check.FLOATS:
+    if dtype is not None and dtype not in check.FLOATS:
         raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
     if x.is_complex():
         raise TypeError(f"x must be real numbers, got {str(x.dtype).removeprefix('torch.')}")
-    wanted = dtype or (x.dtype if x.dtype in _check.FLOATS else torch.float32)
+    wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
     converted = x.to(wanted)
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
         rounded = converted.double() != x.double()
@@ -173,7 +173,7 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
 
     edge_index = attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else "")
     edge_index = plain(edge_index)
-    _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS)
+    check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS)
     value = None if x is None else attribute(x, "; x=None takes the degree instead")
     batch, num_graphs = item.batch, 1
     if batch is None:
