@@ -22,9 +22,9 @@ class SIGN(BaseTransform):
     """Attach ``ĀX, ..., Ā^K X`` as ``data.x1, ..., data.xK``, as ``torch_geometric.transforms.SIGN`` does.
 
     With the default operator the values are those of PyG's transform up to rounding: ``Ā = D^-1/2 A D^-1/2`` without
-    added self-loops, where row ``v`` of ``A`` holds the arcs that end in ``v``, with the weights ``data.edge_weight``
+    added self-loops, where row ``v`` of ``A`` holds the edges that end in ``v``, with the weights ``data.edge_weight``
     if there are any. ``D`` on both sides is the row sum of ``A``, so the in-degree, in directed graphs as well; where
-    it is 0 the row becomes 0. Repeated arcs and self-loops count as they stand. ``data`` may be a ``Batch``.
+    it is 0 the row becomes 0. Repeated edges and self-loops count as they stand. ``data`` may be a ``Batch``.
 
     Other than there, a negative row sum is an error instead of NaN, and features in bfloat16 and float16, or in float64
     with weights in float32, are taken. To classify graphs, :meth:`spin_fast.GraphBatch.from_pyg` and

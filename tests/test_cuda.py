@@ -186,7 +186,7 @@ def test_features_in_one_chunk_are_those_in_many(node_rows: bool, operator: str)
         for name, value in vars(expected).items():
             other = getattr(made, name)
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
-    weighted = replace(graphs, edge_weight=torch.full((graphs.num_arcs,), -1.0))
+    weighted = replace(graphs, edge_weight=torch.full((graphs.num_edges,), -1.0))
     with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym"):
         PowerFeatures._of_one_chunk(weighted, 2, operator, node_rows)
 
@@ -271,7 +271,7 @@ def test_selections_do_not_wait() -> None:
 def test_features_made_on_the_gpu(weighted: bool) -> None:
     graphs = some_graphs()
     if weighted:
-        graphs = replace(graphs, edge_weight=torch.rand(graphs.num_arcs) + 0.5)
+        graphs = replace(graphs, edge_weight=torch.rand(graphs.num_edges) + 0.5)
     for deduplicate in (True, False):
         here = PowerFeatures.from_graphs(graphs, 2, deduplicate=deduplicate)
         there = PowerFeatures.from_graphs(graphs.cuda(), 2, deduplicate=deduplicate)
@@ -293,7 +293,7 @@ def test_features_made_on_the_gpu(weighted: bool) -> None:
 @needs_gpu
 def test_wrong_weights_are_named_on_the_gpu() -> None:
     graphs = some_graphs()
-    graphs = replace(graphs, edge_weight=torch.full((graphs.num_arcs,), -1.0)).cuda()
+    graphs = replace(graphs, edge_weight=torch.full((graphs.num_edges,), -1.0)).cuda()
     with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym"):
         PowerFeatures.from_graphs(graphs, 2)
 

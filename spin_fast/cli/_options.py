@@ -13,7 +13,7 @@ import typer
 
 from .. import datasets
 from .._common import check
-from ..graphs.batch import REDUCTIONS, Arcs
+from ..graphs.batch import REDUCTIONS, EdgeOptions
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
 DEFAULT_HOPS = 3
@@ -134,13 +134,13 @@ SelfLoops = Annotated[
 ]
 
 
-def arcs_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> Arcs:
+def edge_options_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> EdgeOptions:
     """What the three options say, without those that are not given."""
-    arcs = Arcs()
+    edge_options = EdgeOptions()
     if undirected:
-        arcs["undirected"] = True
+        edge_options["undirected"] = True
     if coalesce is not None:
-        arcs["coalesce"] = coalesce.value
+        edge_options["coalesce"] = coalesce.value
     if self_loops is not None:
-        arcs["self_loops"] = self_loops
-    return arcs
+        edge_options["self_loops"] = self_loops
+    return edge_options

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .._common import check
-from ..graphs.batch import Arcs, GraphBatch
+from ..graphs.batch import EdgeOptions, GraphBatch
 from . import citation, digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
 from .citation import NodeDataset
@@ -45,7 +45,7 @@ def load(
     label: Label = LABEL,
     dtype: torch.dtype = torch.float32,
     download: bool = False,
-    **arcs: Unpack[Arcs],
+    **edge_options: Unpack[EdgeOptions],
 ) -> GraphBatch:
     """Load a data set.
 
@@ -61,8 +61,8 @@ def load(
         dtype: float32 or float64, of the features.
         download: get the set from its official site if it is not there yet, as :func:`download` does. Files that were
             downloaded are compared at every loading with what they were then.
-        **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in :func:`load_folder`, for your own graphs alone:
-            the arcs of a set by name are known.
+        **edge_options: ``undirected``, ``coalesce`` and ``self_loops`` as in :func:`load_folder`, for your own graphs
+            alone: the edges of a set by name are known.
 
     Returns:
         The graphs with features ``x`` ``[N, d]`` and labels ``y``: int64 ``[G]`` in ``0..C-1``, or for OGB sets with
@@ -71,7 +71,7 @@ def load(
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
-    return read(name, root, features=features, label=label, dtype=dtype, download=download, **arcs).graphs
+    return read(name, root, features=features, label=label, dtype=dtype, download=download, **edge_options).graphs
 
 
 def read(
@@ -82,7 +82,7 @@ def read(
     label: Label = LABEL,
     dtype: torch.dtype = torch.float32,
     download: bool = False,
-    **arcs: Unpack[Arcs],
+    **edge_options: Unpack[EdgeOptions],
 ) -> Folder:
     """Load a data set as :func:`load` does, with what its files call graphs and classes.
 
@@ -91,15 +91,15 @@ def read(
     """
     check.flag("download", download)
     if (path := own_folder(name, root)) is not None:
-        return load_folder(path, features=features, label=label, dtype=dtype, **arcs)
+        return load_folder(path, features=features, label=label, dtype=dtype, **edge_options)
     name = str(name)
-    folder.check_arcs(arcs)
+    folder.check_edge_options(edge_options)
     found = None if name in BUILT_IN else _locate(name, root)
     if name.lower() == "cora" and (found is None or found[0] is tu):
         raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
     if found is None and name not in (*BUILT_IN, *_STAND_IN) and not download:
         raise _unknown(name, root)  # before its arguments: it may be the mistyped path of a folder
-    _refuse_arcs(name, arcs)
+    _refuse_edge_options(name, edge_options)
     if label != LABEL:
         raise DatasetError(
             f"label={label!r} is impossible for {name}, which is no folder of your own; leave it out", argument="label"
@@ -266,7 +266,7 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
         dtype: float32 or float64, of ``x``.
 
     Returns:
-        One graph with ``x [2708, 1433]`` of 0 and 1 and both arcs of each edge, the classes of its nodes, the split.
+        One graph with ``x [2708, 1433]`` of 0 and 1, both directions of each edge, the classes of its nodes, the split.
 
     Raises:
         DatasetError: no such files, or wrong ones; one line that says which.
@@ -356,11 +356,11 @@ def _refuse_features(name: str, features: Features) -> None:
         )
 
 
-def _refuse_arcs(name: str, arcs: Arcs) -> None:
+def _refuse_edge_options(name: str, edge_options: EdgeOptions) -> None:
     for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
-        if (value := arcs.get(argument, default)) is not default:
+        if (value := edge_options.get(argument, default)) is not default:
             raise DatasetError(
-                f"{argument}={value!r} is impossible for {name}, whose arcs are known; "
+                f"{argument}={value!r} is impossible for {name}, whose edges are known; "
                 "it is for folders of your own graphs",
                 argument=argument,
             )

@@ -40,7 +40,7 @@ def erdos_renyi(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range.
@@ -84,7 +84,7 @@ def random_regular(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range.
@@ -120,7 +120,7 @@ def power_law(
     """Graphs whose degrees follow a power law ``k ** -exponent`` (Chung and Lu's model), a few hubs and many leaves.
 
     Both ends of an edge are drawn in proportion to the nodes' weights; self-loops and repeats are drawn anew, which
-    flattens the largest hubs a little. A million nodes with twenty million arcs take some ten seconds.
+    flattens the largest hubs a little. A million nodes with twenty million edges take some ten seconds.
 
     Args:
         num_graphs: how many graphs.
@@ -132,7 +132,7 @@ def power_law(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range, or so many edges cannot be placed.
@@ -189,7 +189,7 @@ def csl(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, class after class, both arcs of each edge; ``x`` ``[N, 1]`` the degree, 4 everywhere; ``y`` int64.
+        The graphs, class after class, both directions of each edge; ``x`` ``[N, 1]`` the degree, always 4; ``y`` int64.
 
     Raises:
         ValueError: a number is out of range.
@@ -283,7 +283,7 @@ def _batch(
     num_features: int | None,
     dtype: torch.dtype,
 ) -> GraphBatch:
-    """Both arcs of the edges ``[2, ...]`` of each class, features and labels."""
+    """Both directions of the edges ``[2, ...]`` of each class, features and labels."""
     first, second = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
     x = None
     if num_features is not None:

@@ -68,7 +68,7 @@ def power_chunks(
     """Consecutive chunks of the graphs: their powers ``[B, n, d]``, which the next chunk overwrites, and offsets.
 
     Args:
-        num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
+        num_bytes: of the powers of a chunk at most, and of its edges at most, unless it is a single graph.
         bytes_beside: count for each node as well.
         float64_sums: as in :func:`spin_fast.power_features`.
     """

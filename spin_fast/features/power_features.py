@@ -505,7 +505,7 @@ class PowerFeatures:
         What is a graph elsewhere then is a node: ``nodes[ids]`` selects nodes, a batch is a list of them, and the
         readout, over one node, is that node's ``z``. So ``PAGNN(..., readout=None)``, and likewise ``SPIN`` with the
         sum readout, computes the node-level form of the paper, ``h_v = Theta(z_v^(0), ..., z_v^(R))``. Rows are shared
-        with these features where all graphs are selected; no arc is looked at again.
+        with these features where all graphs are selected; no edge is looked at again.
 
         Args:
             y: labels of the nodes, first axis ``n``; None for none.

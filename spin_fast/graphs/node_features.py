@@ -32,7 +32,7 @@ class NodeFeatures:
     rows of ``Ā`` sum to 1. Equal rows stay equal bit by bit, so that they are stored once as before.
 
     Args:
-        degree: features to make of the number of arcs per row of a node (a self-loop counts 1, weights do not count):
+        degree: features to make of the number of edges per row of a node (a self-loop counts 1, weights do not count):
             ``"raw"``, ``"log"`` (``log(1 + degree)``), or ``"one-hot"``, with a column for each degree from 0 to the
             largest in the training graphs, which stands for larger ones as well; None for none.
         keep_x: True for ``x`` first and then what is made of the degree, False for that alone; ``"auto"`` leaves ``x``

@@ -181,7 +181,7 @@ class LinkPredictor(nn.Module):
     """Scores of pairs of nodes: the inner product of their representations, or a module on the elementwise one.
 
     Train it with ``torch.nn.functional.binary_cross_entropy_with_logits`` on pairs that are linked and pairs that are
-    not. Links to be predicted must not be among the arcs that the features were computed from.
+    not. Links to be predicted must not be among the edges that the features were computed from.
 
     Args:
         encoder: makes the representations ``[n, k]``, such as ``PAGNN(branches, readout=None)``.

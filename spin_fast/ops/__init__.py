@@ -7,7 +7,7 @@ Under the transforms of ``torch.func`` (``vmap``, ``grad``, ``jvp``, ...) and in
 run, which are made of what these can transform. Autocast changes no operation but in this: ``attention_readout`` takes
 ``w`` in the dtype of ``z``, and ``branch_readout`` takes half types as float32, in which it computes.
 
-Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
+Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` edges, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
 """
 
@@ -210,9 +210,9 @@ def _power_features_of_run(
         torch.ops.spin_fast.power_features_out.default(*arrays, False, float64_sums, out)
         return out
     first, last = int(ptr[0]), int(ptr[-1])
-    arcs = slice(int(indptr[first]), int(indptr[last]))
-    part = (indptr[first : last + 1] - arcs.start, indices[arcs] - first, x[first:last])
-    weight = None if edge_weight is None else edge_weight[arcs]
+    edges = slice(int(indptr[first]), int(indptr[last]))
+    part = (indptr[first : last + 1] - edges.start, indices[edges] - first, x[first:last])
+    weight = None if edge_weight is None else edge_weight[edges]
     return out.copy_(reference.power_features(*part, num_hops, operator, edge_weight=weight))
 
 

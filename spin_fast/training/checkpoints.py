@@ -13,7 +13,7 @@ from .._common import files
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 
-CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
+CHECKPOINT_FORMAT = "spin_fast checkpoint 2"
 STATE_FORMAT = "spin_fast training-state 1"
 
 

@@ -35,7 +35,7 @@ def predict(
 
 
 CHUNK_BYTES = 4 << 20
-"""Of powers, and of arcs, that :func:`predict_proba` takes at a time, unless a single graph has more."""
+"""Of powers, and of edges, that :func:`predict_proba` takes at a time, unless a single graph has more."""
 GPU_CHUNK_BYTES = 256 << 20
 """The same on a GPU: enough to fill it."""
 
