@@ -13,6 +13,7 @@ import typer
 
 from .. import datasets
 from .._common import check
+from ..datasets.columns import LABEL
 from ..graphs.batch import REDUCTIONS, EdgeOptions
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
@@ -109,7 +110,7 @@ Label = Annotated[
         metavar="NAMES",
         help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, with "
         'commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads none.',
-        show_default=datasets.LABEL,
+        show_default=LABEL,
     ),
 ]
 Undirected = Annotated[
