@@ -9,11 +9,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
-from helpers.cli import (
-    facts_of,
-    invoke,
-    small_set,
-)
+from helpers.cli import facts_of, invoke, small_set
 from hypothesis import given
 from hypothesis import strategies as st
 
