@@ -16,10 +16,10 @@ from torch import Tensor
 
 from spin_fast import attention_readout, branch_readout
 
-from .checks import assert_close
-from .inputs import NUM_BRANCHES
-from .plugin import RunRace
-from .report import Session
+from .harness.checks import assert_close
+from .harness.inputs import NUM_BRANCHES
+from .harness.plugin import RunRace
+from .harness.report import Session
 
 NUM_GRAPHS = 128
 NODES_PER_GRAPH = 40

@@ -15,17 +15,17 @@ import torch
 
 from spin_fast import SPIN, PowerFeatures, datasets
 
-from . import epochs
-from .epochs import DEPTH, WIDTH
-from .plugin import RunRace
-from .race import Contender
-from .report import Session
+from .harness import epochs
+from .harness.epochs import DEPTH, WIDTH
+from .harness.plugin import RunRace
+from .harness.race import Contender
+from .harness.report import Session
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
 from torch_geometric.loader import DataLoader
 
-from . import rivals
+from .rivals import gnn
 
 NUM_GRAPHS = 1000
 FEW_GRAPHS = 32  # with --quick
@@ -52,10 +52,10 @@ def test_edges(race: RunRace, session: Session, quick: bool, p: float, threads: 
     }
     preparing: dict[str, Contender] = {"prepare SPIN": precompute}
     preparation = dict.fromkeys(training, "prepare SPIN")
-    for family, make in rivals.MODELS.items():
-        data = rivals.data_list(graphs, family)
-        loaded = partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index")
-        collate = partial(rivals.collated, data, BATCH_SIZE, "CSR")
+    for family, make in gnn.MODELS.items():
+        data = gnn.data_list(graphs, family)
+        loaded = partial(gnn.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index")
+        collate = partial(gnn.collated, data, BATCH_SIZE, "CSR")
         training[f"{family} edge_index, DataLoader"] = epochs.of(make(*shape), loaded)
         training[f"{family} CSR, collated"] = epochs.of(make(*shape), partial(epochs.shuffled, collate()))
         preparing[f"prepare {family} CSR"] = collate

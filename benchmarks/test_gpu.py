@@ -17,19 +17,19 @@ from torch import Tensor
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, attention_readout, datasets, power_features, sum_readout
 
-from . import epochs, gpu, inputs, op_rivals
-from .checks import assert_close
-from .epochs import DEPTH, WIDTH, Epoch
-from .inputs import NUM_HOPS, Input
-from .op_rivals import Segments
-from .plugin import SETTINGS, RunRace
-from .race import Contender
-from .report import Goal, Session
+from .harness import epochs, gpu, inputs
+from .harness.checks import assert_close
+from .harness.epochs import DEPTH, WIDTH, Epoch
+from .harness.inputs import NUM_HOPS, Input
+from .harness.plugin import SETTINGS, RunRace
+from .harness.race import Contender
+from .harness.report import Goal, Session
+from .rivals.ops import Segments
 from .test_training import SHORTEST_SAMPLE
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
-from . import rivals
+from .rivals import gnn, ops
 
 TIMES_GIN = {"NCI1": 20, "REDDIT-BINARY": 20, "ogbg-molhiv": 10}
 NCI1_SECONDS = 5e-3
@@ -118,12 +118,12 @@ def message_passing(
 ) -> list[str]:
     """Add PyG's models to the contenders, as PyTorch runs them and the GIN in CUDA graphs; the names of the former."""
     eager = []
-    for family, make in rivals.MODELS.items():
-        data = rivals.data_list(graphs, family)
+    for family, make in gnn.MODELS.items():
+        data = gnn.data_list(graphs, family)
         mixed = [data[i] for i in torch.randperm(len(data)).tolist()]
         model = make(*shape).to(device)
-        for form in rivals.FORMS:
-            batches = [batch.to(device) for batch in rivals.collated(mixed, batch_size, form)]
+        for form in gnn.FORMS:
+            batches = [batch.to(device) for batch in gnn.collated(mixed, batch_size, form)]
             eager.append(f"{family} {form}")
             contenders[eager[-1]] = epochs.of(copy.deepcopy(model), partial(epochs.shuffled, batches))
             if family != "GIN" or device != "cuda" or len(batches) > MOST_CAPTURED:
@@ -198,7 +198,7 @@ def test_power_features(
     contenders: dict[str, Contender] = {"spin_fast": partial(powers, x)}
     with torch.inference_mode():
         expected = powers(graphs.x)
-        for rival, call in op_rivals.cusparse(graphs, NUM_HOPS).items():
+        for rival, call in ops.cusparse(graphs, NUM_HOPS).items():
             try:
                 result = call()
             except RuntimeError as error:
@@ -276,15 +276,15 @@ def rivals_of(
     session: Session, kind: str, of: Segments, segments: str, compiled: bool
 ) -> dict[str, Callable[..., Tensor]]:
     """Those that are fit for such segments."""
-    found = op_rivals.attention_readouts(of) if kind == "attention" else op_rivals.sum_readouts(of)
+    found = ops.attention_readouts(of) if kind == "attention" else ops.sum_readouts(of)
     if segments not in EVEN:
         session.note(f"{segments}: without the rivals that leave a segment to one thread or warp")
         return {name: call for name, call in found.items() if not any(part in name for part in RUN_BY_RUN)}
     if compiled and kind == "attention" and segments == EVEN[1]:
-        if reason := op_rivals.cannot_compile("cuda"):
+        if reason := ops.cannot_compile("cuda"):
             session.note(f"torch.compile does not work here, so it does not race: {reason}")
         else:
-            found |= op_rivals.compiled_attention(of)
+            found |= ops.compiled_attention(of)
     return found
 
 

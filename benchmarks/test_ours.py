@@ -12,10 +12,10 @@ from torch import Tensor
 from spin_fast import GraphBatch, attention_readout, native_available, reference, sum_readout
 from spin_fast.ops import native
 
-from . import inputs
-from .inputs import NUM_HOPS, Input
-from .plugin import RaceThreads, RunRace
-from .race import Contender
+from .harness import inputs
+from .harness.inputs import NUM_HOPS, Input
+from .harness.plugin import RaceThreads, RunRace
+from .harness.race import Contender
 from .test_power import ours as powers_of
 from .test_power import power_floors
 from .test_readout import WIDTH, readout_floors

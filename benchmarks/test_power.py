@@ -12,13 +12,14 @@ from torch import Tensor
 
 from spin_fast import GraphBatch, power_features
 
-from . import floors, inputs, op_rivals, pages, peak
-from .checks import assert_close
-from .floors import Pass
-from .inputs import NUM_BRANCHES, NUM_HOPS, Input
-from .peak import Peak
-from .plugin import Floors, RunRace
-from .report import Session
+from .harness import floors, inputs, pages, peak
+from .harness.checks import assert_close
+from .harness.floors import Pass
+from .harness.inputs import NUM_BRANCHES, NUM_HOPS, Input
+from .harness.peak import Peak
+from .harness.plugin import Floors, RunRace
+from .harness.report import Session
+from .rivals import ops
 
 GATHERED = 16  # features: wider rows of a small graph come from a cache faster than its hops go to memory
 CACHED = 1 << 20  # bytes of the features of a small graph
@@ -53,13 +54,13 @@ def test_power_features(race: RunRace, on: Input, memory: str, threads: int) -> 
     graphs, out = on.graphs, None
     contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs)}
     if memory == "new output":
-        contenders |= {**op_rivals.powers(graphs, NUM_HOPS), **op_rivals.sign(graphs, NUM_HOPS)}
+        contenders |= {**ops.powers(graphs, NUM_HOPS), **ops.sign(graphs, NUM_HOPS)}
     elif memory == "output reused":
         out = pages.touched((NUM_BRANCHES, *graphs.x.shape))
-        contenders |= op_rivals.powers(graphs, NUM_HOPS)
+        contenders |= ops.powers(graphs, NUM_HOPS)
         contenders = {name: partial(call, out=out) for name, call in contenders.items()}
     else:
-        contenders |= op_rivals.powers_from_raw(graphs, NUM_HOPS)
+        contenders |= ops.powers_from_raw(graphs, NUM_HOPS)
     with torch.inference_mode():
         check(graphs, contenders)
         race(f"power_features, {memory}", on.name, contenders, power_floors(graphs, out, threads))
@@ -71,7 +72,7 @@ def test_power_features(race: RunRace, on: Input, memory: str, threads: int) -> 
 def test_one_large_graph(race: RunRace, num_features: int, memory: str, threads: int) -> None:
     """A graph that no cache holds and that cannot be shared out by graphs."""
     name, graphs = inputs.large(num_features)
-    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs), **op_rivals.powers(graphs, NUM_HOPS)}
+    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs), **ops.powers(graphs, NUM_HOPS)}
     out = pages.touched((NUM_BRANCHES, *graphs.x.shape)) if memory == "output reused" else None
     if out is not None:
         contenders = {name: partial(call, out=out) for name, call in contenders.items()}

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from spin_fast import GraphBatch, attention_readout, sum_readout
 
-from . import floors, inputs, op_rivals
-from .checks import assert_close
-from .floors import Pass
-from .inputs import NUM_BRANCHES, Input
-from .op_rivals import Segments
-from .plugin import Floors, RunRace
-from .report import Session
+from .harness import floors, inputs
+from .harness.checks import assert_close
+from .harness.floors import Pass
+from .harness.inputs import NUM_BRANCHES, Input
+from .harness.plugin import Floors, RunRace
+from .harness.report import Session
+from .rivals import ops
+from .rivals.ops import Segments
 
 WIDTH = 32
 OTHER_WIDTHS = (16, 64)
@@ -33,7 +34,7 @@ both_directions = pytest.mark.parametrize("direction", ["forward", "forward and 
 def test_sum(race: RunRace, dataset: str, graphs: GraphBatch, size: int | None, direction: str, threads: int) -> None:
     """A whole data set, or a batch of it."""
     on = Input(dataset, graphs) if size is None else inputs.batch(dataset, graphs, size)
-    rivals = op_rivals.sum_readouts(Segments.of(on.graphs.ptr, NUM_BRANCHES))
+    rivals = ops.sum_readouts(Segments.of(on.graphs.ptr, NUM_BRANCHES))
     run(race, "sum", sum_readout, rivals, on, WIDTH, direction, threads)
 
 
@@ -68,13 +69,13 @@ def test_width(
 def attention_rivals(on: Input, session: Session) -> dict[str, Readout]:
     """All rivals; torch.compile where it works."""
     segments = Segments.of(on.graphs.ptr, NUM_BRANCHES)
-    rivals = op_rivals.attention_readouts(segments)
-    if not op_rivals.HAS_TORCH_SCATTER:
+    rivals = ops.attention_readouts(segments)
+    if not ops.HAS_TORCH_SCATTER:
         session.note("torch_scatter is not installed, so it does not race")
-    if reason := op_rivals.cannot_compile():
+    if reason := ops.cannot_compile():
         session.note(f"torch.compile does not work here, so it does not race: {reason}")
         return rivals
-    return {**rivals, **op_rivals.compiled_attention(segments)}
+    return {**rivals, **ops.compiled_attention(segments)}
 
 
 def readout_floors(kind: str, z: Tensor, graphs: GraphBatch, backward: bool, threads: int) -> Floors:

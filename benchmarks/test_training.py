@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 
-from . import epochs, peak
-from .checks import assert_close
-from .epochs import DEPTH, WIDTH, Epoch
-from .plugin import RunRace
-from .race import num_threads
-from .report import Session
+from .harness import epochs, peak
+from .harness.checks import assert_close
+from .harness.epochs import DEPTH, WIDTH, Epoch
+from .harness.plugin import RunRace
+from .harness.race import num_threads
+from .harness.report import Session
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from . import op_rivals, rivals, spin_rivals
+from .rivals import gnn, ops, plain_spin
 
 BATCH_SIZE = 128
 COMPILED_ON = ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")
@@ -75,8 +75,8 @@ def test_training_epoch(
     # No goal, and its time, which is long, hardly depends on threads and batches.
     loops = loop_epochs(spins, graphs, batch_size) if batch_size == BATCH_SIZE and threads == 1 else {}
     contenders |= loops
-    for family, make in rivals.MODELS.items():
-        data = rivals.data_list(graphs, family)
+    for family, make in gnn.MODELS.items():
+        data = gnn.data_list(graphs, family)
         model = make(*shape)
         check_forms(family, model, data[:CHECKED])
         contenders |= message_passing_epochs(family, model, data, batch_size)
@@ -87,34 +87,32 @@ def test_training_epoch(
     race(case, dataset, spin_epochs | contenders, also="SPIN-sum", once=loops, shortest=SHORTEST_SAMPLE)
 
 
-def message_passing_epochs(
-    family: str, model: rivals.Classifier, data: list[Data], batch_size: int
-) -> dict[str, Epoch]:
+def message_passing_epochs(family: str, model: gnn.Classifier, data: list[Data], batch_size: int) -> dict[str, Epoch]:
     """With batches that PyG's DataLoader collates in every epoch, and with batches collated beforehand."""
     loader = DataLoader(data, batch_size, shuffle=True)
     mixed = [data[i] for i in torch.randperm(len(data)).tolist()]
     contenders = {}
-    for form in rivals.FORMS:
-        batches = rivals.collated(mixed, batch_size, form)
-        loaded = partial(rivals.loaded, loader, form)
+    for form in gnn.FORMS:
+        batches = gnn.collated(mixed, batch_size, form)
+        loaded = partial(gnn.loaded, loader, form)
         contenders[f"{family} {form}, DataLoader"] = epochs.of(copy.deepcopy(model), loaded)
         contenders[f"{family} {form}, collated"] = epochs.of(copy.deepcopy(model), partial(epochs.shuffled, batches))
     return contenders
 
 
 def compiled_epoch(
-    session: Session, dataset: str, model: rivals.Classifier, data: list[Data], threads: int
+    session: Session, dataset: str, model: gnn.Classifier, data: list[Data], threads: int
 ) -> dict[str, Epoch]:
     """Batches collated beforehand, ``torch.compile`` where it works; what it takes to compile is not in the race."""
     session.note(f"torch.compile of the GIN races on {', '.join(COMPILED_ON)} only, in batches of {BATCH_SIZE}")
     session.note("torch.compile takes no sparse tensors: the GIN's CSR form is not compiled")
     if dataset not in COMPILED_ON:
         return {}
-    if reason := op_rivals.cannot_compile():
+    if reason := ops.cannot_compile():
         session.note(f"torch.compile does not work here, so it does not race: {reason}")
         return {}
-    name, batches = "GIN edge_index, collated, compiled", rivals.collated(data, BATCH_SIZE, "edge_index")
-    compiled = rivals.compiled(copy.deepcopy(model), threads)
+    name, batches = "GIN edge_index, collated, compiled", gnn.collated(data, BATCH_SIZE, "edge_index")
+    compiled = gnn.compiled(copy.deepcopy(model), threads)
     epoch = epochs.of(compiled, partial(epochs.shuffled, batches))
     start = time.perf_counter()
     try:
@@ -137,9 +135,9 @@ def vectorised_epochs(
     contenders = {}
     for name, spin in spins.items():
         for kind, rows in stored.items():
-            model = spin_rivals.Vectorised(spin)
-            check_spin(f"{name}, vectorised{kind}", model, spin, rows, spin_rivals.row_batches)
-            batches = partial(in_random_order, spin_rivals.row_batches, rows, batch_size)
+            model = plain_spin.Vectorised(spin)
+            check_spin(f"{name}, vectorised{kind}", model, spin, rows, plain_spin.row_batches)
+            batches = partial(in_random_order, plain_spin.row_batches, rows, batch_size)
             contenders[f"{name}, vectorised PyTorch{kind}"] = epochs.of(model, batches)
     return contenders
 
@@ -149,9 +147,9 @@ def loop_epochs(spins: Mapping[str, SPIN], graphs: GraphBatch, batch_size: int) 
     features = PowerFeatures.from_graphs(graphs, DEPTH, deduplicate=False)
     contenders = {}
     for name, spin in spins.items():
-        model = spin_rivals.Loop(spin)
-        check_spin(f"{name}, loop", model, spin, features, spin_rivals.separate_batches)
-        batches = partial(in_random_order, spin_rivals.separate_batches, features, batch_size)
+        model = plain_spin.Loop(spin)
+        check_spin(f"{name}, loop", model, spin, features, plain_spin.separate_batches)
+        batches = partial(in_random_order, plain_spin.separate_batches, features, batch_size)
         optimizer = torch.optim.Adam(model.parameters(), epochs.LEARNING_RATE)
         contenders[f"{name}, loop over graphs"] = epochs.of(model, batches, optimizer)
     return contenders
@@ -169,11 +167,11 @@ def check_spin(name: str, rival: nn.Module, spin: SPIN, features: PowerFeatures,
         assert_close(name, [rival(next(batches(features, ids, CHECKED)))], [spin(features[ids])], rtol=1e-3)
 
 
-def check_forms(family: str, model: rivals.Classifier, data: list[Data]) -> None:
+def check_forms(family: str, model: gnn.Classifier, data: list[Data]) -> None:
     """All forms of a batch must give the same class scores and the same gradients."""
     results = {}
-    for form in rivals.FORMS:
-        (inputs,) = rivals.collated(data, len(data), form)
+    for form in gnn.FORMS:
+        (inputs,) = gnn.collated(data, len(data), form)
         logits = model(inputs)
         gradients = torch.autograd.grad(F.cross_entropy(logits, inputs.y), list(model.parameters()))
         results[form] = logits.detach(), *gradients
@@ -202,14 +200,14 @@ def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shap
                 f"{name}, features made": partial(predict_from_features, spin, features),
             }
         )
-    for family, make in rivals.MODELS.items():
+    for family, make in gnn.MODELS.items():
         model = make(*shape)
-        data = rivals.data_list(graphs, family)
+        data = gnn.data_list(graphs, family)
         loader = DataLoader(data, BATCH_SIZE)
         passes: dict[str, Callable[[], Tensor]] = {}
-        for form in rivals.FORMS:
-            batches = rivals.collated(data, BATCH_SIZE, form)
-            loaded = partial(rivals.loaded, loader, form)
+        for form in gnn.FORMS:
+            batches = gnn.collated(data, BATCH_SIZE, form)
+            loaded = partial(gnn.loaded, loader, form)
             passes |= {
                 f"{family} {form}, DataLoader": partial(predict_rival, model, loaded),
                 f"{family} {form}, collated": partial(predict_rival, model, partial(iter, batches)),
@@ -228,17 +226,17 @@ def agreeing(passes: dict[str, Callable[[], Tensor]]) -> dict[str, Callable[[], 
     return passes
 
 
-def predict_rival(model: rivals.Classifier, batches: Callable[[], Any]) -> Tensor:
+def predict_rival(model: gnn.Classifier, batches: Callable[[], Any]) -> Tensor:
     """Class probabilities by a rival; ``batches`` starts the pass's iterator."""
-    return rivals.predict(model, batches()).softmax(1)
+    return gnn.predict(model, batches()).softmax(1)
 
 
 @pytest.mark.prefer("NCI1")
 def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
     """Where the time of the best GIN goes, so that nobody need fear that it is slow by accident."""
-    batches = rivals.collated(rivals.data_list(graphs, "GIN"), BATCH_SIZE, "CSR")
+    batches = gnn.collated(gnn.data_list(graphs, "GIN"), BATCH_SIZE, "CSR")
     with num_threads(1):
-        epoch = epochs.of(rivals.gin(*shape), partial(epochs.shuffled, batches))
+        epoch = epochs.of(gnn.gin(*shape), partial(epochs.shuffled, batches))
         epoch()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             epoch()

@@ -23,7 +23,7 @@ committed = pytest.mark.skipif(not RESULTS.is_dir(), reason="no results beside t
 
 @pytest.fixture
 def studies(monkeypatch: pytest.MonkeyPatch):
-    module = benchmark_module("studies")
+    module = benchmark_module("studies.ablations")
     for settings in (module.NODES, module.LINKS, module.GRAPHS):
         monkeypatch.setitem(settings, "epochs", 30)
     return module
@@ -73,7 +73,7 @@ def test_nodes_and_links(studies) -> None:
 
 
 def test_runs_are_kept(tmp_path: Path) -> None:
-    runs = benchmark_module("runs")
+    runs = benchmark_module("studies.runs")
     file, done = tmp_path / "new" / "study.json", []
 
     def job(key: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def test_runs_are_kept(tmp_path: Path) -> None:
 
 
 def test_tables() -> None:
-    runs = benchmark_module("runs")
+    runs = benchmark_module("studies.runs")
     tests = {"A/x/0": 0.5, "A/x/1": 0.7, "A/y/0": 1.0, "B/x/0": 0.25}
     done = {key: {"test": test, "validation": 0.5} for key, test in tests.items()}
     table = runs.table(
@@ -162,8 +162,8 @@ QUOTED = {
 def test_what_is_quoted_was_run() -> None:
     """Tables are those of the runs beside them, and the pages have the figures of the tables."""
     pytest.importorskip("torch_geometric")
-    runs, report = benchmark_module("runs"), benchmark_module("report")
-    studies, accuracy = benchmark_module("studies"), benchmark_module("accuracy")
+    runs, report = benchmark_module("studies.runs"), benchmark_module("harness.report")
+    studies, accuracy = benchmark_module("studies.ablations"), benchmark_module("studies.accuracy")
 
     def kept(name: str, settings: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
         found = json.loads((RESULTS / f"{name}.json").read_text())

@@ -29,7 +29,7 @@ def bench(
 ) -> None:
     """Time the operations, training and prediction against their rivals; further options go to pytest.
 
-    Accuracy at equal settings: python -m spin_fast.benchmarks.accuracy. Needs the extra: pip install
+    Accuracy at equal settings: python -m spin_fast.benchmarks.studies.accuracy. Needs the extra: pip install
     'spin_fast\\[bench]'.
     """
     try:
@@ -37,7 +37,7 @@ def bench(
         import pytest_benchmark  # noqa: F401
     except ImportError as error:
         raise ImportError(f"{error}; the benchmarks need: pip install 'spin_fast[bench]'") from None
-    arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.plugin", "-q"]
+    arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.harness.plugin", "-q"]
     for option, value in (("--root", root), ("--datasets", names), ("--results", results)):
         arguments += [] if value is None else [f"{option}={value}"]
     arguments += ["--quick"] if quick else []

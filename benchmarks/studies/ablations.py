@@ -1,6 +1,6 @@
 """What SPIN's own choices are worth, in accuracy: hops, standardised attributes, readouts, operators, degrees.
 
-    python -m spin_fast.benchmarks.studies --root DIR --results DIR
+    python -m spin_fast.benchmarks.studies.ablations --root DIR --results DIR
 
 Of each seed the epoch is chosen by validation, and what is tested on is seen once. Nothing is timed. These are the
 figures that README and guides quote.
@@ -21,7 +21,8 @@ from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, data
 from spin_fast.graphs.node_features import DEGREES
 from spin_fast.nn import LinkPredictor
 
-from . import plots, report, runs
+from ..harness import plots, report
+from . import runs
 from .runs import Run
 
 SEEDS = range(10)
@@ -307,7 +308,7 @@ def table(study: Study, done: dict[str, Run]) -> report.Table:
 
 def main() -> None:
     """Run what is missing; write ``STUDY.json`` of each, a plot, and ``studies.md``."""
-    parser = runs.parser("studies", "Train with other hops, attributes, readouts, operators and degrees, and compare.")
+    parser = runs.parser("ablations", "Train with other hops, attributes, readouts, operators, degrees, and compare.")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     session = report.Session()

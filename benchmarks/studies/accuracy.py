@@ -1,6 +1,6 @@
 """Accuracy at equal settings: SPIN-att, SPIN-sum and GIN, trained alike. Apart from the races, since it takes minutes.
 
-    python -m spin_fast.benchmarks.accuracy --root DIR --results DIR
+    python -m spin_fast.benchmarks.studies.accuracy --root DIR --results DIR
 
 All three have the settings below, chosen once and tuned for none of them; no BatchNorm, no dropout, no weight decay.
 Each seed has its own stratified split 80/10/10, the same for all three. The epoch is selected by validation accuracy,
@@ -27,8 +27,10 @@ from torch_geometric.loader import DataLoader
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, training
 
-from . import epochs, report, rivals, runs
-from .epochs import DEPTH, LEARNING_RATE, WIDTH, Epoch
+from ..harness import epochs, report
+from ..harness.epochs import DEPTH, LEARNING_RATE, WIDTH, Epoch
+from ..rivals import gnn
+from . import runs
 from .runs import Run
 
 DATASETS = ("PROTEINS", "NCI1", "IMDB-BINARY")
@@ -62,13 +64,13 @@ def spin(graphs: GraphBatch, train: Tensor, shape: tuple[int, int, int, int], at
 
 def gin(graphs: GraphBatch, train: Tensor, shape: tuple[int, int, int, int]) -> Learner:
     """PyG's GIN with CSR products, which are the faster form of these data sets."""
-    model, data = rivals.gin(*shape), rivals.data_list(graphs, "GIN")
+    model, data = gnn.gin(*shape), gnn.data_list(graphs, "GIN")
     loader = DataLoader([data[i] for i in train.tolist()], BATCH_SIZE, shuffle=True)
 
     def predict(ids: Tensor) -> Tensor:
-        return rivals.predict(model, rivals.collated([data[i] for i in ids.tolist()], len(ids), "CSR"))
+        return gnn.predict(model, gnn.collated([data[i] for i in ids.tolist()], len(ids), "CSR"))
 
-    return Learner(model, epochs.of(model, partial(rivals.loaded, loader, "CSR")), predict)
+    return Learner(model, epochs.of(model, partial(gnn.loaded, loader, "CSR")), predict)
 
 
 def run(name: str, graphs: GraphBatch, split: datasets.Split, seed: int) -> Run:

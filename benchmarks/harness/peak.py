@@ -90,9 +90,9 @@ def _powers(file: str, contender: str) -> int:
             power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, check_invariants=False
         )
     else:
-        from . import op_rivals
+        from ..rivals import ops
 
-        call = op_rivals.powers(graphs, NUM_HOPS)[contender]
+        call = ops.powers(graphs, NUM_HOPS)[contender]
     return _peak(call, above=_status("VmRSS"))
 
 
@@ -102,9 +102,9 @@ def _training(file: str, contender: str) -> int:
     if contender.startswith("SPIN"):
         form, prepare = _same, partial(_spin, contender == "SPIN-att")
     else:
-        from . import rivals
+        from ..rivals import gnn
 
-        form, prepare = partial(rivals.data_list, family="GIN"), partial(_gin, contender == "GIN, collated")
+        form, prepare = partial(gnn.data_list, family="GIN"), partial(_gin, contender == "GIN, collated")
 
     def run(graphs: Any) -> None:
         epoch = prepare(graphs)
@@ -129,13 +129,13 @@ def _spin(attention: bool, graphs: GraphBatch) -> epochs.Epoch:
 def _gin(collated: bool, data: list[Any]) -> epochs.Epoch:
     from torch_geometric.loader import DataLoader
 
-    from . import rivals
+    from ..rivals import gnn
 
     num_classes = _num_classes(torch.cat([graph.y for graph in data]))
-    model = rivals.gin(data[0].num_features, epochs.WIDTH, num_classes, epochs.DEPTH)
+    model = gnn.gin(data[0].num_features, epochs.WIDTH, num_classes, epochs.DEPTH)
     if collated:
-        return epochs.of(model, partial(epochs.shuffled, rivals.collated(data, BATCH_SIZE, "CSR")))
-    return epochs.of(model, partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index"))
+        return epochs.of(model, partial(epochs.shuffled, gnn.collated(data, BATCH_SIZE, "CSR")))
+    return epochs.of(model, partial(gnn.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index"))
 
 
 def _num_classes(y: Tensor | None) -> int:

@@ -16,7 +16,7 @@ from rich.progress import Progress
 
 from spin_fast._common.files import replacing
 
-from . import report
+from ..harness import report
 
 Run = dict[str, Any]
 """``test`` and ``validation``, scores from 0 to 1, and what else a program tells of a run."""
@@ -30,7 +30,7 @@ class OtherSettings(ValueError):
 def parser(prog: str, description: str) -> argparse.ArgumentParser:
     """With the options that all such programs have."""
     made = argparse.ArgumentParser(
-        prog=f"python -m spin_fast.benchmarks.{prog}",
+        prog=f"python -m spin_fast.benchmarks.studies.{prog}",
         description=description,
         epilog="Started again with the same --results, it goes on where it was stopped.",
     )

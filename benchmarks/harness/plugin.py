@@ -1,7 +1,7 @@
 """pytest plugin of the suite: options, inputs, the ``race`` fixture, and the report.
 
 ``conftest.py`` loads it. pytest knows its options where the folder is named (``pytest benchmarks/``), or with ``-p
-spin_fast.benchmarks.plugin`` beside ``--pyargs spin_fast.benchmarks``; otherwise the defaults hold.
+spin_fast.benchmarks.harness.plugin`` beside ``--pyargs spin_fast.benchmarks``; otherwise the defaults hold.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""What the races are made of: the pytest plugin, clocks, floors, inputs, and the report."""

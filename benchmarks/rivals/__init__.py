@@ -1,0 +1,1 @@
+"""What SPIN and its operations are compared with."""
