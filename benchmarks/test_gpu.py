@@ -21,7 +21,7 @@ from .harness import epochs, gpu, inputs
 from .harness.checks import assert_close
 from .harness.epochs import DEPTH, WIDTH, Epoch
 from .harness.inputs import NUM_HOPS, Input
-from .harness.plugin import SETTINGS, RunRace
+from .harness.plugin import SETTINGS, RaceRunner
 from .harness.race import Contender
 from .harness.report import Goal, Session
 from .rivals.ops import Segments
@@ -59,7 +59,7 @@ def add_goal(session: Session, race: Any, what: str, wanted: float) -> None:
 
 @pytest.fixture
 def train(
-    gpu_race: RunRace, gpu_session: Session, device: str, quick: bool, root: str | None
+    gpu_race: RaceRunner, gpu_session: Session, device: str, quick: bool, root: str | None
 ) -> Callable[[str, int], None]:
     """Race one epoch in random order; the rivals' batches are collated beforehand, which is their fastest setting."""
 
@@ -79,11 +79,12 @@ def train(
         contenders: dict[str, Epoch] = {name: ours(name) for name in models}
         contenders["SPIN-att, TF32"] = partial(with_tf32, ours("SPIN-att"))
         contenders["SPIN-att, not deduplicated"] = ours("SPIN-att", plain)
+        own = list(contenders)
         eager = message_passing(gpu_session, graphs, shape, batch_size, device, contenders)
         for name in contenders.keys() - set(eager):
             assert math.isfinite(contenders[name]()), name
         case = f"training epoch, batches of {batch_size}"
-        race = gpu_race(case, on.name, contenders, also="SPIN-sum", shortest=0.0 if quick else SHORTEST_SAMPLE)
+        race = gpu_race(case, on.name, contenders, ours=len(own), shortest=0.0 if quick else SHORTEST_SAMPLE)
         best = min((name for name in eager if name.startswith("GIN")), key=lambda name: race.time(name).median)
         what = f"{case}: times as fast as the best eager GIN"
         gpu_session.goals.append(Goal(what, on.name, TIMES_GIN[dataset], "x", race.ratio(best)))
@@ -188,7 +189,7 @@ IN_HALF = "32 times NCI1's statistics, d = 37"
 @pytest.mark.usefixtures("emptied")
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in POWERS), (IN_HALF, torch.bfloat16)])
 def test_power_features(
-    gpu_race: RunRace, gpu_session: Session, device: str, quick: bool, name: str, dtype: torch.dtype
+    gpu_race: RaceRunner, gpu_session: Session, device: str, quick: bool, name: str, dtype: torch.dtype
 ) -> None:
     """Three hops of ``sym``; the rival gets the matrix normalised beforehand. In half precision it does not race."""
     graphs = POWERS[name](quick).to(device)
@@ -222,7 +223,7 @@ def test_power_features(
 @pytest.mark.parametrize("kind", ["attention", "sum"])
 @pytest.mark.parametrize(("width", "dtype"), [(32, torch.float32), (32, torch.bfloat16), (64, torch.float32)])
 def test_readout(
-    gpu_race: RunRace,
+    gpu_race: RaceRunner,
     gpu_session: Session,
     device: str,
     quick: bool,
@@ -324,7 +325,7 @@ def oracle(kind: str, z: Tensor, w: Tensor, of: Segments, gradient: Tensor | Non
 
 
 @pytest.mark.parametrize("dataset_name", list(TIMES_GIN))
-def test_precomputation(gpu_race: RunRace, device: str, quick: bool, root: str | None, dataset_name: str) -> None:
+def test_precomputation(gpu_race: RaceRunner, device: str, quick: bool, root: str | None, dataset_name: str) -> None:
     """From graphs to features, which is done once."""
     on = of_name(dataset_name, root, quick)
     there = on.graphs.to(device)

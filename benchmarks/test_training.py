@@ -21,7 +21,7 @@ from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 from .harness import epochs, peak
 from .harness.checks import assert_close
 from .harness.epochs import DEPTH, WIDTH, Epoch
-from .harness.plugin import RunRace
+from .harness.plugin import RaceRunner
 from .harness.race import num_threads
 from .harness.report import Session
 
@@ -56,10 +56,9 @@ def spins(shape: Shape) -> dict[str, SPIN]:
     return {"SPIN-att": SPIN(*shape, attention=True), "SPIN-sum": SPIN(*shape, attention=False)}
 
 
-@pytest.mark.lengthy
-@pytest.mark.parametrize("batch_size", [BATCH_SIZE, pytest.param(32, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("batch_size", [BATCH_SIZE, pytest.param(32, marks=pytest.mark.full)])
 def test_training_epoch(
-    race: RunRace,
+    race: RaceRunner,
     session: Session,
     dataset: str,
     graphs: GraphBatch,
@@ -84,7 +83,7 @@ def test_training_epoch(
             contenders |= compiled_epoch(session, dataset, model, data, threads)
     spin_epochs = {name: epochs.ours(model, features, batch_size) for name, model in spins.items()}
     case = f"training epoch, batches of {batch_size}"
-    race(case, dataset, spin_epochs | contenders, also="SPIN-sum", once=loops, shortest=SHORTEST_SAMPLE)
+    race(case, dataset, spin_epochs | contenders, ours=len(spins), once=loops, shortest=SHORTEST_SAMPLE)
 
 
 def message_passing_epochs(family: str, model: gnn.Classifier, data: list[Data], batch_size: int) -> dict[str, Epoch]:
@@ -185,21 +184,20 @@ def predict_from_features(model: SPIN, features: PowerFeatures) -> Tensor:
     return training.predict(model, features, batch_size=BATCH_SIZE).softmax(1)
 
 
-@pytest.mark.lengthy
-def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
+def test_prediction(race: RaceRunner, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
     """Class probabilities of all graphs from what is in memory: a GraphBatch for ours, PyG's graphs for its models.
 
     What is made beforehand for a contender (its features, its batches) is said in its name.
     """
     features = PowerFeatures.from_graphs(graphs, DEPTH)
-    contenders: dict[str, Callable[[], Tensor]] = {}
+    contenders: dict[str, Callable[[], Tensor]] = {
+        name: partial(training.predict_proba, spin, graphs, "sym") for name, spin in spins.items()
+    }
     for name, spin in spins.items():
-        contenders |= agreeing(
-            {
-                name: partial(training.predict_proba, spin, graphs, "sym"),
-                f"{name}, features made": partial(predict_from_features, spin, features),
-            }
-        )
+        made = f"{name}, features made"
+        contenders[made] = partial(predict_from_features, spin, features)
+        check_agreement({key: contenders[key] for key in (name, made)})
+    num_ours = len(contenders)
     for family, make in gnn.MODELS.items():
         model = make(*shape)
         data = gnn.data_list(graphs, family)
@@ -212,18 +210,17 @@ def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shap
                 f"{family} {form}, DataLoader": partial(predict_rival, model, loaded),
                 f"{family} {form}, collated": partial(predict_rival, model, partial(iter, batches)),
             }
-        contenders |= agreeing(passes)
-    in_order = {name: contenders[name] for name in spins} | contenders
+        check_agreement(passes)
+        contenders |= passes
     case = "prediction, precomputation included"
-    race(case, dataset, in_order, also="SPIN-sum", shortest=SHORTEST_SAMPLE)
+    race(case, dataset, contenders, ours=num_ours, shortest=SHORTEST_SAMPLE)
 
 
-def agreeing(passes: dict[str, Callable[[], Tensor]]) -> dict[str, Callable[[], Tensor]]:
-    """The same, after a look at whether all of them give the same."""
-    expected = next(iter(passes.values()))()
-    for name, predict in passes.items():
-        assert_close(name, [predict()], [expected], rtol=1e-3)
-    return passes
+def check_agreement(passes: Mapping[str, Callable[[], Tensor]]) -> None:
+    """All must predict the same."""
+    expected, *others = (predict() for predict in passes.values())
+    for name, result in zip(list(passes)[1:], others, strict=True):
+        assert_close(name, [result], [expected], rtol=1e-3)
 
 
 def predict_rival(model: gnn.Classifier, batches: Callable[[], Any]) -> Tensor:
@@ -231,6 +228,7 @@ def predict_rival(model: gnn.Classifier, batches: Callable[[], Any]) -> Tensor:
     return gnn.predict(model, batches()).softmax(1)
 
 
+@pytest.mark.full
 @pytest.mark.prefer("NCI1")
 def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
     """Where the time of the best GIN goes, so that nobody need fear that it is slow by accident."""
@@ -268,9 +266,9 @@ def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> 
 
 @pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")
 @pytest.mark.prefer("NCI1", "REDDIT-BINARY", "COLLAB", "ogbg-molhiv", "DD")
-def test_peak_memory(session: Session, quick: bool, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
+def test_peak_memory(session: Session, full: bool, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
     """What a training run takes, with the graphs in the form that it keeps them in."""
-    contenders = ["SPIN-att", "GIN, DataLoader"] if quick else list(peak.TRAINED)
+    contenders = peak.TRAINED if full else ["SPIN-att", "GIN, DataLoader"]
     peaks = peak.measure("training", graphs, contenders)
     first = next(iter(peaks.values()))
     rows = [

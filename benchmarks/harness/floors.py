@@ -97,8 +97,8 @@ def _run(slices: Sequence[Contender]) -> None:
         other.result()
 
 
-class Pass(NamedTuple):
-    """One way through memory: every tensor of ``reads`` once, and ``writes`` once, if anything.
+class Traffic(NamedTuple):
+    """What goes through memory at one go: every tensor of ``reads`` once, and ``writes`` once, if anything.
 
     ``writes`` is a tensor to be overwritten, or the shape of a fresh one.
     """
@@ -112,22 +112,22 @@ class Pass(NamedTuple):
         return sum(tensor.nbytes for tensor in self.reads) + written
 
 
-def memory(*passes: Pass, threads: int) -> Floors:
-    """The floor of the traffic of some passes, one after the other; for several threads, only of a large one."""
-    if missing() or (threads > 1 and sum(one.nbytes for one in passes) < SHARED):
+def memory(*traffic: Traffic, threads: int) -> Floors:
+    """The floor of reading and writing, one after the other; for several threads, only of a large one."""
+    if missing() or (threads > 1 and sum(one.nbytes for one in traffic) < SHARED):
         return {}
     stores = {"ordinary stores": False, "streaming stores": True}
     return {
         "memory": {
-            name: partial(_sweep_all, passes, streaming, threads)
+            name: partial(_sweep_all, traffic, streaming, threads)
             for name, streaming in stores.items()
             if not streaming or _library().has_streaming()
         }
     }
 
 
-def _sweep_all(passes: tuple[Pass, ...], streaming: bool, threads: int) -> None:
-    for reads, writes in passes:
+def _sweep_all(traffic: tuple[Traffic, ...], streaming: bool, threads: int) -> None:
+    for reads, writes in traffic:
         target = writes if isinstance(writes, Tensor) else pages.fresh(writes) if writes else None
         _sweep(reads, target, streaming, threads)
 

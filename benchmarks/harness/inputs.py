@@ -41,16 +41,17 @@ def skewed(num_features: int) -> Input:
 
 
 @cache
-def large_adjacency() -> GraphBatch:
-    """One power-law graph of a million nodes and twenty million edges, without features; drawn in some 20 seconds."""
-    return datasets.power_law(num_features=0)
+def _adjacency(num_nodes: int) -> GraphBatch:
+    """One power-law graph, without features; a million nodes are drawn in some 20 seconds."""
+    return datasets.power_law(num_nodes=num_nodes, num_features=0)
 
 
-def large(num_features: int) -> Input:
-    """That graph with random features."""
-    graphs = large_adjacency()
+def one_graph(num_nodes: int, num_features: int) -> Input:
+    """A power-law graph, of twenty edges per node, with random features."""
+    graphs = _adjacency(num_nodes)
     x = torch.randn(graphs.num_nodes, num_features, generator=torch.Generator().manual_seed(0))
-    return Input(f"1M nodes, 20M edges, d = {num_features}", GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
+    name = f"one graph of {num_nodes:,} nodes, d = {num_features}"
+    return Input(name, GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
 
 
 def together(parts: list[GraphBatch]) -> GraphBatch:

@@ -10,11 +10,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,21 +30,12 @@ TRAINED = ("SPIN-att", "SPIN-sum", "GIN, DataLoader", "GIN, collated")
 BATCH_SIZE = 128
 
 
-class Peak(NamedTuple):
-    """How far one call of a contender raised the memory of its process, its output included."""
-
-    on: str
-    contender: str
-    output_bytes: int
-    bytes: int
-
-
 def available() -> bool:
     """Whether this system tells, and can forget, the peak of a process."""
     return sys.platform == "linux" and Path("/proc/self/clear_refs").exists()
 
 
-def measure(task: str, graphs: GraphBatch, contenders: list[str]) -> dict[str, int]:
+def measure(task: str, graphs: GraphBatch, contenders: Sequence[str]) -> dict[str, int]:
     """Bytes by contender of a task of ``TASKS``, one thread."""
     package = __package__ or ""
     folder = Path(__file__).parents[package.count(".") + 1]

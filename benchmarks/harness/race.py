@@ -62,16 +62,16 @@ class Effort:
 
 @dataclass
 class Race:
-    """One case on one input: the first contender is ours, the others are its rivals or floors.
+    """One case on one input: the first contender is ours, the others are more of ours, its rivals, or floors.
 
     Attributes:
         suite: the module of the case, such as ``power`` or ``training``.
         case: what is computed; cases of the same name share a table.
         on: the input, a row of that table.
         threads: torch's threads.
-        also: another contender of ours, to which ratios are taken too.
         shortest: seconds that a sample lasts at least.
         device: ``cuda`` where the work is done on a GPU.
+        own: the names of our contenders.
         calls: calls per sample and contender.
         seconds: seconds per call, contender and round.
         floors: the names of those contenders that are floors, by kind.
@@ -81,9 +81,9 @@ class Race:
     case: str
     on: str
     threads: int
-    also: str | None = None
     shortest: float = SHORTEST_SAMPLE
     device: str = "cpu"
+    own: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     floors: dict[str, list[str]] = field(default_factory=dict)
@@ -94,18 +94,35 @@ class Race:
         return "GPU" if self.device == "cuda" else "1 thread" if self.threads == 1 else f"{self.threads} threads"
 
     @property
+    def title(self) -> str:
+        """Of the table that it belongs to."""
+        return f"{self.case}, {self.place}"
+
+    @property
     def clock(self) -> str:
         """What its seconds are."""
         return "CPU time" if self.device == "cpu" and self.threads == 1 else "wall time"
 
     @property
     def ours(self) -> str:
-        return next(iter(self.seconds))
+        return self.own[0]
 
     @property
-    def rivals(self) -> list[str]:
+    def second(self) -> str | None:
+        """Another one of ours, to which ratios are taken too."""
+        return self.own[1] if len(self.own) > 1 else None
+
+    @property
+    def others(self) -> list[str]:
+        """All but the first of ours and the floors."""
         floors = {name for ways in self.floors.values() for name in ways}
         return [name for name in self.seconds if name != self.ours and name not in floors]
+
+    @property
+    def best_rival(self) -> str | None:
+        """The fastest that is not ours."""
+        rivals = (name for name in self.others if name not in self.own)
+        return min(rivals, key=lambda name: self.time(name).median, default=None)
 
     @property
     def kinds(self) -> list[str]:
@@ -129,9 +146,9 @@ class Race:
         pairs = zip(self.seconds[contender], self.seconds[to or self.ours], strict=False)
         return Spread.of([seconds / others for seconds, others in pairs])
 
-    def enter(self, contenders: Mapping[str, Contender], floors: Floors) -> dict[str, Contender]:
-        """Note what the floors are called, and return all who take part."""
-        entered = dict(contenders)
+    def enter(self, contenders: Mapping[str, Contender], floors: Floors, ours: int) -> dict[str, Contender]:
+        """Note which contenders are ours, the first ones, and what the floors are called; return all who take part."""
+        self.own, entered = list(contenders)[:ours], dict(contenders)
         for kind, ways in floors.items():
             named = {f"floor: {kind}, {way}" if way else f"floor: {kind}": run for way, run in ways.items()}
             self.floors[kind] = list(named)
@@ -143,7 +160,7 @@ class Race:
 
         A rival of ``once``, or that takes longer than ``patience``, has its time by that, and no part in the rounds.
         """
-        of_round = 0.0
+        seconds_of_round = 0.0
         for name, contender in contenders.items():
             self.seconds[name] = []
             calls, seconds = 1, self._sample(contender, 1)
@@ -156,8 +173,8 @@ class Race:
                 calls = min(10 * calls, ceil(self.shortest / seconds))
                 seconds = self._sample(contender, calls)
             self.calls[name] = max(calls, ceil(self.shortest / seconds))
-            of_round += self.calls[name] * seconds
-        return of_round
+            seconds_of_round += self.calls[name] * seconds
+        return seconds_of_round
 
     def run_round(self, contenders: Mapping[str, Contender]) -> None:
         """Take one sample of every contender that has calls to take."""
