@@ -21,7 +21,7 @@ from .harness import epochs, gpu, inputs
 from .harness.checks import assert_close
 from .harness.epochs import DEPTH, WIDTH, Epoch
 from .harness.inputs import NUM_HOPS, Input
-from .harness.plugin import SETTINGS, RaceRunner
+from .harness.plugin import RaceRunner, Settings
 from .harness.race import Contender
 from .harness.report import Goal, Session
 from .rivals.ops import Segments
@@ -41,12 +41,6 @@ EVEN = ("short segments", "NCI1's segments")
 RUN_BY_RUN = ("segment", "embedding_bag")  # rivals that leave a segment to one thread or warp
 
 
-@pytest.fixture
-def root(request: pytest.FixtureRequest) -> str | None:
-    """The folder of the data sets."""
-    return request.config.stash[SETTINGS].root
-
-
 @cache
 def of_name(dataset: str, root: str | None, quick: bool) -> Input:
     return inputs.real_or_stand_in(dataset, root, 40 if quick else None)
@@ -59,12 +53,12 @@ def add_goal(session: Session, race: Any, what: str, wanted: float) -> None:
 
 @pytest.fixture
 def train(
-    gpu_race: RaceRunner, gpu_session: Session, device: str, quick: bool, root: str | None
+    gpu_race: RaceRunner, gpu_session: Session, device: str, quick: bool, settings: Settings
 ) -> Callable[[str, int], None]:
     """Race one epoch in random order; the rivals' batches are collated beforehand, which is their fastest setting."""
 
     def run(dataset: str, batch_size: int) -> None:
-        on = of_name(dataset, root, quick)
+        on = of_name(dataset, settings.root, quick)
         graphs = on.graphs
         assert graphs.y is not None
         shape = graphs.num_features, WIDTH, int(graphs.y.max()) + 1, DEPTH
@@ -164,15 +158,8 @@ def dense(quick: bool) -> GraphBatch:
     return datasets.erdos_renyi(20 if quick else 4000, 75, 0.9, 64)
 
 
-@cache
-def adjacency(num_nodes: int) -> GraphBatch:
-    return datasets.power_law(num_nodes=num_nodes, num_features=0)
-
-
 def one_graph(num_features: int, quick: bool) -> GraphBatch:
-    graphs = adjacency(2000 if quick else 500_000)
-    x = torch.randn(graphs.num_nodes, num_features, generator=torch.Generator().manual_seed(0))
-    return GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x)
+    return inputs.one_graph(2000 if quick else 500_000, num_features).graphs
 
 
 POWERS: dict[str, Callable[[bool], GraphBatch]] = {
@@ -325,9 +312,9 @@ def oracle(kind: str, z: Tensor, w: Tensor, of: Segments, gradient: Tensor | Non
 
 
 @pytest.mark.parametrize("dataset_name", list(TIMES_GIN))
-def test_precomputation(gpu_race: RaceRunner, device: str, quick: bool, root: str | None, dataset_name: str) -> None:
+def test_precomputation(gpu_race: RaceRunner, device: str, quick: bool, settings: Settings, dataset_name: str) -> None:
     """From graphs to features, which is done once."""
-    on = of_name(dataset_name, root, quick)
+    on = of_name(dataset_name, settings.root, quick)
     there = on.graphs.to(device)
     make = partial(PowerFeatures.from_graphs, num_hops=DEPTH)
     arrays = (there.indptr, there.indices, there.x, DEPTH)

@@ -21,7 +21,7 @@ from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 from .harness import epochs, peak
 from .harness.checks import assert_close
 from .harness.epochs import DEPTH, WIDTH, Epoch
-from .harness.plugin import RaceRunner
+from .harness.plugin import RaceRunner, Settings
 from .harness.race import num_threads
 from .harness.report import Session
 
@@ -266,9 +266,9 @@ def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> 
 
 @pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")
 @pytest.mark.prefer("NCI1", "REDDIT-BINARY", "COLLAB", "ogbg-molhiv", "DD")
-def test_peak_memory(session: Session, full: bool, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
+def test_peak_memory(session: Session, settings: Settings, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
     """What a training run takes, with the graphs in the form that it keeps them in."""
-    contenders = peak.TRAINED if full else ["SPIN-att", "GIN, DataLoader"]
+    contenders = peak.TRAINED if settings.full else ["SPIN-att", "GIN, DataLoader"]
     peaks = peak.measure("training", graphs, contenders)
     first = next(iter(peaks.values()))
     rows = [

@@ -41,7 +41,6 @@ MARKERS = (
     "full: left out but for --full",
     "scaling: run with the most threads only, and not where that is one",
 )
-NO_FLOORS: Floors = {}
 
 
 def names(text: str) -> list[str]:
@@ -205,15 +204,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def quick(request: pytest.FixtureRequest) -> bool:
-    """Whether this is only to see that all runs."""
-    return request.config.stash[SETTINGS].quick
+def settings(request: pytest.FixtureRequest) -> Settings:
+    """The options."""
+    return request.config.stash[SETTINGS]
 
 
 @pytest.fixture(scope="session")
-def full(request: pytest.FixtureRequest) -> bool:
-    """Whether this takes all the time that it needs."""
-    return request.config.stash[SETTINGS].full
+def quick(settings: Settings) -> bool:
+    """Whether this is only to see that all runs."""
+    return settings.quick
 
 
 @lru_cache(maxsize=1)
@@ -222,9 +221,9 @@ def _load(name: str, root: str | None) -> GraphBatch:
 
 
 @pytest.fixture
-def graphs(dataset: str, request: pytest.FixtureRequest) -> GraphBatch:
+def graphs(dataset: str, settings: Settings) -> GraphBatch:
     """The whole data set."""
-    return _load(dataset, request.config.stash[SETTINGS].root)
+    return _load(dataset, settings.root)
 
 
 @pytest.fixture
@@ -240,13 +239,13 @@ def _our_time(request: pytest.FixtureRequest) -> list[Race]:
 
 
 @pytest.fixture(scope="session")
-def session(request: pytest.FixtureRequest) -> Session:
+def session(request: pytest.FixtureRequest, settings: Settings) -> Session:
     """What is measured is written here. The memory of the machine comes first."""
     measured = request.config.stash[SESSION]
     if machine_floors.missing():
         measured.note(f"no floors: {machine_floors.missing()}")
     else:
-        measured.bandwidths += map(machine_floors.bandwidth, request.config.stash[SETTINGS].threads)
+        measured.bandwidths += map(machine_floors.bandwidth, settings.threads)
     return measured
 
 
@@ -265,7 +264,7 @@ class RaceRunner:
         case: str,
         on: str,
         contenders: Mapping[str, Contender],
-        floors: Floors = NO_FLOORS,
+        floors: Floors | None = None,
         *,
         ours: int = 1,
         once: Collection[str] = (),
@@ -278,7 +277,7 @@ class RaceRunner:
         effort, benchmark = self.request.config.stash[SETTINGS].effort, self.request.getfixturevalue("benchmark")
         suite = self.request.module.__name__.rpartition(".")[2].removeprefix("test_")
         race = Race(suite, case, on, self.threads, shortest, self.device)
-        entered = race.enter(contenders, floors, ours)
+        entered = race.enter(contenders, floors or {}, ours)
         with frozen_garbage():
             seconds_of_round = race.warm_up(entered, effort.patience, once)
             self.running.append(race)
@@ -297,9 +296,9 @@ def race(request: pytest.FixtureRequest, _our_time: list[Race], session: Session
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> str:
+def device(settings: Settings) -> str:
     """Where the races of the GPU run."""
-    return request.config.stash[SETTINGS].device
+    return settings.device
 
 
 @pytest.fixture(scope="session")
