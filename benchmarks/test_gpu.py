@@ -38,7 +38,7 @@ POWER_SHARE = 0.70
 BYTES = 1 << 30  # of z: far beyond any cache
 MOST_CAPTURED = 400  # batches, each of which is a CUDA graph
 EVEN = ("short segments", "NCI1's segments")
-RUN_BY_RUN = ("segment", "embedding_bag")  # rivals that leave a segment to one thread or warp
+PER_SEGMENT = ("segment", "embedding_bag")  # rivals that leave a segment to one thread or warp
 
 
 @cache
@@ -94,7 +94,7 @@ def test_training_epoch(train: Callable[[str, int], None], dataset_name: str) ->
 
 
 def with_tf32(epoch: Epoch) -> float:
-    """Let products of matrices round to TF32, for an epoch."""
+    """One epoch whose matrix products round to TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -144,7 +144,7 @@ def room(device: str, quick: bool) -> int:
 
 @pytest.fixture
 def emptied(device: str) -> Iterator[None]:
-    """Give back what other races held."""
+    """Free what torch has cached, after the race."""
     yield
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -263,11 +263,11 @@ def test_readout(
 def rivals_of(
     session: Session, kind: str, of: Segments, segments: str, compiled: bool
 ) -> dict[str, Callable[..., Tensor]]:
-    """Those that are fit for such segments."""
+    """The rivals that can handle such segments."""
     found = ops.attention_readouts(of) if kind == "attention" else ops.sum_readouts(of)
     if segments not in EVEN:
         session.note(f"{segments}: without the rivals that leave a segment to one thread or warp")
-        return {name: call for name, call in found.items() if not any(part in name for part in RUN_BY_RUN)}
+        return {name: call for name, call in found.items() if not any(part in name for part in PER_SEGMENT)}
     if compiled and kind == "attention" and segments == EVEN[1]:
         if reason := ops.cannot_compile("cuda"):
             session.note(f"torch.compile does not work here, so it does not race: {reason}")
@@ -277,7 +277,7 @@ def rivals_of(
 
 
 def contender(readout: Callable[..., Tensor], leaves: list[Tensor], gradient: Tensor, backward: bool) -> Contender:
-    """The forward pass, or the backward pass of one that is over."""
+    """The forward pass, or the backward pass alone."""
     if not backward:
 
         def forward() -> Tensor:

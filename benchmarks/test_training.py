@@ -71,7 +71,7 @@ def test_training_epoch(
     features = PowerFeatures.from_graphs(graphs, DEPTH)
     # The rivals train copies, and so start from the same weights.
     contenders = vectorised_epochs(spins, graphs, features, batch_size)
-    # No goal, and its time, which is long, hardly depends on threads and batches.
+    # The loops are slow, and hardly depend on threads and batches: one setting suffices.
     loops = loop_epochs(spins, graphs, batch_size) if batch_size == BATCH_SIZE and threads == 1 else {}
     contenders |= loops
     for family, make in gnn.MODELS.items():
@@ -187,7 +187,7 @@ def predict_from_features(model: SPIN, features: PowerFeatures) -> Tensor:
 def test_prediction(race: RaceRunner, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
     """Class probabilities of all graphs from what is in memory: a GraphBatch for ours, PyG's graphs for its models.
 
-    What is made beforehand for a contender (its features, its batches) is said in its name.
+    The name of a contender says what is made beforehand (features, batches).
     """
     features = PowerFeatures.from_graphs(graphs, DEPTH)
     contenders: dict[str, Callable[[], Tensor]] = {
@@ -231,7 +231,7 @@ def predict_rival(model: gnn.Classifier, batches: Callable[[], Any]) -> Tensor:
 @pytest.mark.full
 @pytest.mark.prefer("NCI1")
 def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
-    """Where the time of the best GIN goes, so that nobody need fear that it is slow by accident."""
+    """A profile of the best GIN, to show that it is not slow by accident."""
     batches = gnn.collated(gnn.data_list(graphs, "GIN"), BATCH_SIZE, "CSR")
     with num_threads(1):
         epoch = epochs.of(gnn.gin(*shape), partial(epochs.shuffled, batches))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import benchmark_module
+from helpers import benchmark_module, run_benchmarks
 
 import spin_fast
 from spin_fast import GraphBatch
@@ -141,16 +141,11 @@ def test_small_calls_run(native) -> None:
 def test_benchmarks_run(native, tmp_path: Path) -> None:
     """All races of the GPU, small and on the CPU."""
     pytest.importorskip("torch_geometric")
-    folder = Path(benchmark_module("harness").__file__).parents[1]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_gpu.py"]
     results_folder = tmp_path / "results"
     options = ["--device", "cpu", "--quick", "--rounds", "1", "--budget", "0.01", "--no-plots"]
     options += ["--results", results_folder]
     options += ["-k", "not (readout and not dtype0) and not REDDIT and not molhiv"]  # one type, width and data set tell
-    in_checkout = folder == ROOT / "benchmarks"
-    plugin = [] if in_checkout else ["-p", "spin_fast.benchmarks.harness.plugin"]
-    place = ROOT if in_checkout else tmp_path  # the checkout would hide what is installed
-    result = subprocess.run([*command, *plugin, *options], cwd=place, capture_output=True, text=True, check=False)
+    result = run_benchmarks(tmp_path, "test_gpu.py", *options)
     assert result.returncode == 0, result.stdout + result.stderr
     results = json.loads((results_folder / "results.json").read_text())
     assert {race["case"].partition(",")[0] for race in results["races"]} == {

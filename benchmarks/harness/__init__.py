@@ -1,1 +1,1 @@
-"""What the races are made of: the pytest plugin, clocks, floors, inputs, and the report."""
+"""The machinery of the races: pytest plugin, clocks, floors, inputs, report."""

@@ -1,4 +1,4 @@
-"""What the races run on: data sets, batches of them, and synthetic graphs of shapes that data sets do not have."""
+"""Inputs of the races: data sets, batches of them, and synthetic graphs of shapes that data sets do not have."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def batch(dataset: str, graphs: GraphBatch, size: int) -> Input:
 
 
 def tiny() -> Input:
-    """One graph as small as a molecule, where a call costs more than the work."""
+    """One graph of the size of a molecule: its time is the overhead of a call."""
     return Input("1 graph of 30 nodes", datasets.erdos_renyi(1, 30, 0.1, num_features=16))
 
 
 def skewed(num_features: int) -> Input:
-    """One large graph among a thousand small ones: who shares the work by graphs leaves it to one thread."""
+    """One large graph among a thousand small ones: divided by graphs, most of the work is one thread's."""
     small = partial(datasets.erdos_renyi, 500, 30, 0.1, num_features)
     large = datasets.power_law(1, 100_000, 10.0, num_features=num_features)
     return Input("100,000 nodes among 1,000 graphs of 30", together([small(seed=0), large, small(seed=1)]))
@@ -77,7 +77,8 @@ class Statistics(NamedTuple):
     """Of a data set: means per graph, ``spread`` the deviation of the logarithm of a graph's size.
 
     ``reach`` says where the edges of a tree lead, as a power of a uniform number: to any node before, or to the first
-    ones, which become hubs; None for chains with branches, as in molecules. ``kinds`` of nodes tell their features.
+    ones, which become hubs; None for chains with branches, as in molecules. Nodes of one of the ``kinds`` have the same
+    features.
     """
 
     graphs: int
@@ -134,7 +135,7 @@ def stand_in(dataset: str, num_graphs: int | None = None) -> GraphBatch:
 
 
 def real_or_stand_in(dataset: str, root: str | None, num_graphs: int | None = None) -> Input:
-    """A data set where its files are, else its stand-in, which the name then says."""
+    """A data set if its files exist, else its stand-in; the name says which."""
     if num_graphs is None and dataset in datasets.names(root):
         return Input(dataset, datasets.load(dataset, root))
     return Input(f"{dataset} (stand-in)", stand_in(dataset, num_graphs))

@@ -1,4 +1,4 @@
-"""Peak memory of a call or a training run, in a process of its own, where nothing that was freed before is at hand.
+"""Peak memory of a call or a training run, in a process of its own, so that no freed memory is reused.
 
 Run as a module it is that process, which prints the peak of its resident memory above what it was before.
 """
@@ -63,7 +63,7 @@ def _load(file: str) -> GraphBatch:
 
 
 def _peak(call: Callable[[], object], above: int) -> int:
-    """How far the process comes above so many bytes while it runs a call whose result it keeps."""
+    """The peak of the process during a call, its result included, minus ``above`` bytes."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     output = call()
     peak = _status("VmHWM") - above
@@ -102,7 +102,7 @@ def _training(file: str, contender: str) -> int:
         for _ in range(2):
             epoch()
 
-    run(form(erdos_renyi(4, 10, (0.3, 0.6), 4)))  # what comes with the first call is not the data's
+    run(form(erdos_renyi(4, 10, (0.3, 0.6), 4)))  # what a first call allocates does not belong to the data
     empty = _status("VmRSS")
     graphs = form(_load(file))
     return _peak(partial(run, graphs), above=empty)

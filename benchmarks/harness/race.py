@@ -1,10 +1,10 @@
 """Interleaved timing: the contenders of a race take turns, A B C A B C, so that a drift of the machine meets them all.
 
-Floors take part like rivals: what the machine needs for the least that the operation must do.
+Floors, lower bounds of what the operation costs on this machine, take part like rivals.
 
 One thread is timed by the CPU time of the process, which other processes disturb least, and two or more by wall time. A
 sample is one call, or as many as last 10 ms, of epochs 100 ms: caches are as warm as a repeated call leaves them.
-On a GPU that is wall time until it has nothing left to do, and it has nothing to do before.
+On a GPU a sample is wall time, from an idle device to an idle device.
 Ratios are taken round by round; reported are medians and quartiles over the rounds.
 """
 
@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 SHORTEST_SAMPLE = 0.010  # seconds
-WARM_AT_ONCE = 1.0  # a call of a second tells its time the first time
+WARM_AT_ONCE = 1.0  # seconds: a longer call is not repeated to warm up
 
 Contender = Callable[[], object]
 Floors = Mapping[str, Mapping[str, Contender]]
-"""Ways to do the least, per kind of it: the fastest way counts, and of the kinds the slowest."""
+"""Minimal work, by kind and by way to do it: of the ways the fastest counts, of the kinds the slowest."""
 
 
 class Spread(NamedTuple):
@@ -203,7 +203,7 @@ def _idle_gpu() -> float:
 
 @contextmanager
 def num_threads(number: int) -> Iterator[None]:
-    """Give torch so many threads, for a while."""
+    """Set torch's number of threads within a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -214,7 +214,7 @@ def num_threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """Keep what exists by now, data sets of many objects among it, out of the garbage collector's rounds."""
+    """Exclude what exists, such as data sets of many objects, from garbage collection within a block."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,4 +1,4 @@
-"""What a session leaves behind: tables on the terminal, ``results.json``, ``results.md``, and a plot per table."""
+"""The report of a session: tables on the terminal, ``results.json``, ``results.md``, and a plot per table."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Curves:
 
 
 class Goal(NamedTuple):
-    """What was aimed for, at least, or of ``ms`` at most; ``x`` and ``%`` are ratios, of which 1 is 100 %."""
+    """A target: a minimum, or of ``ms`` a maximum; ``x`` and ``%`` are ratios, of which 1 is 100 %."""
 
     what: str
     on: str
@@ -92,7 +92,7 @@ class Goal(NamedTuple):
 
 @dataclass
 class Session:
-    """All that was measured, and what was not and why."""
+    """What was measured, and notes on what was left out and why."""
 
     goals: list[Goal] = field(default_factory=list)
     copies: Copies | None = None
@@ -160,7 +160,7 @@ class Session:
 
 @cache
 def machine() -> dict[str, Any]:
-    """The machine and the versions, nothing that changes from run to run."""
+    """The machine and the versions; nothing that changes between sessions."""
     from cpuinfo import get_cpu_info  # a dependency of pytest-benchmark
 
     return {
@@ -346,7 +346,7 @@ def write(session: Session, info: dict[str, Any], folder: Path, plots: bool = Tr
 
 
 def _rounded(value: Any) -> Any:
-    """The same with six digits of every number that is not whole: more than a clock gives."""
+    """The same with floats rounded to six digits, which is more than a clock resolves."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

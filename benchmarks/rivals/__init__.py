@@ -1,1 +1,1 @@
-"""What SPIN and its operations are compared with."""
+"""Other implementations of the operations, other models, and SPIN without our kernels."""

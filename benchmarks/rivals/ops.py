@@ -1,7 +1,7 @@
-"""What else computes the operations: scipy, torch's sparse and segment operations, PyG, torch_scatter, torch.compile.
+"""The operations by others: scipy, torch's sparse and segment operations, PyG, torch_scatter, torch.compile.
 
-Everything that does not depend on the features (normalised matrices, segment numbers) is made before the clock starts,
-but for :func:`powers_from_raw`.
+What does not depend on the features (normalised matrices, segment numbers) is computed before the clock starts, except
+in :func:`powers_from_raw`.
 """
 
 from __future__ import annotations
