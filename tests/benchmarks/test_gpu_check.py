@@ -219,6 +219,6 @@ def test_goals_in_the_table() -> None:
     assert share.row == ("readout", "rows", "≥ 85 %", "81.0 %", "80.0–90.0", "**no**")
     assert time.row == ("epoch", "NCI1", "≤ 5 ms", "4.00 ms", "3.00–6.00", "yes")
     session = report.Session(goals=[times, share, time])
-    assert [table.title for table in session.tables] == ["goals on the GPU"]
+    assert [table.title for table in session.tables()] == ["goals on the GPU"]
     one = race.Race("gpu", "epoch", "NCI1", 1, device="cuda")
     assert (one.place, one.clock) == ("GPU", "wall time")
