@@ -17,7 +17,8 @@ from .. import datasets
 from .._common.progress import progress_bar
 from ..features import shards
 from ..features.chunks import num_branches_of
-from ..features.power_features import PowerFeatures, index_of
+from ..features.power_features import PowerFeatures
+from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, reports
 from ._errors import one_line_errors
