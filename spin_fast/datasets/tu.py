@@ -170,9 +170,9 @@ def read(
             code, spans = one_hot(labels, files.where("node_labels"), dtype, spans)
             blocks.append(code)
         else:
-            attributes = files.read("node_attributes", np.float64, lines=len(graph))
+            attributes = files.read("node_attributes", str(dtype).removeprefix("torch."), lines=len(graph))
             width = attributes.shape[1]
-            blocks.append(torch.tensor(attributes, dtype=dtype))
+            blocks.append(torch.tensor(attributes))
     x = torch.cat(blocks, dim=1) if blocks else None
     rows, columns = _edges(files, graph)
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
