@@ -66,10 +66,9 @@ def info(
 ) -> Report:
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
-    Graphs are duplicates if they look alike to every model of these hops and this operator, which then gives them the
-    same answer. Where their labels differ it is wrong for some of them, whichever it is, which bounds the accuracy over
-    all graphs. Test graphs with a duplicate in training are like those that the model has learnt; published folds are
-    counted where they are found.
+    Graphs are duplicates if all models of these hops and this operator give them the same scores. Where the labels of
+    duplicates differ, some predictions are wrong whatever the model, which bounds the accuracy over all graphs. Test
+    graphs with a duplicate in training are not new to the model; published folds are counted where they are found.
 
     Edges are counted once however often an edge is repeated, in an undirected graph one for both directions, and
     self-loops with them; the density leaves self-loops out.

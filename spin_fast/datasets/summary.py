@@ -1,4 +1,4 @@
-"""What is in a data set: sizes, memory, directions of edges, and graphs that no model can tell apart."""
+"""Summary of a data set: sizes, memory, directions of edges, and graphs that no model can tell apart."""
 
 from __future__ import annotations
 
@@ -67,12 +67,7 @@ def summarize(
 
 
 class Directions(NamedTuple):
-    """How edges are listed, self-loops aside.
-
-    Attributes:
-        one_way: an edge lacks its reverse.
-        twice: each edge is repeated.
-    """
+    """How edges are listed, self-loops aside: some lacks its reverse (``one_way``), each is repeated (``twice``)."""
 
     one_way: bool
     twice: bool
@@ -87,13 +82,13 @@ def directions_of(graphs: GraphBatch) -> Directions:
 
 
 def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
-    """The adjacency as a ``csr_array`` in canonical form; weights of repeated edges are added up."""
+    """The adjacency as a ``csr_array`` in canonical form, with the sum of the weights of repeated edges."""
     from scipy.sparse import csr_array
 
     shape = (graphs.num_nodes, graphs.num_nodes)
     edges = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
     if not edges.has_canonical_format:
-        edges = edges.copy()  # of the graphs' own arrays
+        edges = edges.copy()  # the arrays belong to the graphs
         edges.sum_duplicates()
     return edges
 
@@ -134,7 +129,7 @@ def _structure(graphs: GraphBatch) -> dict[str, Any]:
 
 
 def _spread(values: np.ndarray) -> dict[str, Any]:
-    """How a number is spread over the graphs; the total is of what can be counted."""
+    """Spread of a number over the graphs; counts have a total, too."""
     if len(values) == 0:
         return dict.fromkeys(("mean", "median", "min", "max"))
     spread = {
@@ -145,7 +140,7 @@ def _spread(values: np.ndarray) -> dict[str, Any]:
 
 
 def _features(graphs: GraphBatch, widths: list[int]) -> dict[str, Any]:
-    """Width and kind of the node features; of measured numbers and of each code by themselves."""
+    """Width and kind of the node features, for the measured numbers and each code."""
     x = graphs.x
     kinds = [{"width": part.shape[1], "kind": _kind(part, graphs.degree)} for part in x.split(widths, dim=1)]
     return {"width": x.shape[1], "dtype": str(x.dtype).removeprefix("torch."), "parts": kinds}
@@ -162,15 +157,15 @@ def _kind(x: Tensor, degree: Tensor) -> str:
 
 
 def _labels(graphs: GraphBatch, names: Sequence[str] | None, task_names: Sequence[str] | None) -> dict[str, Any]:
-    """Sizes of the classes, or what of several tasks is known, with their names where they have any."""
+    """Sizes of the classes, or the fraction of known labels of tasks, with names where there are any."""
     y = graphs.y
     if y is None:
         return {"classes": None, "tasks": None}
     if y.is_floating_point():
         tasks = y.view(len(y), -1)
         known = tasks == tasks
-        share = known.double().mean().item() if known.numel() else None
-        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share, "names": task_names}}
+        labelled = known.double().mean().item() if known.numel() else None
+        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": labelled, "names": task_names}}
     sizes = torch.bincount(y, minlength=0 if names is None else len(names)).tolist()
     names = list(map(str, range(len(sizes)))) if names is None else names
     return {
@@ -180,10 +175,10 @@ def _labels(graphs: GraphBatch, names: Sequence[str] | None, task_names: Sequenc
 
 
 def _duplicates(first: Tensor, y: Tensor | None) -> dict[str, Any]:
-    """How many graphs are like another one, and what labels such graphs have.
+    """Count duplicates, and those whose labels differ.
 
     Args:
-        first: ``[G]`` the first of the graphs that are like each one.
+        first: ``[G]`` the first of the graphs that are identical to each one.
         y: labels ``[G]``, or ``[G, T]`` with NaN for missing ones, or None.
     """
     times = torch.bincount(first, minlength=len(first))

@@ -44,7 +44,7 @@ def find(path: Path, name: str) -> list[Path]:
 
 
 class Table:
-    """A table with the names in its first columns as text, and errors that say where."""
+    """A table whose columns of names are text, and whose errors name file, row and column."""
 
     def __init__(self, path: Path, texts: Sequence[str], *, needed: int) -> None:
         """``texts`` are the columns of names; the first ``needed`` of them must be there and filled in."""
@@ -84,7 +84,7 @@ class Table:
         return f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
 
     def values(self, column: str) -> Any:
-        """A column, after a look at what Parquet may hold and no column here may."""
+        """A column; values that Parquet may hold and that are neither numbers nor text are an error."""
         self.require(column)
         values = self.frame[column]
         if values.dtype == object:
@@ -105,7 +105,7 @@ class Table:
         return positions, [None if no else value for value, no in zip(values.to_numpy(), missing, strict=True)]
 
     def each(self, column: str, function: Callable[[Any, Callable[[], str]], _T]) -> tuple[np.ndarray, list[_T]]:
-        """The same with what a function makes of each of them and of the place where it first is."""
+        """The same with ``function(value, where)`` of each distinct value; ``where()`` names its first place."""
         positions, values = self.distinct(column)
 
         def where(number: int) -> str:
@@ -114,7 +114,7 @@ class Table:
         return positions, [function(value, partial(where, number)) for number, value in enumerate(values)]
 
     def as_text(self, column: str) -> None:
-        """Make a column one of names, each a category."""
+        """Turn a column into text, as a pandas Categorical."""
         import pandas
 
         positions, values = self.distinct(column)
@@ -123,7 +123,7 @@ class Table:
         self.frame[column] = pandas.Categorical.from_codes(codes[positions], categories)
 
     def check_names(self) -> None:
-        """Refuse a column without a name, which pandas writes of an index, and which is no feature."""
+        """Refuse a column without a name: pandas writes its index so, which is no feature."""
         for number, column in enumerate(self.frame):
             if not str(column).strip() or column == f"Unnamed: {number}":  # as pandas reads it
                 raise DatasetError(
@@ -178,7 +178,7 @@ class Table:
         return numbers.copy()  # pandas may give a view that must not be written to
 
     def holds_words(self, column: str) -> bool:
-        """Whether what is filled in is text that is no number."""
+        """Whether the values that are there are text other than numbers."""
         import pandas
 
         values = self.values(column).dropna()
@@ -205,7 +205,7 @@ class Table:
         return places[np.array(numbers, np.int64)[positions]], column
 
     def _check_words(self, words: Words) -> None:
-        """Count the nodes with words that features do not list, rather than name the first alone."""
+        """Refuse words that features do not list; the message counts all nodes that have one."""
         column = words.column.name
         positions, values = self.distinct(column)
         rows = np.array([words.is_strange(value) for value in values], bool)[positions]
@@ -433,7 +433,7 @@ def build(
     edge_options: EdgeOptions,
     y: Tensor | None = None,
 ) -> GraphBatch:
-    """Build a batch; without features its own degree becomes the feature."""
+    """Build a batch; without features the degree becomes the feature."""
     graphs = GraphBatch.from_edge_index(
         edge_index,
         torch.empty(len(batch), 0, dtype=dtype) if x is None else x,
