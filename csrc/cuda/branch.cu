@@ -15,7 +15,7 @@
 
 #include "../model.h"
 #include "mlp.h"
-#include "segments.h"
+#include "entries.h"
 #include "transpose.h"
 
 namespace spin_fast {

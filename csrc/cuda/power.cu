@@ -1,4 +1,4 @@
-// power_features and its gradient on CUDA: from tensors to the kernels in power_graphs.h and hop.h.
+// power_features and its gradient on CUDA: from tensors to the kernels in power_graphs.h and spmm.h.
 //
 // Graphs of a batch are one block's each, in shared memory; those that do not fit, one big graph, and gradients go hop
 // by hop. The host knows the totals only: it chooses the shared memory by the average graph, and which launches no
@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "../arguments.h"
-#include "hop.h"
+#include "spmm.h"
 #include "ops.h"
 #include "power_graphs.h"
 #include "transpose.h"

@@ -6,7 +6,7 @@
 // neighbouring columns of x and out whatever the width; in shared memory these K stand side by side, one load of 16
 // bytes each four floats. Under `symmetric` sources are kept scaled (y_u = scale_u p_u): a hop is one addition per edge
 // and column, p_v = scale_v sum_u y_u. Parallel axis within a block: rows and columns; a row of more than `light_edges`
-// edges is a team's, as in hop.h. Accumulator: A for up to light_edges edges; of longer rows chains of `chain_terms` in
+// edges is a team's, as in spmm.h. Accumulator: A for up to light_edges edges; of longer rows chains of `chain_terms` in
 // A, added up in double. A row is added up in an order that depends on its length and the width alone: not on the batch
 // that a graph is in.
 //
@@ -14,7 +14,7 @@
 // and there they are shared by all multiprocessors.
 #pragma once
 
-#include "hop.h"
+#include "spmm.h"
 
 namespace spin_fast {
 namespace {

@@ -1,6 +1,6 @@
 // sum_readout, attention_readout and their gradients.
 //
-// The readouts are sums over segments (segment_sums.cu), and so are gradients that rows used several times collect.
+// The readouts are sums over segments (readout_sum.cu), and so are gradients that rows used several times collect.
 // The other gradients are one pass over the entries, which reads z once and writes dz once.
 //
 // Layout: z row-major [rows, h]; readouts [G, (R + 1) * h], the branches of a graph side by side. Parallel axis:
@@ -9,7 +9,7 @@
 
 #include <type_traits>
 
-#include "segment_sums.h"
+#include "readout_sum.h"
 #include "transpose.h"
 
 namespace spin_fast {

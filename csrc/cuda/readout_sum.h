@@ -1,7 +1,7 @@
 // Weighted sums of rows, segment by segment: the readouts, and all their gradients that are such sums.
 #pragma once
 
-#include "segments.h"
+#include "entries.h"
 
 namespace spin_fast {
 

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "segment_sums.h"
+#include "readout_sum.h"
 
 namespace spin_fast {
 namespace {
