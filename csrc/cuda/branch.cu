@@ -24,7 +24,7 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                       bool attention, double negative_slope, bool tf32, bool shared, bool) {
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, true, 0);
+                                       negative_slope, shared, false, 0);
   const Device device(rows,
                       {{"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
   Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
@@ -41,7 +41,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
                                                    bool tf32, bool shared, bool, bool with_rows) {
   Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                 negative_slope, shared, true, 0);
+                                 negative_slope, shared, false, 0);
   const ScalarType value = rows.scalar_type();
   const int64_t width = of.model.readout_width(), features = rows.size(1);
   expect("grad", grad, {of.graphs, width}, {value});

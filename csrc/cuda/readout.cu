@@ -312,7 +312,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
   const ScalarType value = z.scalar_type();
   require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
           z.size(0));
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, true);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, false);
   const Device device(z, {{"ptr", ptr}, {"index", index}, {"count", count}});
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, value);
   dispatch_storage(value, [&](auto tag) {
@@ -333,7 +333,7 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   check_num_branches(num_branches);
   require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   product_of("num_rows", sum_of("num_rows", num_rows, 2), sizeof(int64_t));  // of where the entries of a row begin
-  const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, true);
+  const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, false);
   expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
   const Device device(grad, {{"ptr", ptr}, {"index", index}, {"count", count}});
   Tensor dz = device.empty({num_rows, form.width}, value);
@@ -355,7 +355,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
                                              OptionalTensor count, bool shared, bool) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, false);
   const Device device(z, {{"w", w}, {"ptr", ptr}, {"index", index}, {"count", count}});
   Tensor readout = device.empty({form.graphs, form.branches * form.width}, computed);
   Tensor alpha = device.empty({form.entries}, computed);
@@ -440,7 +440,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       bool shared, bool) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, true);
+  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, false);
   expect("grad", grad, {form.graphs, form.branches * form.width}, {computed});
   expect("readout", readout, {form.graphs, form.branches * form.width}, {computed});
   expect("alpha", alpha, {form.entries}, {computed});

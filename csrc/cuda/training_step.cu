@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                                          bool attention, double negative_slope, bool tf32, bool) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, false, true, more);
+                                       negative_slope, false, false, more);
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, {ScalarType::Long});
   if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
