@@ -6,8 +6,8 @@
 // readouts a second kernel combines. Accumulator: T within a piece, float64 over the pieces of a segment and over
 // blocks.
 //
-// Every entry is evaluated by itself: which rows several graphs share is not known without reading it back, and a graph
-// refers to a row of its own once already.
+// Every entry is evaluated, even if several refer to the same row: the host would have to wait for the device to know
+// which do. The entries of one segment are different rows already if they have counts.
 
 #include <tuple>
 #include <type_traits>
@@ -28,8 +28,8 @@ struct Tile {
 
 __host__ __device__ inline int64_t tiles_of(int64_t entries, int tile) { return (entries + tile - 1) / tile; }
 
-// Piece `piece` of a segment: every `pieces`-th tile. Pieces come first, as many graphs have one only, and these are to
-// be spread over the blocks.
+// Piece `piece` of a segment: every `pieces`-th tile from tile `piece` on. The first pieces of all graphs come before
+// the second ones: many graphs have only one, and these are to be spread over the blocks.
 template <class T>
 struct Task {
   int64_t position, piece, begin, entries, tiles;
@@ -235,7 +235,7 @@ __global__ void backward_kernel(BranchCall<T> call) {
   store_gradient(call.mlp, memory);
 }
 
-// Row u is the sum of the rows of `from` that `by` lists for it, in their order.
+// Row u is the sum of the rows entries[offsets[u]] to entries[offsets[u + 1]] of `from`, in their order.
 template <class T>
 __global__ void gather_kernel(const int64_t* offsets, Integers entries, const T* from, int64_t rows, int64_t width,
                               T* to) {

@@ -10,7 +10,7 @@ namespace {
 constexpr int pack_threads = 1024;
 constexpr int64_t reduce_threads = 256;
 constexpr int64_t most_weights = INT32_MAX / 16;  // of a layer
-constexpr int summing_lanes = 4;  // per parameter: there are few parameters, and as many values as blocks
+constexpr int summing_lanes = 4;                  // per parameter, as parameters are few and have a value in each block
 
 // Divides the memory of a block for tiles of so many rows. Offsets are valid if both sizes fit an int.
 void lay_out(MlpLayout& mlp, int tile) {

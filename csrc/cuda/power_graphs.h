@@ -11,7 +11,7 @@
 // not on the batch that a graph is in.
 //
 // A graph with more edges than fit goes hop by hop too: its edges would come from global memory in every hop anyway,
-// and there all multiprocessors tile them.
+// and there all multiprocessors share them.
 #pragma once
 
 #include "spmm.h"

@@ -18,7 +18,7 @@ namespace {
 constexpr int threads = 128, warps = threads / warp_size;
 
 // With t = sum_e alpha_e (<ds, z_e> + dalpha_e) = <ds, s> + sum_e alpha_e dalpha_e:
-//   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is shut;  dw = sum_e dbeta_e z_e;
+//   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is 0;  dw = sum_e dbeta_e z_e;
 //   dz_e = alpha_e ds + dbeta_e w.
 template <class S, class T = Compute<S>>
 struct AttentionGradient {
