@@ -82,7 +82,7 @@ class CudaLibrary:
 
     NAME = "spin_fast._C_cuda"
     SYMBOLS = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
-    SOURCES = ("power", "readout", "segment_sums", "branch", "distinct", "transpose")
+    SOURCES = ("power", "readout", "readout_sum", "branch", "mlp", "training_step", "distinct", "transpose")
 
     def __init__(self, nvcc: str) -> None:
         self.nvcc, self.architectures = nvcc, architecture_flags(nvcc)
