@@ -57,11 +57,14 @@ std::string check_offsets(const char* name, const I* offsets, int64_t runs, int6
   return {};
 }
 
+// Checks values[begin, end); `meaning` says in a message what [low, high) is.
 template <class I>
-std::string check_range(const char* name, const I* values, int64_t size, int64_t high) {
-  for (int64_t i = 0; i < size; ++i)
-    if (values[i] < 0 || values[i] >= high)
-      return std::string(name) + " must be in [0, " + std::to_string(high) + "), got " + at(name, i, values[i]);
+std::string check_range(const char* name, const I* values, int64_t begin, int64_t end, int64_t low, int64_t high,
+                        const std::string& meaning = "") {
+  for (int64_t i = begin; i < end; ++i)
+    if (values[i] < low || values[i] >= high)
+      return std::string(name) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) + ")" + meaning +
+             ", got " + at(name, i, values[i]);
   return {};
 }
 
@@ -71,7 +74,7 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
                       int64_t nodes) {
   std::string problem = check_offsets("indptr", indptr, nodes, edges, "indices");
   if (problem.empty() && ptr) problem = check_offsets("ptr", ptr, graphs, nodes, "nodes");
-  if (problem.empty()) problem = check_range("indices", indices, edges, nodes);
+  if (problem.empty()) problem = check_range("indices", indices, 0, edges, 0, nodes);
   if (!problem.empty() || !ptr) return problem;
   for (int64_t g = 0; g < graphs; ++g)
     for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v)
@@ -86,12 +89,21 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
   return {};
 }
 
-// index and count may be null.
+// The segments of a branch may refer to the rows [row_ptr[branch], row_ptr[branch + 1]); index and count may be null.
 template <class I>
 std::string check_segments(const int64_t* ptr, int64_t segments, const I* index, const int32_t* count, int64_t entries,
-                           int64_t rows) {
+                           const int64_t* row_ptr, int64_t branches) {
   std::string problem = check_offsets("ptr", ptr, segments, entries, index ? "index" : "rows of z");
-  if (problem.empty() && index) problem = check_range("index", index, entries, rows);
+  for (int64_t b = 0; problem.empty() && b < branches; ++b) {
+    const int64_t begin = ptr[b * (segments / branches)], end = ptr[(b + 1) * (segments / branches)];
+    const int64_t low = row_ptr[b], high = row_ptr[b + 1];
+    const std::string branch = "branch " + std::to_string(b);
+    if (index)
+      problem = check_range("index", index, begin, end, low, high, branches > 1 ? ", the rows of " + branch : "");
+    else if (begin != low || end != high)
+      problem = "ptr must give " + branch + " its rows, " + std::to_string(low) + " to " + std::to_string(high) +
+                ", got " + std::to_string(begin) + " to " + std::to_string(end);
+  }
   if (!problem.empty() || !count) return problem;
   for (int64_t e = 0; e < entries; ++e)
     if (count[e] < 1) return "count must be positive, got " + at("count", e, count[e]);

@@ -184,7 +184,7 @@ struct Branch {
   int64_t readout_stride;  // of the gradient too
   T* ds;                   // [graphs, stride], the gradient
   T* t;                    // [graphs], <ds, s>
-  T* dx;                   // [U, d], added to, or null
+  T* dx;                   // [rows, padded d], the gradient of each row, or null
 };
 
 // What a block of rows needs besides.
@@ -197,7 +197,6 @@ struct BlockScratch {
   T* first;     // [mlp_block_rows, widest stride]
   T* second;
   T* third;
-  T* dx;  // [mlp_block_rows, padded d]
 };
 
 // With one feature a branch is a piecewise affine function of a number x. Of an interval on which it is affine:

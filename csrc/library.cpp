@@ -82,9 +82,10 @@ std::string check_csr(const Array<I>& indptr, const Array<I>& indices, const std
 
 template <class I>
 std::string check_segments(const Array<int64_t>& ptr, const std::optional<Array<I>>& index,
-                           const std::optional<Array<int32_t>>& count, int64_t num_rows) {
-  return spin_fast::check_segments(ptr.data(), ptr.size() - 1, data(index), data(count),
-                                   index ? index->size() : num_rows, num_rows);
+                           const std::optional<Array<int32_t>>& count, const Array<int64_t>& row_ptr) {
+  const int64_t branches = row_ptr.size() - 1, entries = index ? index->size() : row_ptr.at(branches);
+  return spin_fast::check_segments(ptr.data(), ptr.size() - 1, data(index), data(count), entries, row_ptr.data(),
+                                   branches);
 }
 
 using spin_fast::DistinctRows;

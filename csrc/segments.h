@@ -28,7 +28,9 @@ inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const Option
     const int64_t end = shared ? rows / branches : entries;
     dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
-      refuse_if(check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows));
+      const int64_t row_ptr[] = {0, index ? rows : end};
+      refuse_if(
+          check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, row_ptr, 1));
     });
   }
   return {rows, width, entries, branches, shared ? runs : runs / branches};

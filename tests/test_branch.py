@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -33,7 +35,7 @@ def drawn_layers(rng: np.random.Generator, branches: int, widths: list[int], dty
 
 @st.composite
 def fused_branches(draw: st.DrawFn) -> dict:
-    """Arguments of branch_readout: rows unused and shared, columns of zeros, empty graphs, graphs taken twice."""
+    """Arguments of branch_readout: rows unused, shared in a branch and between branches, empty and repeated graphs."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     dtype, branches = draw(float_dtypes), draw(st.integers(1, 3))
     widths = [draw(st.sampled_from([0, 1, 2, 5, 20, 70]))]
@@ -45,7 +47,8 @@ def fused_branches(draw: st.DrawFn) -> dict:
     owned = rng.integers(1, 1 + max(per_branch.max(initial=0), 1), branches) if indexed else per_branch
     rows = rng.standard_normal((owned.sum(), widths[0])) * (rng.random((1, widths[0])) < 0.5)
     starts = np.concatenate([[0], owned.cumsum()])
-    index = [rng.integers(starts[b], starts[b + 1], per_branch[b]) for b in range(branches)]
+    ranges = [(0, starts[-1])] * branches if indexed and draw(st.booleans()) else list(pairwise(starts))
+    index = [rng.integers(*ranges[b], per_branch[b]) for b in range(branches)]
     weights, biases, w = drawn_layers(rng, branches, widths, dtype)
     ids = draw(st.none() | st.lists(st.integers(0, graphs - 1), max_size=6)) if graphs else None
     counted = draw(st.booleans())
@@ -120,6 +123,36 @@ def compare_gradients(arguments: dict, with_rows: bool) -> None:
         other = torch.zeros_like(one) if other is None else other
         scale = max(float(other.abs().max()), 1.0) if other.numel() else 1.0
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * scale)
+
+
+@given(arguments=fused_branches())
+def test_training_step_on_any_segments(native, poison: None, arguments: dict) -> None:
+    """Loss and gradient in float64 where branches share rows and graphs are chosen twice."""
+    branches, *widths = arguments["weights"][0].shape[0], *(weight.shape[2] for weight in arguments["weights"])
+    num_graphs = (len(arguments["ptr"]) - 1) // branches
+    leaves = [arguments["w"], *(leaf for layer in zip(arguments["weights"], arguments["biases"]) for leaf in layer)]
+    classifier = torch.linspace(-1, 1, (branches * widths[-1] + 1) * 4 + 5 * 2)
+    flat = torch.cat([leaf.flatten().double() for leaf in [*leaves, classifier] if leaf is not None])
+    data = [arguments[name] for name in ("ptr", "index", "count", "ids")]
+    model = (branches, widths, [4, 2], arguments["w"] is not None, arguments["negative_slope"])
+    step = (arguments["rows"].double(), flat, torch.arange(num_graphs) % 2, None, *data, *model)
+    result = torch.ops.spin_fast.training_step(*step, False, True)
+    for one, other in zip(result, reference.training_step(*step), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * max(float(other.abs().max()), 1.0))
+
+
+def test_branches_may_share_a_row(native) -> None:
+    """In a process of its own, which a wrong row number would end."""
+    code = """
+import torch, spin_fast
+rows, index = torch.randn(200_000, 2), torch.cat([torch.arange(3000), torch.tensor([2999])])
+weights, biases = [torch.randn(2, 2, 5)], [torch.randn(2, 5)]
+arguments = (rows, weights, biases, None, torch.tensor([0, 3000, 3001]))
+result = spin_fast.branch_readout(*arguments, index=index)
+torch.testing.assert_close(result, spin_fast.reference.branch_readout(*arguments, index=index), rtol=1e-3, atol=1e-2)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def made_features(

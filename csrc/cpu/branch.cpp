@@ -19,7 +19,7 @@ Arguments arguments_of(const Tensor& rows, const Tensor& parameters, const Tenso
                        bool check_invariants, int64_t classifier_parameters = 0) {
   Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention, slope,
                                  shared, check_invariants, classifier_parameters);
-  if (ids) refuse_if(check_range("ids", of.ids, of.graphs, of.seg.graphs));
+  if (ids) refuse_if(check_range("ids", of.ids, 0, of.graphs, 0, of.seg.graphs));
   return of;
 }
 

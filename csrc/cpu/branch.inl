@@ -461,7 +461,7 @@ void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, in
     __builtin_memset(scratch.gradient, 0, compact * first.stride * sizeof(T));
   }
   mlp_backward<T>({depth, block.layers}, block.x, block.stride, n, activations, activations, dz, scratch.first,
-                  scratch.second, gradients, branch.dx ? scratch.dx : nullptr);
+                  scratch.second, gradients, branch.dx ? branch.dx + begin * first.below : nullptr);
   if (!all) {
     const auto add = [&](int64_t from, int64_t to) {
       const T* of = scratch.gradient + from * first.stride;
@@ -471,9 +471,4 @@ void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, in
     for (int64_t k = 0; k < block.layers[0].in; ++k) add(k, block.column[k]);
     add(compact - 1, padded_to(row_multiple, first.in));
   }
-  if (branch.dx)
-    for (int64_t i = 0; i < n; ++i) {
-      T* to = branch.dx + branch.source[begin + i] * first.in;
-      for (int64_t k = 0; k < first.in; ++k) to[k] += scratch.dx[i * first.below + k];
-    }
 }

@@ -43,8 +43,10 @@ struct Part {
     rows = entries = 0;
     ptr.assign(1, 0);
   }
-  // The entries [begin, end) of the next graph. `mark` tells which row of x is which here, or -1.
-  void add(const Segments& seg, int64_t begin, int64_t end, int32_t* mark) {
+  // Adds the entries [begin, end) of the next graph. `place` [rows of x] and `source` are a sparse set: row u of x is
+  // row place[u] here if source[place[u]] is u. What is left in `place` by other branches, chunks and calls is
+  // harmless.
+  void add(const Segments& seg, int64_t begin, int64_t end, uint32_t* place) {
     const int64_t n = end - begin, at = entries;
     if (at + n > static_cast<int64_t>(row.size()))
       for (std::vector<int32_t>* of : {&row, &before, &graph, &count}) of->resize(2 * (at + n));
@@ -53,18 +55,20 @@ struct Part {
       last.resize(2 * (rows + n) + 1);
     }
     const auto number = static_cast<int32_t>(ptr.size() - 1);
-    auto next = static_cast<int32_t>(rows);
+    auto next = static_cast<uint32_t>(rows);
     const auto add_all = [&](auto index) {
-      for (int64_t i = 0; i < n; ++i) {
+      for (int64_t i = 0; i < n; ++i) {  // without a branch, which would be mispredicted
         const int64_t u = index[begin + i];
-        const int32_t known = mark[u], here = known < 0 ? next : known;  // no branch: nobody could foresee it
-        mark[u] = here;
+        const uint32_t guess = place[u];
+        const bool known = (guess < next) & (source[guess < next ? guess : 0] == u);
+        const uint32_t here = known ? guess : next;
+        place[u] = here;
         source[next] = u;
-        before[at + i] = known < 0 ? -1 : last[here];
+        before[at + i] = known ? last[here] : -1;
         last[here] = static_cast<int32_t>(at + i);
-        row[at + i] = here;
+        row[at + i] = static_cast<int32_t>(here);
         graph[at + i] = number;
-        next += known < 0;
+        next += !known;
       }
     };
     if (seg.narrow_index)
@@ -89,7 +93,7 @@ struct Part {
 struct Workspace {
   Arena arena;
   std::vector<Arena> branch_arenas;
-  std::vector<int32_t> marks;  // row in the chunk of each row of x, or -1: always that outside of a call
+  std::vector<uint32_t> place;  // as in Part::add
   std::vector<Part> parts;
 };
 
@@ -125,10 +129,10 @@ class Pass {
     bytes_per_row = (backward ? bytes_per_row + stride : stride) * static_cast<int64_t>(sizeof(T));
     chunk_rows_ = std::max<int64_t>(chunk_bytes / bytes_per_row, 4 * mlp_block_rows);
     if (backward) total_.resize(model.branches * mlp.gradient_size);
-    if (shares_rows() && static_cast<int64_t>(workspace.marks.size()) < seg.rows) workspace.marks.assign(seg.rows, -1);
+    const bool indexed = seg.narrow_index || seg.wide_index;
+    if (indexed && static_cast<int64_t>(workspace.place.size()) < seg.rows) workspace.place.resize(seg.rows);
     x_ = x;
   }
-  ~Pass() { unmark(); }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
@@ -137,7 +141,7 @@ class Pass {
 
   // Selects the next graphs, up to some thousand distinct rows; false where there are none left.
   bool next() {
-    unmark();
+    for (Part& part : parts_) part.clear();
     begin_ = end_;
     if (begin_ == graphs_) return false;
     const int64_t most_entries = 16 * chunk_rows_;
@@ -153,7 +157,7 @@ class Pass {
         if (end_ + ahead < graphs_) prefetch_entries(seg_, b, graph_of(end_ + ahead));
         const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
         rows -= parts_[b].rows;
-        parts_[b].add(seg_, first, last, workspace_.marks.data());
+        parts_[b].add(seg_, first, last, workspace_.place.data());
         rows += parts_[b].rows;
       }
       if (++end_ == graphs_) break;
@@ -225,10 +229,10 @@ class Pass {
     piece_readout_.resize(model_.readout_width());
     for (int64_t at = 0, more = 1; more; at += most) {
       more = 0;
-      unmark();
       for (int64_t b = 0; b < model_.branches; ++b) {
+        parts_[b].clear();
         const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
-        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
+        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.place.data());
         more |= first + at + most < last;
       }
       prepare();
@@ -307,15 +311,14 @@ class Pass {
       double* total = total_.data() + groups[task].first * size;
       for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(partial[i]);
     }
+    for (int64_t b = 0; dx_ && b < model_.branches; ++b) add_row_gradients(branches_[b]);
   }
 
-  bool shares_rows() const { return seg_.narrow_index || seg_.wide_index; }
-
-  void unmark() {
-    for (Part& part : parts_) {
-      for (int64_t u = 0; shares_rows() && u < part.rows; ++u) workspace_.marks[part.source[u]] = -1;
-      part.clear();
-    }
+  // One after the other: branches may share rows of x, and so may rows of a branch where a graph is chosen twice.
+  void add_row_gradients(const Branch<T>& branch) {
+    const Layer<T>& first = branch.mlp.layers[0];
+    for (int64_t i = 0; i < branch.rows; ++i)
+      for (int64_t k = 0; k < first.in; ++k) dx_[branch.source[i] * first.in + k] += branch.dx[i * first.below + k];
   }
 
   int64_t graph_of(int64_t i) const { return ids_ ? ids_[i] : i; }
@@ -375,7 +378,7 @@ class Pass {
         branch.scale = take(graphs);
         branch.ds = take(backward_ ? graphs * padded_width() : 0);
         branch.t = take(graphs);
-        branch.dx = dx_;
+        branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
       }
       tiny_ = cost < 4 * piece_cost;
       if (used > capacity_) {
@@ -389,8 +392,7 @@ class Pass {
     const Packed<T>& mlp = packed_[b].mlp;
     const int64_t features = padded_to(column_multiple, model_.features) + column_multiple;
     const int64_t first = features * mlp.layers[0].stride, block = mlp_block_rows * mlp.widest;
-    const int64_t sizes[] = {mlp_block_rows * features,          features, first, first, block, block, block,
-                             dx_ ? mlp_block_rows * features : 0};
+    const int64_t sizes[] = {mlp_block_rows * features, features, first, first, block, block, block};
     int64_t total = line;
     for (const int64_t size : sizes) total += padded_to(line, size * static_cast<int64_t>(sizeof(T)));
     char* memory = thread_scratch(total);
@@ -399,7 +401,7 @@ class Pass {
       at[i] = reinterpret_cast<T*>(memory);
       memory += padded_to(line, sizes[i] * static_cast<int64_t>(sizeof(T)));
     }
-    return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6], at[7]};
+    return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6]};
   }
 
   Workspace& workspace_;
