@@ -199,38 +199,35 @@ struct BlockScratch {
   T* third;
 };
 
-// With one feature a branch is a piecewise affine function of a number x. Of an interval on which it is affine:
+// offset + x slope.
 template <class T>
-struct Interval {
-  T left, inverse;  // t = (x - left) inverse goes from 0 to 1; in an interval of one point it stays 0
-  T beta, rise;     // ReLU(<w, z>) is beta + t rise
+struct Affine {
+  T offset, slope;
 };
 
-// One branch of some graphs with one feature, and the memory for it. `ends` is the number of intervals, padded: as many
-// left ends, and as many right ones.
+// One branch of some graphs with one feature x, and the memory for it: an affine function of x on each interval.
 template <class T>
 struct Line {
   Mlp<T> mlp;
-  const T* w;  // [stride], or null for the sum readout
-  int64_t graphs, ends;
-  int64_t blocks;                // of column_multiple intervals, padded
-  const T* start;                // [ends], where the intervals start, ascending: from -infinity, infinity at the end
-  const T* coarse;               // [blocks], where the blocks start
-  const Interval<T>* intervals;  // [ends]
-  const T* gate;                 // [ends, stride], z in the middles
-  const T* z;                    // [2 * ends, stride], at the left ends, then at the right ones
-  const T* transposed;           // [stride, 2 * ends]
-  const int64_t* ptr;            // [graphs + 1] -> entries
-  const T* count;                // [entries], how often, or null for ones
-  const T* x;                    // [entries]
-  int32_t* interval;             // [entries]
-  T* t;                          // [entries]
-  T* weight;                     // [entries], alpha before it is scaled
-  T* scale;                      // [graphs]
-  T* share;                      // [padded graphs, 2 * ends], a readout is share z
-  T* readout;                    // [graphs, readout_stride], already at the columns of this branch
-  int64_t readout_stride;        // of the gradient too
-  T* ds;                         // [padded graphs, stride], the gradient
+  const T* w;                 // [stride], or null for the sum readout
+  int64_t graphs, intervals;  // intervals are padded
+  int64_t blocks;             // of column_multiple intervals, padded
+  const T* start;             // [intervals], where each starts, ascending: from -infinity, infinity where it is padding
+  const T* coarse;            // [blocks], where the blocks start
+  const Affine<T>* beta;      // [intervals], ReLU(<w, z>)
+  const T* gate;              // [intervals, stride], z in the middles
+  const T* z;                 // [2 * intervals, stride], its offsets, then its slopes
+  const T* transposed;        // [stride, 2 * intervals]
+  const int64_t* ptr;         // [graphs + 1] -> entries
+  const T* count;             // [entries], how often, or null for ones
+  const T* x;                 // [entries]
+  int32_t* interval;          // [entries]
+  T* weight;                  // [entries], alpha before it is scaled
+  T* scale;                   // [graphs]
+  T* moments;                 // [padded graphs, 2 * intervals], sums of alpha, then of alpha x; a readout is moments z
+  T* readout;                 // [graphs, readout_stride], already at the columns of this branch
+  int64_t readout_stride;     // of the gradient too
+  T* ds;                      // [padded graphs, stride], the gradient
 };
 
 template <class T, class I>
@@ -283,12 +280,12 @@ struct BranchKernels {
   void (*readout_backward)(const Branch<T>&, const T* grad, int64_t begin, int64_t end);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers.
   void (*backward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
-  // The readouts of graphs [begin, end) of a line; sum: [2 * ends].
+  // The readouts of graphs [begin, end) of a line; sum: [2 * intervals].
   void (*line_readout)(const Line<T>&, double* sum, int64_t begin, int64_t end);
-  // Their ds and, with attention, the gradient of the logits at the ends, [2 * ends]; at_ends: [padded graphs, 2 *
-  // ends] for <ds, z> there.
-  void (*line_readout_backward)(const Line<T>&, const T* grad, T* at_ends, double* dlogit, int64_t begin, int64_t end);
-  // At the ends the gradient dz [2 * ends, stride] of what goes into the last LeakyReLU; what they add to that of w.
+  // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded
+  // graphs, 2 * intervals] for <ds, z>.
+  void (*line_readout_backward)(const Line<T>&, const T* grad, T* products, double* dlogit, int64_t begin, int64_t end);
+  // The gradient dz [2 * intervals, stride] of what goes into the last LeakyReLU; adds to that of w.
   void (*line_backward)(const Line<T>&, const double* dlogit, T* dz, T* dw);
 };
 

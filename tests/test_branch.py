@@ -130,7 +130,8 @@ def test_training_step_on_any_segments(native, poison: None, arguments: dict) ->
     """Loss and gradient in float64 where branches share rows and graphs are chosen twice."""
     branches, *widths = arguments["weights"][0].shape[0], *(weight.shape[2] for weight in arguments["weights"])
     num_graphs = (len(arguments["ptr"]) - 1) // branches
-    leaves = [arguments["w"], *(leaf for layer in zip(arguments["weights"], arguments["biases"]) for leaf in layer)]
+    layers = zip(arguments["weights"], arguments["biases"], strict=True)
+    leaves = [arguments["w"], *(leaf for layer in layers for leaf in layer)]
     classifier = torch.linspace(-1, 1, (branches * widths[-1] + 1) * 4 + 5 * 2)
     flat = torch.cat([leaf.flatten().double() for leaf in [*leaves, classifier] if leaf is not None])
     data = [arguments[name] for name in ("ptr", "index", "count", "ids")]
@@ -346,6 +347,80 @@ def test_one_feature(backend: str, poison: None, arguments: dict) -> None:
     )
     if result.dtype == torch.float64:
         compare_gradients(arguments, with_rows=False)
+
+
+def rounding_bound(arguments: dict) -> torch.Tensor:
+    """What rounding may change of the readouts of graphs, in units in the last place: all terms without their signs."""
+    absolute = {name: arguments[name].double().abs() for name in ("rows", "w") if arguments[name] is not None}
+    absolute |= {name: [leaf.double().abs() for leaf in arguments[name]] for name in ("weights", "biases")}
+    absolute |= {"negative_slope": 1.0}
+    if arguments["w"] is None:
+        return looped_branches(arguments | absolute)
+    entries = torch.arange(len(absolute["rows"]) + 1)
+    each = looped_branches(arguments | absolute | {"ptr": entries, "w": None, "count": None})  # one branch
+    logits = each @ absolute["w"][0]
+    bounds = [slice(*bound) for bound in pairwise(arguments["ptr"].tolist())]
+    return torch.stack([each[b].max(0).values * (1 + 2 * logits[b].max()) for b in bounds])
+
+
+@st.composite
+def graphs_with_outliers(draw: st.DrawFn) -> tuple[dict, int]:
+    """Arguments of branch_readout with one feature, one branch, a graph and its company; the size of the graph."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    dtype, size = draw(float_dtypes), draw(st.sampled_from([1, 100, 2000]))
+    widths = [1, *draw(st.lists(st.sampled_from([1, 3, 16, 40]), min_size=1, max_size=3))]
+    own = rng.standard_normal(size) * 10.0 ** draw(st.integers(-3, 3))
+    if draw(st.booleans()):
+        own = np.abs(own)
+    exponents = st.tuples(st.sampled_from([-1.0, 1.0]), st.integers(-30, 30))
+    company = [sign * 10.0**exponent for sign, exponent in draw(st.lists(exponents, min_size=1, max_size=5))]
+    company += [company[-1]] * (4 * sum(widths) + 1)  # so many that intervals are searched for
+    weights, biases, w = drawn_layers(rng, 1, widths, dtype, draw(st.sampled_from([0.3, 1.0, 3.0])))
+    return {
+        "rows": torch.from_numpy(np.concatenate([own, company])[:, None]).to(dtype),
+        "weights": weights,
+        "biases": biases,
+        "w": w if draw(st.booleans()) else None,
+        "ptr": torch.tensor([0, size, size + len(company)]),
+        "index": None,
+        "count": None,
+        "ids": None,
+        "negative_slope": draw(st.sampled_from([0.0, 0.01])),
+    }, size
+
+
+@given(drawn=graphs_with_outliers())
+def test_company_adds_no_more_than_rounding(backend: str, poison: None, drawn: tuple[dict, int]) -> None:
+    arguments, size = drawn
+    alone = arguments | {"rows": arguments["rows"][:size], "ptr": arguments["ptr"][:2]}
+    exact, bound = looped_branches(alone), rounding_bound(alone)
+    precision = 32 * torch.finfo(arguments["rows"].dtype).eps
+    for result in (spin_fast.branch_readout(**alone)[0], spin_fast.branch_readout(**arguments)[0]):
+        assert ((result.double() - exact[0]).abs() <= precision * bound[0]).all()
+
+
+@given(drawn=graphs_with_outliers())
+def test_company_changes_no_gradient(backend: str, poison: None, drawn: tuple[dict, int]) -> None:
+    """Of the readout of one graph, in float64."""
+    arguments, _ = drawn
+    leaves = [*arguments["weights"], *arguments["biases"], *([] if arguments["w"] is None else [arguments["w"]])]
+    depth, rows, gradients = len(arguments["weights"]), arguments["rows"].double(), []
+    for ptr in (arguments["ptr"][:2], arguments["ptr"]):
+        inputs = [leaf.double().requires_grad_() for leaf in leaves]
+        w = inputs[-1] if len(inputs) > 2 * depth else None
+        slope = arguments["negative_slope"]
+        layers = (inputs[:depth], inputs[depth : 2 * depth])
+        out = spin_fast.branch_readout(rows[: ptr[-1]], *layers, w, ptr, negative_slope=slope)
+        gradients.append(torch.autograd.grad(out[0].sum(), inputs))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * max(float(one.abs().max()), 1.0))
+
+
+def test_an_outlier_stays_in_its_graph(backend: str) -> None:
+    rows = torch.cat([-torch.linspace(0.1, 1, 100), torch.tensor([-1e6])])[:, None]
+    identity = ([torch.ones(1, 1, 1)], [torch.zeros(1, 1)])
+    readout = spin_fast.branch_readout(rows, *identity, None, torch.tensor([0, 100, 101]))
+    torch.testing.assert_close(readout[0], torch.tensor([-0.55]))
 
 
 def test_one_feature_in_large_graphs(native, poison: None) -> None:

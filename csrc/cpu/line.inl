@@ -1,12 +1,13 @@
 // The readouts of graphs with one feature, and their gradients.
 //
-// A branch is then a piecewise affine function of a number x: in each of its intervals z(x) = (1 - t) z(left) + t
-// z(right), and likewise the logit. So the MLP is evaluated at the ends of the intervals alone, an entry costs no more
-// than finding its interval and its weight, and a readout is the product of the weights that a graph has at the ends
-// with z there.
+// A branch is then a piecewise affine function of a number x: on each of its intervals z(x) = offset + x slope, and
+// likewise the logit. So the MLP is evaluated once per interval, an entry costs no more than finding its interval and
+// its weight, and a readout is the product of the moments of a graph's entries on each interval, sum_e alpha_e and
+// sum_e alpha_e x_e, with the offsets and slopes of z. These depend on the parameters alone, not on the ends of the
+// interval, so that an outlier in one graph is not rounded into the readouts of others.
 //
-// Layout: entries graph by graph; share [graphs, 2 * ends], left ends before right ones. Parallel axis: branches and
-// groups of graphs. Accumulator: weights of a graph at the ends in float64, products in T.
+// Layout: entries graph by graph; moments [graphs, 2 * intervals], offsets before slopes. Parallel axis: branches and
+// groups of graphs. Accumulator: moments in float64, products in T.
 
 // How many of n values, a multiple of column_multiple, are at most x.
 template <class T>
@@ -16,7 +17,7 @@ inline int64_t number_at_most(const T* values, int64_t n, T x) {
   return number;
 }
 
-// Finds the interval, t and beta of the entries [begin, end); returns the largest beta.
+// Finds the interval and beta of the entries [begin, end); returns the largest beta.
 template <class T>
 T locate(const Line<T>& line, int64_t begin, int64_t end) {
   T top = 0;
@@ -24,10 +25,8 @@ T locate(const Line<T>& line, int64_t begin, int64_t end) {
     const T x = line.x[e];
     const int64_t block = (number_at_most(line.coarse, line.blocks, x) - 1) * column_multiple;
     const int64_t at = block + number_at_most(line.start + block, column_multiple, x) - 1;
-    const Interval<T> here = line.intervals[at];
-    const T t = (x - here.left) * here.inverse, beta = here.beta + t * here.rise;
+    const T beta = line.beta[at].offset + x * line.beta[at].slope;
     line.interval[e] = static_cast<int32_t>(at);
-    line.t[e] = t;
     line.weight[e] = beta;
     top = beta > top ? beta : top;
   }
@@ -49,7 +48,7 @@ template <class T>
 void line_readout(const Line<T>& line, double* sum, int64_t begin, int64_t end) {
   constexpr int D = lanes<double>;
   const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
-  const int64_t ends = line.ends, stride = 2 * ends;
+  const int64_t intervals = line.intervals, stride = 2 * intervals;
   // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
   constexpr T high = sizeof(T) == 4 ? 60 : 600;
   const bool overflows = locate(line, line.ptr[begin], line.ptr[end]) > high;
@@ -63,32 +62,30 @@ void line_readout(const Line<T>& line, double* sum, int64_t begin, int64_t end) 
     }
     for (int64_t k = 0; k < stride; ++k) sum[k] = 0;
     for (int64_t e = first; e < after; ++e) {
-      const T right = line.weight[e] * line.t[e];
-      const int32_t interval = line.interval[e];
-      sum[interval] += static_cast<double>(line.weight[e] - right);
-      sum[ends + interval] += static_cast<double>(right);
+      const double weight = static_cast<double>(line.weight[e]);
+      sum[line.interval[e]] += weight;
+      sum[intervals + line.interval[e]] += weight * static_cast<double>(line.x[e]);
     }
-    Vector<double> parts = {};
-    for (int64_t k = 0; k < stride; k += D) parts += load(sum + k);
-    double total = 0;
-    for (int i = 0; i < D; ++i) total += parts[i];
-    const double scale = !line.w ? 1 : first < after ? 1 / total : 0;
+    Vector<double> total = {};
+    for (int64_t k = 0; k < intervals; k += D) total += load(sum + k);
+    const double scale = !line.w ? 1 : first < after ? 1 / sum_of<double>(total) : 0;
     line.scale[g] = static_cast<T>(scale);
-    for (int64_t k = 0; k < stride; ++k) line.share[g * stride + k] = static_cast<T>(sum[k] * scale);
+    for (int64_t k = 0; k < stride; ++k) line.moments[g * stride + k] = static_cast<T>(sum[k] * scale);
   }
   const T* no_bias = nullptr;
-  product(line.share + begin * stride, stride, line.z, last.stride, stride, no_bias,
+  product(line.moments + begin * stride, stride, line.z, last.stride, stride, no_bias,
           padded_to(row_multiple, end - begin), [&](int64_t i, int64_t j, Vector<T> value) {
             if (i < end - begin && j < last.out)
               store_first(line.readout + (begin + i) * line.readout_stride + j, value, last.out - j);
           });
 }
 
-// With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), which goes to the ends of the interval as z_e comes from them.
+// With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), of which the offset gets 1 and the slope x.
 template <class T>
-void line_readout_backward(const Line<T>& line, const T* grad, T* at_ends, double* dlogit, int64_t begin, int64_t end) {
+void line_readout_backward(const Line<T>& line, const T* grad, T* products, double* dlogit, int64_t begin,
+                           int64_t end) {
   const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
-  const int64_t ends = line.ends, stride = 2 * ends;
+  const int64_t intervals = line.intervals, stride = 2 * intervals;
   for (int64_t g = begin; g < end; ++g)
     for (int64_t j = 0; j < last.stride; j += lanes<T>)
       store(line.ds + g * last.stride + j,
@@ -97,18 +94,18 @@ void line_readout_backward(const Line<T>& line, const T* grad, T* at_ends, doubl
   const T* no_bias = nullptr;
   product(line.ds + begin * last.stride, last.stride, line.transposed, stride, last.out, no_bias,
           padded_to(row_multiple, end - begin),
-          [&](int64_t i, int64_t k, Vector<T> value) { store(at_ends + i * stride + k, value); });
+          [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * stride + k, value); });
   for (int64_t k = 0; k < stride; ++k) dlogit[k] = 0;
   for (int64_t g = begin; g < end; ++g) {
-    const T* of_graph = at_ends + (g - begin) * stride;
+    const T *offset = products + (g - begin) * stride, *slope = offset + intervals;
     const T* readout = line.readout + g * line.readout_stride;
     const T shift = static_cast<T>(wide_dot(grad + g * line.readout_stride, readout, last.out));
     for (int64_t e = line.ptr[g]; e < line.ptr[g + 1]; ++e) {
-      const int64_t left = line.interval[e], right = ends + left;
-      const T product = of_graph[left] + line.t[e] * (of_graph[right] - of_graph[left]);
-      const T value = line.weight[e] * line.scale[g] * (product - shift), to_right = value * line.t[e];
-      dlogit[left] += static_cast<double>(value - to_right);
-      dlogit[right] += static_cast<double>(to_right);
+      const int64_t at = line.interval[e];
+      const T product = offset[at] + line.x[e] * slope[at];
+      const double value = static_cast<double>(line.weight[e] * line.scale[g] * (product - shift));
+      dlogit[at] += value;
+      dlogit[intervals + at] += value * static_cast<double>(line.x[e]);
     }
   }
 }
@@ -117,16 +114,17 @@ template <class T>
 void line_backward(const Line<T>& line, const double* dlogit, T* dz, T* dw) {
   constexpr int L = lanes<T>;
   const Layer<T>& last = line.mlp.layers[line.mlp.depth - 1];
-  __builtin_memset(dz, 0, 2 * line.ends * last.stride * sizeof(T));
-  add_outer(line.share, 2 * line.ends, 2 * line.ends, line.ds, last.stride, line.graphs, dz);
+  const int64_t intervals = line.intervals;
+  __builtin_memset(dz, 0, 2 * intervals * last.stride * sizeof(T));
+  add_outer(line.moments, 2 * intervals, 2 * intervals, line.ds, last.stride, line.graphs, dz);
   for (int64_t j = 0; j < last.stride; j += L) {
     const Vector<T> w = line.w ? load(line.w + j) : Vector<T>{};
     Vector<T> sum = {};
-    for (int64_t k = 0; k < 2 * line.ends; ++k) {
-      const int64_t at = k * last.stride + j, interval = k < line.ends ? k : k - line.ends;
+    for (int64_t k = 0; k < 2 * intervals; ++k) {
+      const int64_t at = k * last.stride + j, interval = k < intervals ? k : k - intervals;
       Vector<T> value = load(dz + at);
-      const bool open = line.intervals[interval].beta != 0 || line.intervals[interval].rise != 0;
-      if (line.w && open) {
+      const bool open = line.w && (line.beta[interval].offset != 0 || line.beta[interval].slope != 0);
+      if (open) {
         const T logit = static_cast<T>(dlogit[k]);
         value += logit * w;
         sum += logit * load(line.z + at);

@@ -1,7 +1,7 @@
 // A pass of chosen graphs with one feature through the branches, forward and backward: Pass for what line.inl explains.
 //
-// The intervals are found from kink to kink: with those of one layer known, the units of the next are affine between
-// two neighbours, where a change of sign is one more kink.
+// The intervals are found layer by layer: on those of one layer the units of the next are affine, and each is cut where
+// a unit changes its sign, at a kink.
 #pragma once
 
 #include <cmath>
@@ -38,7 +38,7 @@ class LinePass {
     for (; take(); ++chunks)
       for (Of& of : branches_)
         for (int64_t e = 0; e < of.ptr.back(); ++e) {
-          usable_ &= std::abs(of.x[e]) <= 1 / std::numeric_limits<T>::min();  // of whose inverse nothing is lost
+          usable_ &= std::abs(of.x[e]) <= std::numeric_limits<T>::max();
           of.low = std::min(of.low, of.x[e]);
           of.high = std::max(of.high, of.x[e]);
         }
@@ -52,8 +52,8 @@ class LinePass {
   LinePass(const LinePass&) = delete;
   LinePass& operator=(const LinePass&) = delete;
 
-  // False where a product of all ends would carry what is not finite from graph to graph, be it a feature, z or a
-  // logit, and where there are so many intervals that Pass is faster.
+  // False if a feature, an offset or a slope is not finite, since the products over all intervals would carry it from
+  // graph to graph, and if there are so many intervals that Pass is faster.
   bool usable() const { return usable_; }
 
   int64_t begin() const { return begin_; }
@@ -70,12 +70,11 @@ class LinePass {
       if (entries > of.prepared) {
         of.prepared = entries + entries / 4;
         line.interval = arena.take<int32_t>(of.prepared);
-        line.t = arena.take<T>(of.prepared);
         line.weight = arena.take<T>(of.prepared);
       }
-      if (!line.share) {
+      if (!line.moments) {
         line.scale = arena.take<T>(graphs);
-        line.share = arena.take<T>(graphs * 2 * line.ends);
+        line.moments = arena.take<T>(graphs * 2 * line.intervals);
         line.ds = arena.take<T>(backward_ ? graphs * stride : 0);
       }
       line.graphs = end_ - begin_;
@@ -94,19 +93,20 @@ class LinePass {
     }
     for_each_group([&](int64_t b, int64_t, int64_t begin, int64_t end) {
       const Line<T>& line = branches_[b].line;
-      kernels.line_readout(line, reinterpret_cast<double*>(thread_scratch(2 * line.ends * 8)), begin, end);
+      kernels.line_readout(line, reinterpret_cast<double*>(thread_scratch(2 * line.intervals * 8)), begin, end);
     });
   }
 
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     const int64_t groups = (end_ - begin_ + group - 1) / group;
-    for (Of& of : branches_) of.dlogit.resize(model_.attention ? groups * 2 * of.line.ends : 0);
+    for (Of& of : branches_) of.dlogit.resize(model_.attention ? groups * 2 * of.line.intervals : 0);
     for_each_group([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
       Of& of = branches_[b];
-      T* at_ends = reinterpret_cast<T*>(thread_scratch(group * 2 * of.line.ends * static_cast<int64_t>(sizeof(T))));
-      kernels.line_readout_backward(of.line, grad + b * model_.width(), at_ends,
-                                    of.dlogit.data() + i * 2 * of.line.ends, begin, end);
+      const int64_t size = 2 * of.line.intervals;
+      T* products = reinterpret_cast<T*>(thread_scratch(group * size * static_cast<int64_t>(sizeof(T))));
+      kernels.line_readout_backward(of.line, grad + b * model_.width(), products, of.dlogit.data() + i * size, begin,
+                                    end);
     });
     parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, groups); });
   }
@@ -118,8 +118,8 @@ class LinePass {
 
  private:
   static constexpr int64_t entries_per_unit = 4;
-  static constexpr size_t kinks_per_unit = 4;  // at most: one or less is usual
-  static constexpr int64_t group = 16;         // graphs that are one task
+  static constexpr int64_t kinks_per_unit = 4;  // at most: one or less is usual
+  static constexpr int64_t group = 16;          // graphs that are one task
   static constexpr int64_t tiny_entries = 1 << 13;
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
@@ -131,10 +131,24 @@ class LinePass {
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
     int64_t room = 0, prepared = 0;  // entries: of x and count, and of what comes from them
-    std::vector<T> kinks;
-    T* ends_x = nullptr;                  // [2 * ends, row_multiple]
-    T* activations[3][most_layers] = {};  // in the middles, at the left and at the right ends
+    // Of x itself, then of the units of each layer: [2 * intervals, stride] as in Line::z, and [intervals, stride].
+    T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
     std::vector<double> dlogit;
+  };
+
+  // Ascending intervals on which some units are affine functions of x.
+  struct Units {
+    int64_t stride = 0;
+    std::vector<T> left{}, right{};                            // of each interval
+    std::vector<int64_t> below{};                              // the interval of the units below that it is part of
+    T *offset = nullptr, *slope = nullptr, *middle = nullptr;  // [padded intervals, stride]; the values in the middles
+
+    int64_t size() const { return static_cast<int64_t>(left.size()); }
+    void add(T from, T to, int64_t part_of) {
+      left.push_back(from);
+      right.push_back(to);
+      below.push_back(part_of);
+    }
   };
 
   // Takes the next graphs and gathers their features; false where there are none left.
@@ -189,149 +203,138 @@ class LinePass {
     });
   }
 
-  // Adds to the kinks those of the units [units] whose values at the kinks are given.
-  static void refine(std::vector<T>& kinks, const T* values, int64_t stride, int64_t units) {
-    std::vector<T> all, here;
-    for (size_t i = 0; i + 1 < kinks.size(); ++i) {
-      const T *one = values + static_cast<int64_t>(i) * stride, *other = one + stride;
-      here.clear();
-      for (int64_t j = 0; j < units; ++j) {
-        if (!((one[j] < 0 && other[j] > 0) || (one[j] > 0 && other[j] < 0))) continue;
-        const double share = one[j] / (static_cast<double>(one[j]) - other[j]);
-        const auto kink = static_cast<T>(kinks[i] + share * (static_cast<double>(kinks[i + 1]) - kinks[i]));
-        if (kink > kinks[i] && kink < kinks[i + 1]) here.push_back(kink);
+  // The feature itself, from the lowest to the highest. 0 is an interval of one point, for units without a bias have
+  // their kink exactly there, where the gates of neither neighbour hold.
+  Units feature(Arena& arena, T low, T high) const {
+    Units x{row_multiple};
+    if (low > high) low = high = 0;
+    if (low < 0) x.add(low, std::min<T>(high, 0), 0);
+    if (low <= 0 && high >= 0) x.add(0, 0, 0);
+    if (high > 0) x.add(std::max<T>(low, 0), high, 0);
+    constexpr int64_t size = row_multiple * row_multiple;
+    x.offset = std::fill_n(arena.take<T>(size), size, T{0}) - size;
+    x.slope = std::fill_n(arena.take<T>(size), size, T{1}) - size;
+    return x;
+  }
+
+  // Units after their LeakyReLU, from their offsets and slopes before it on the intervals of those below: each interval
+  // is cut where a unit changes its sign.
+  Units cut(Arena& arena, const Units& below, const T* offset, const T* slope, int64_t width, int64_t stride,
+            T negative_slope) const {
+    Units units{stride};
+    std::vector<T> kinks;
+    for (int64_t i = 0; i < below.size(); ++i) {
+      const T left = below.left[i], right = below.right[i];
+      kinks.assign(1, left);
+      for (int64_t j = i * stride; j < i * stride + width; ++j) {
+        const T at_left = offset[j] + left * slope[j], at_right = offset[j] + right * slope[j];
+        if (!((at_left < 0 && at_right > 0) || (at_left > 0 && at_right < 0))) continue;
+        const T kink = -offset[j] / slope[j];
+        if (kink > left && kink < right) kinks.push_back(kink);
       }
-      std::sort(here.begin(), here.end());
-      all.push_back(kinks[i]);
-      for (const T kink : here)
-        if (kink > all.back()) all.push_back(kink);
+      std::sort(kinks.begin(), kinks.end());
+      kinks.erase(std::unique(kinks.begin(), kinks.end()), kinks.end());
+      for (size_t k = 0; k < kinks.size(); ++k) units.add(kinks[k], k + 1 < kinks.size() ? kinks[k + 1] : right, i);
     }
-    all.push_back(kinks.back());
-    kinks.swap(all);
-  }
-
-  // Values of the first layers, the last of them without its LeakyReLU, at the kinks.
-  const T* at_kinks(Arena& arena, const Of& of, const Mlp<T>& mlp, int64_t depth) const {
-    Layer<T> layers[most_layers];
-    std::copy_n(mlp.layers, depth, layers);
-    layers[depth - 1].slope = 1;
-    const int64_t points = padded_to(row_multiple, static_cast<int64_t>(of.kinks.size()));
-    T* x = arena.take<T>(points * row_multiple);
-    for (int64_t i = 0; i < points; ++i)
-      x[i * row_multiple] = of.kinks[std::min<int64_t>(i, static_cast<int64_t>(of.kinks.size()) - 1)];
-    T* activations[most_layers];
-    for (int64_t l = 0; l < depth; ++l) activations[l] = arena.take<T>(points * layers[l].stride);
-    isa_kernels<BranchKernels<T>>().mlp_forward({depth, layers}, x, row_multiple, points, activations, nullptr);
-    return activations[depth - 1];
-  }
-
-  T logit(const Of& of, const T* w, const T* z) const {
-    T sum = 0;
-    for (int64_t j = 0; j < of.line.mlp.layers[of.line.mlp.depth - 1].stride; ++j) sum += w[j] * z[j];
-    return sum;
+    const int64_t size = padded_to(row_multiple, units.size()) * stride;
+    for (T** array : {&units.offset, &units.slope, &units.middle}) *array = arena.take<T>(size);
+    for (int64_t i = 0; i < units.size(); ++i) {
+      const T *from = offset + units.below[i] * stride, *rise = slope + units.below[i] * stride;
+      const T x = units.left[i] / 2 + units.right[i] / 2;
+      for (int64_t j = 0; j < stride; ++j) {
+        const T middle = from[j] + x * rise[j], factor = middle > 0 ? 1 : negative_slope;
+        units.middle[i * stride + j] = middle;
+        units.offset[i * stride + j] = factor * from[j];
+        units.slope[i * stride + j] = factor * rise[j];
+      }
+    }
+    return units;
   }
 
   void find_intervals(int64_t b) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
     Of& of = branches_[b];
     Line<T>& line = of.line;
     Arena& arena = workspace_.branch_arenas[b];
     arena.clear();
     line.mlp = packed_[b].mlp.mlp();
     line.w = packed_[b].w;
-    const Mlp<T>& mlp = line.mlp;
-    const int64_t stride = mlp.layers[mlp.depth - 1].stride;
-    if (of.low > of.high) of.low = of.high = 0;
-    of.kinks = {of.low};
-    if (of.low < 0 && of.high > 0) of.kinks.push_back(0);
-    if (of.low < of.high) of.kinks.push_back(of.high);
-    size_t units = 1;
-    for (int64_t depth = 1; depth <= mlp.depth; ++depth) {
-      units += mlp.layers[depth - 1].out;
-      refine(of.kinks, at_kinks(arena, of, mlp, depth), mlp.layers[depth - 1].stride, mlp.layers[depth - 1].out);
-      if (of.kinks.size() > kinks_per_unit * units) of.usable = false;
+    std::vector<Units> layers = {feature(arena, of.low, of.high)};
+    int64_t most = kinks_per_unit;
+    for (int64_t l = 0; l < line.mlp.depth; ++l) {
+      const Units& below = layers.back();
+      Layer<T> layer = line.mlp.layers[l];
+      const int64_t size = padded_to(row_multiple, below.size()) * layer.stride;
+      T *offset = arena.take<T>(size), *slope = arena.take<T>(size);
+      layer.slope = 1;
+      kernels.mlp_forward({1, &layer}, below.offset, below.stride, below.size(), &offset, nullptr);
+      layer.bias = nullptr;
+      kernels.mlp_forward({1, &layer}, below.slope, below.stride, below.size(), &slope, nullptr);
+      layers.push_back(cut(arena, below, offset, slope, layer.out, layer.stride, line.mlp.layers[l].slope));
+      most += kinks_per_unit * layer.out;
+      of.usable = layers.back().size() <= most;
       if (!of.usable) return;
     }
     if (line.w) {
-      const T* z = at_kinks(arena, of, mlp, mlp.depth);
-      std::vector<T> logits(of.kinks.size());
-      const T slope = mlp.layers[mlp.depth - 1].slope;
-      for (size_t i = 0; i < logits.size(); ++i)
-        for (int64_t j = 0; j < stride; ++j) {
-          const T value = z[i * stride + j];
-          logits[i] += line.w[j] * (value > 0 ? value : slope * value);
+      const Units& z = layers.back();
+      std::vector<T> offset(z.size()), slope(z.size());
+      for (int64_t i = 0; i < z.size(); ++i)
+        for (int64_t j = 0; j < z.stride; ++j) {
+          offset[i] += line.w[j] * z.offset[i * z.stride + j];
+          slope[i] += line.w[j] * z.slope[i * z.stride + j];
         }
-      refine(of.kinks, logits.data(), 1, 1);
+      layers.push_back(cut(arena, z, offset.data(), slope.data(), 1, 1, 0));
     }
-    place_intervals(arena, of);
-    evaluate_ends(arena, of);
+    lay_out(arena, of, layers);
   }
 
-  // From the kinks. 0 is an interval of one point, for units without a bias have their kink exactly there, where the
-  // gates of neither neighbour hold; positive denormals count as 0.
-  void place_intervals(Arena& arena, Of& of) {
+  // The arrays of the kernels on the intervals of the last units. Positive denormals count as 0.
+  void lay_out(Arena& arena, Of& of, const std::vector<Units>& layers) const {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
     Line<T>& line = of.line;
-    const int64_t number = static_cast<int64_t>(of.kinks.size()) + 1;
-    line.ends = padded_to(column_multiple, number);
-    line.blocks = padded_to(column_multiple, line.ends / column_multiple);
-    T *start = arena.take<T>(line.ends), *coarse = arena.take<T>(line.blocks);
-    T* x = of.ends_x = arena.take<T>(2 * line.ends * row_multiple);
-    int64_t n = 0;
-    const auto add = [&](T from, T left, T right) {
-      start[n] = from;
-      x[n * row_multiple] = left;
-      x[(line.ends + n) * row_multiple] = right;
-      ++n;
-    };
-    for (size_t i = 0; i < of.kinks.size(); ++i) {
-      const T left = of.kinks[i];
-      const bool more = i + 1 < of.kinks.size();
-      if (left == 0 || !more) add(left, left, left);
-      if (more) add(left == 0 ? std::numeric_limits<T>::min() : left, left, of.kinks[i + 1]);
+    const Units& last = layers.back();
+    const int64_t number = last.size(), depth = line.mlp.depth, intervals = padded_to(column_multiple, number);
+    line.intervals = intervals;
+    line.blocks = padded_to(column_multiple, intervals / column_multiple);
+    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(line.blocks);
+    Affine<T>* beta = arena.take<Affine<T>>(intervals);
+    std::fill_n(start, intervals, infinity);
+    std::fill_n(coarse, line.blocks, infinity);
+    std::fill_n(beta, intervals, Affine<T>{});
+    std::vector<int64_t> row(number);
+    for (int64_t i = 0; i < number; ++i) {
+      const bool after_zero = last.left[i] == 0 && last.right[i] > 0;
+      start[i] = i == 0 ? -infinity : after_zero ? std::numeric_limits<T>::min() : last.left[i];
+      if (i % column_multiple == 0) coarse[i / column_multiple] = start[i];
+      if (line.w) beta[i] = {last.offset[i], last.slope[i]};
+      of.usable = of.usable && std::isfinite(beta[i].offset) && std::isfinite(beta[i].slope);
+      row[i] = line.w ? last.below[i] : i;
     }
-    start[0] = -std::numeric_limits<T>::infinity();
-    while (n < line.ends) add(std::numeric_limits<T>::infinity(), of.kinks.back(), of.kinks.back());
-    for (int64_t i = 0; i < line.blocks; ++i)
-      coarse[i] = i * column_multiple < line.ends ? start[i * column_multiple] : std::numeric_limits<T>::infinity();
+    for (int64_t l = depth; l >= (backward_ ? 0 : depth); --l) {
+      const Units& units = layers[l];
+      const int64_t stride = units.stride, size = intervals * stride;
+      of.values[l] = arena.take<T>(2 * size);
+      of.middles[l] = arena.take<T>(size);
+      const auto copy = [&](const T* from, T* to) {
+        std::fill_n(to, size, T{0});
+        for (int64_t i = 0; from && i < number; ++i) std::copy_n(from + row[i] * stride, stride, to + i * stride);
+      };
+      copy(units.offset, of.values[l]);
+      copy(units.slope, of.values[l] + size);
+      copy(units.middle, of.middles[l]);
+      for (int64_t& i : row) i = units.below[i];
+    }
+    const int64_t stride = layers[depth].stride;
     line.start = start;
     line.coarse = coarse;
-  }
-
-  void evaluate_ends(Arena& arena, Of& of) {
-    const auto kernels = isa_kernels<BranchKernels<T>>();
-    Line<T>& line = of.line;
-    const Mlp<T>& mlp = line.mlp;
-    const int64_t ends = line.ends, stride = mlp.layers[mlp.depth - 1].stride;
-    T* middles = arena.take<T>(ends * row_multiple);
-    const T *left = of.ends_x, *right = left + ends * row_multiple;
-    for (int64_t i = 0; i < ends * row_multiple; i += row_multiple) middles[i] = left[i] + (right[i] - left[i]) / 2;
-    for (int64_t l = 0; l < mlp.depth; ++l) {
-      const int64_t size = ends * mlp.layers[l].stride;
-      of.activations[0][l] = arena.take<T>(size);
-      of.activations[1][l] = arena.take<T>(2 * size);
-      of.activations[2][l] = of.activations[1][l] + size;
-    }
-    kernels.mlp_forward(mlp, middles, row_multiple, ends, of.activations[0], nullptr);
-    kernels.mlp_forward(mlp, left, row_multiple, ends, of.activations[1], of.activations[0]);
-    kernels.mlp_forward(mlp, right, row_multiple, ends, of.activations[2], of.activations[0]);
-    line.gate = of.activations[0][mlp.depth - 1];
-    line.z = of.activations[1][mlp.depth - 1];
-    for (int64_t i = 0; i < 2 * ends * stride; ++i) of.usable = of.usable && std::isfinite(line.z[i]);
-    Interval<T>* intervals = arena.take<Interval<T>>(ends);
-    for (int64_t i = 0; i < ends; ++i) {
-      const T width = right[i * row_multiple] - left[i * row_multiple];
-      Interval<T>& interval = intervals[i] = {left[i * row_multiple], 0, 0, 0};
-      if (width >= std::numeric_limits<T>::min()) interval.inverse = 1 / width;
-      if (!line.w) continue;
-      const T middle = logit(of, line.w, line.gate + i * stride), beta = logit(of, line.w, line.z + i * stride);
-      const T rise = logit(of, line.w, line.z + (ends + i) * stride) - beta;
-      of.usable = of.usable && std::isfinite(middle) && std::isfinite(beta) && std::isfinite(rise);
-      if (middle > 0) interval.beta = beta, interval.rise = rise;
-    }
-    line.intervals = intervals;
+    line.beta = beta;
+    line.z = of.values[depth];
+    line.gate = of.middles[depth];
+    for (int64_t i = 0; i < 2 * intervals * stride; ++i) of.usable = of.usable && std::isfinite(line.z[i]);
     if (!backward_ || !line.w) return;
-    T* transposed = arena.take<T>(stride * 2 * ends);
-    for (int64_t i = 0; i < 2 * ends; ++i)
-      for (int64_t j = 0; j < stride; ++j) transposed[j * 2 * ends + i] = line.z[i * stride + j];
+    T* transposed = arena.take<T>(stride * 2 * intervals);
+    for (int64_t i = 0; i < 2 * intervals; ++i)
+      for (int64_t j = 0; j < stride; ++j) transposed[j * 2 * intervals + i] = line.z[i * stride + j];
     line.transposed = transposed;
   }
 
@@ -340,20 +343,26 @@ class LinePass {
     Of& of = branches_[b];
     Line<T>& line = of.line;
     const Packed<T>& packed = packed_[b].mlp;
-    const int64_t size = packed.gradient_size, depth = line.mlp.depth, ends = line.ends;
+    const int64_t size = packed.gradient_size, depth = line.mlp.depth, intervals = line.intervals;
     for (int64_t i = 1; i < (line.w ? groups : 0); ++i)
-      for (int64_t k = 0; k < 2 * ends; ++k) of.dlogit[k] += of.dlogit[i * 2 * ends + k];
-    const int64_t block = ends * packed.widest;
-    T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * block) * static_cast<int64_t>(sizeof(T))));
-    T *dz = memory, *first = dz + 2 * block, *second = first + block, *gradients = second + block;
+      for (int64_t k = 0; k < 2 * intervals; ++k) of.dlogit[k] += of.dlogit[i * 2 * intervals + k];
+    const int64_t tile = intervals * packed.widest;
+    T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * tile) * static_cast<int64_t>(sizeof(T))));
+    T *dz = memory, *first = dz + 2 * tile, *second = first + tile, *gradients = second + tile;
     std::memset(gradients, 0, size * sizeof(T));
     T* gradient[most_layers];
     for (int64_t l = 0; l < depth; ++l) gradient[l] = gradients + packed.places[l].gradient;
     kernels.line_backward(line, of.dlogit.data(), dz, gradients + packed_[b].w_gradient);
-    for (int64_t side = 0; side < 2; ++side)
-      kernels.mlp_backward(line.mlp, of.ends_x + side * ends * row_multiple, row_multiple, ends,
-                           of.activations[1 + side], of.activations[0],
-                           dz + side * ends * line.mlp.layers[depth - 1].stride, first, second, gradient, nullptr);
+    for (const int64_t side : {1, 0}) {
+      const T* values[most_layers];
+      for (int64_t l = 0; l < depth; ++l) values[l] = of.values[l + 1] + side * intervals * line.mlp.layers[l].stride;
+      kernels.mlp_backward(line.mlp, of.values[0] + side * intervals * row_multiple, row_multiple, intervals, values,
+                           of.middles + 1, dz + side * intervals * line.mlp.layers[depth - 1].stride, first, second,
+                           gradient, nullptr);
+      for (int64_t l = 0; side == 1 && l < depth; ++l)  // no bias enters a slope
+        std::fill_n(gradient[l] + padded_to(row_multiple, line.mlp.layers[l].in) * line.mlp.layers[l].stride,
+                    line.mlp.layers[l].stride, T{0});
+    }
     double* total = total_.data() + b * size;
     for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(gradients[i]);
   }
