@@ -202,15 +202,15 @@ def native_extensions() -> dict:
             "csrc/tensors.h",
             "csrc/cpu/distinct.h",
             "csrc/cpu/isa.h",
-            "csrc/cpu/line_pass.h",
+            "csrc/cpu/piecewise_linear_pass.h",
             "csrc/cpu/ops.h",
             "csrc/cpu/packed.h",
-            "csrc/cpu/pass.h",
-            "csrc/cpu/segments.h",
+            "csrc/cpu/branch_pass.h",
+            "csrc/cpu/entries.h",
         ]
         + [
             f"csrc/cpu/{name}.inl"
-            for name in ("hop", "lanes", "power", "power_dense", "readout", "branch", "line", "table")
+            for name in ("spmm", "simd", "power", "power_dense", "readout", "branch", "piecewise_linear", "dispatch")
         ],
         # pip's pybind11 before the copy that torch carries
         include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],

@@ -7,7 +7,7 @@
 #include <tuple>
 #include <utility>
 
-#include "line_pass.h"
+#include "piecewise_linear_pass.h"
 
 namespace spin_fast {
 namespace {

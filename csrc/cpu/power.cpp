@@ -1,4 +1,4 @@
-// power_features and its gradient: from tensors to the kernels in power.inl and hop.inl.
+// power_features and its gradient: from tensors to the kernels in power.inl and spmm.inl.
 
 #include <atomic>
 #include <cmath>

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "segments.h"
+#include "entries.h"
 
 namespace spin_fast {
 namespace {

@@ -1,14 +1,14 @@
 // The kernels of one instruction set; included inside its namespace, after its target pragma, `vector_bytes`, the size
 // of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
-#include "lanes.inl"
+#include "simd.inl"
 // What follows is written in those.
-#include "hop.inl"
 #include "power.inl"
 #include "readout.inl"
+#include "spmm.inl"
 // Shares with it.
 #include "branch.inl"
-#include "line.inl"
+#include "piecewise_linear.inl"
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {

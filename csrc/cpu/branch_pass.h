@@ -11,8 +11,8 @@
 #include <iterator>
 #include <utility>
 
+#include "entries.h"
 #include "packed.h"
-#include "segments.h"
 
 namespace spin_fast {
 

@@ -1,4 +1,5 @@
-// A pass of chosen graphs with one feature through the branches, forward and backward: Pass for what line.inl explains.
+// A pass of chosen graphs with one feature through the branches, forward and backward: Pass for what
+// piecewise_linear.inl explains.
 //
 // The intervals are found layer by layer: on those of one layer the units of the next are affine, and each is cut where
 // a unit changes its sign, at a kink.
@@ -7,7 +8,7 @@
 #include <cmath>
 #include <limits>
 
-#include "pass.h"
+#include "branch_pass.h"
 
 namespace spin_fast {
 
