@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -499,3 +500,19 @@ def test_checks_of_contents_check_metadata_first(backend: str) -> None:
         ops.check_segments(PTR[:0], None, None, 3)
     with pytest.raises(ValueError, match=r"count must have shape \[3\], got \[1\]"):
         ops.check_segments(PTR, None, torch.ones(1, dtype=torch.int32), 3)
+
+
+def test_every_file_of_csrc_is_compiled_or_a_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a changed header rebuilds what includes it, without ninja too."""
+    root = Path(__file__).parents[1]
+    if not (root / "setup.py").is_file():
+        pytest.skip("no setup.py beside the tests: this is not a checkout")
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("SPIN_FAST_CUDA", "0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    setup = runpy.run_path("setup.py")
+    (extension,) = setup["native_extensions"]()["ext_modules"]
+    headers = {str(path.relative_to(root)) for path in root.glob("csrc/*.h")}
+    for built, folder in ((extension, "cpu"), (setup["CudaLibrary"]("nvcc").extension, "cuda")):
+        known = {*built.sources, *built.depends}
+        assert known >= headers | {str(path.relative_to(root)) for path in root.glob(f"csrc/{folder}/*.*")}
