@@ -100,7 +100,7 @@ std::string check_segments(const int64_t* ptr, int64_t segments, const I* index,
     const std::string branch = "branch " + std::to_string(b);
     if (index)
       problem = check_range("index", index, begin, end, low, high, branches > 1 ? ", the rows of " + branch : "");
-    else if (begin != low || end != high)
+    else if (entries > 0 && (begin != low || end != high))
       problem = "ptr must give " + branch + " its rows, " + std::to_string(low) + " to " + std::to_string(high) +
                 ", got " + std::to_string(begin) + " to " + std::to_string(end);
   }

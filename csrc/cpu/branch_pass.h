@@ -36,17 +36,18 @@ void parallel_tasks(int64_t n, bool tiny, F f) {
 // What one branch of a chunk refers to, as in Branch. The vectors only grow: `rows` and `entries` of them count.
 struct Part {
   int64_t rows = 0, entries = 0;
+  uint32_t stamp = 0;
   std::vector<int64_t> source, ptr;
   std::vector<int32_t> last, row, before, graph, count;
 
-  void clear() {
+  void clear(uint32_t new_stamp) {
     rows = entries = 0;
+    stamp = new_stamp;
     ptr.assign(1, 0);
   }
-  // Adds the entries [begin, end) of the next graph. `place` [rows of x] and `source` are a sparse set: row u of x is
-  // row place[u] here if source[place[u]] is u. What is left in `place` by other branches, chunks and calls is
-  // harmless.
-  void add(const Segments& seg, int64_t begin, int64_t end, uint32_t* place) {
+  // Adds the entries [begin, end) of the next graph. `marks` [rows of x] tells which row of x is which here: its upper
+  // half is the stamp of this branch in this chunk, so that marks of others, which may share rows, count for nothing.
+  void add(const Segments& seg, int64_t begin, int64_t end, uint64_t* marks) {
     const int64_t n = end - begin, at = entries;
     if (at + n > static_cast<int64_t>(row.size()))
       for (std::vector<int32_t>* of : {&row, &before, &graph, &count}) of->resize(2 * (at + n));
@@ -59,10 +60,9 @@ struct Part {
     const auto add_all = [&](auto index) {
       for (int64_t i = 0; i < n; ++i) {  // without a branch, which would be mispredicted
         const int64_t u = index[begin + i];
-        const uint32_t guess = place[u];
-        const bool known = (guess < next) & (source[guess < next ? guess : 0] == u);
-        const uint32_t here = known ? guess : next;
-        place[u] = here;
+        const bool known = marks[u] >> 32 == stamp;
+        const uint32_t here = known ? static_cast<uint32_t>(marks[u]) : next;
+        marks[u] = uint64_t{stamp} << 32 | here;
         source[next] = u;
         before[at + i] = known ? last[here] : -1;
         last[here] = static_cast<int32_t>(at + i);
@@ -93,7 +93,8 @@ struct Part {
 struct Workspace {
   Arena arena;
   std::vector<Arena> branch_arenas;
-  std::vector<uint32_t> place;  // as in Part::add
+  std::vector<uint64_t> marks;  // as in Part::add
+  uint32_t stamp = 0;           // the last one given
   std::vector<Part> parts;
 };
 
@@ -122,7 +123,6 @@ class Pass {
       packed_.emplace_back(workspace.arena, model, b, parameters, dx != nullptr);
     }
     if (static_cast<int64_t>(parts_.size()) < model.branches) parts_.resize(model.branches);
-    for (Part& part : parts_) part.clear();
     const Packed<T>& mlp = packed_[0].mlp;
     for (const Layer<T>& layer : mlp.layers) bytes_per_row += layer.stride;
     const int64_t stride = mlp.layers.back().stride;
@@ -130,7 +130,7 @@ class Pass {
     chunk_rows_ = std::max<int64_t>(chunk_bytes / bytes_per_row, 4 * mlp_block_rows);
     if (backward) total_.resize(model.branches * mlp.gradient_size);
     const bool indexed = seg.narrow_index || seg.wide_index;
-    if (indexed && static_cast<int64_t>(workspace.place.size()) < seg.rows) workspace.place.resize(seg.rows);
+    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg.rows) workspace.marks.resize(seg.rows);
     x_ = x;
   }
   Pass(const Pass&) = delete;
@@ -141,7 +141,7 @@ class Pass {
 
   // Selects the next graphs, up to some thousand distinct rows; false where there are none left.
   bool next() {
-    for (Part& part : parts_) part.clear();
+    for (Part& part : parts_) clear(part);
     begin_ = end_;
     if (begin_ == graphs_) return false;
     const int64_t most_entries = 16 * chunk_rows_;
@@ -157,7 +157,7 @@ class Pass {
         if (end_ + ahead < graphs_) prefetch_entries(seg_, b, graph_of(end_ + ahead));
         const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
         rows -= parts_[b].rows;
-        parts_[b].add(seg_, first, last, workspace_.place.data());
+        parts_[b].add(seg_, first, last, workspace_.marks.data());
         rows += parts_[b].rows;
       }
       if (++end_ == graphs_) break;
@@ -230,9 +230,9 @@ class Pass {
     for (int64_t at = 0, more = 1; more; at += most) {
       more = 0;
       for (int64_t b = 0; b < model_.branches; ++b) {
-        parts_[b].clear();
+        clear(parts_[b]);
         const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
-        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.place.data());
+        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
         more |= first + at + most < last;
       }
       prepare();
@@ -319,6 +319,14 @@ class Pass {
     const Layer<T>& first = branch.mlp.layers[0];
     for (int64_t i = 0; i < branch.rows; ++i)
       for (int64_t k = 0; k < first.in; ++k) dx_[branch.source[i] * first.in + k] += branch.dx[i * first.below + k];
+  }
+
+  void clear(Part& part) {
+    if (++workspace_.stamp == 0) {  // all have been given: those in the marks would be given again
+      std::fill(workspace_.marks.begin(), workspace_.marks.end(), 0);
+      workspace_.stamp = 1;
+    }
+    part.clear(workspace_.stamp);
   }
 
   int64_t graph_of(int64_t i) const { return ids_ ? ids_[i] : i; }
