@@ -2,13 +2,14 @@
 // of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
 #include "simd.inl"
-// What follows is written in those.
-#include "power.inl"
+// Vectors, which all of these are written in.
+#include "mlp.inl"
 #include "readout.inl"
 #include "spmm.inl"
-// Shares with it.
+// These share with those.
 #include "branch.inl"
 #include "piecewise_linear.inl"
+#include "power.inl"
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {

@@ -7,18 +7,10 @@
 #include <vector>
 
 #include "../arguments.h"
-#include "ops.h"
+#include "transpose.h"
 
 namespace spin_fast {
 namespace {
-
-template <class T, class I>
-struct Adjacency {
-  const I* indptr;
-  const I* indices;
-  const T* weight;
-  int64_t nodes, edges;
-};
 
 // left and right of Ā[v, u] = A[v, u] * (left[v] * right[u] + plain), from node `first` on; both empty for `adj`.
 struct Scales {
@@ -155,28 +147,6 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   }
 }
 
-template <class T, class I>
-struct Transposed {
-  std::vector<I> indptr, indices;
-  std::vector<T> weight;
-};
-
-// Counting sort by column; the entries of a row of the transpose keep the order of the rows they came from.
-template <class T, class I>
-Transposed<T, I> transpose(const Adjacency<T, I>& a) {
-  Transposed<T, I> t{std::vector<I>(a.nodes + 1), std::vector<I>(a.edges), std::vector<T>(a.weight ? a.edges : 0)};
-  for (int64_t e = 0; e < a.edges; ++e) ++t.indptr[a.indices[e] + 1];
-  for (int64_t v = 0; v < a.nodes; ++v) t.indptr[v + 1] += t.indptr[v];
-  std::vector<I> next(t.indptr.begin(), t.indptr.end() - 1);
-  for (int64_t v = 0; v < a.nodes; ++v)
-    for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) {
-      const I at = next[a.indices[e]]++;
-      t.indices[at] = static_cast<I>(v);
-      if (a.weight) t.weight[at] = a.weight[e];
-    }
-  return t;
-}
-
 // dx = sum_r (Ā^T)^r grad_r, by Horner's rule: t = grad_R; t = Ā^T t + grad_r for r = R-1 .. 0.
 template <class T, class I>
 void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* grad,
@@ -188,7 +158,7 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   }
   Scales scales = scales_of(a, op, 0, a.nodes);
   std::swap(scales.left, scales.right);
-  const Transposed<T, I> t = transpose(a);
+  const TransposedAdjacency<T, I> t = transpose(a);
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
                                 a.edges};
   const Hop<T, I> hop = hop_of(back, scales, width);

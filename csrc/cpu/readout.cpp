@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "entries.h"
+#include "transpose.h"
 
 namespace spin_fast {
 namespace {
@@ -156,36 +156,10 @@ std::pair<double, double> combine(const Plan& plan, const LongSegment& of, bool 
   return {top, total};
 }
 
-// The entries of each row of z: a counting sort of `index`, on one thread.
-struct RowEntries {
-  std::vector<int64_t> offsets;
-  std::vector<int32_t> entries, place;
-};
-
-RowEntries entries_of_rows(const Form& form, const Segments& seg) {
-  constexpr int64_t most = INT32_MAX;
-  const int64_t segments = form.graphs * form.branches;
-  require(form.entries <= most, "index must have at most ", most, " entries, got ", form.entries);
-  require(segments <= most, "ptr must have at most ", most, " segments, got ", segments);
-  RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
-                std::vector<int32_t>(form.entries)};
-  for (int64_t branch = 0; branch < form.branches; ++branch)
-    for (int64_t graph = 0; graph < form.graphs; ++graph)
-      std::fill(of.place.begin() + first_entry(seg, branch, graph),
-                of.place.begin() + first_entry(seg, branch, graph + 1),
-                static_cast<int32_t>(graph * form.branches + branch));
-  const auto row = [&](int64_t e) { return seg.narrow_index ? seg.narrow_index[e] : seg.wide_index[e]; };
-  // Counted one further on, each offset moves to where its row begins while the entries are put in place.
-  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[row(e) + 2];
-  for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 2] += of.offsets[u + 1];
-  for (int64_t e = 0; e < form.entries; ++e) of.entries[of.offsets[row(e) + 1]++] = static_cast<int32_t>(e);
-  return of;
-}
-
 template <class S>
 void rows_backward(const ReadoutKernels<S>& kernels, const Form& form, const Segments& seg,
                    const Gradients<S>& gradients) {
-  const RowEntries of = entries_of_rows(form, seg);
+  const TransposedIndex of = transpose(seg);
   const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), form.branches, form.width};
   const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
   parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
