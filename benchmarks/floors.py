@@ -35,8 +35,8 @@ from .race import Contender, Floors, clock
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-shared", "-fPIC")
 SHARED = 64 << 20  # bytes; of less, handing them to several threads is most of the time, and no floor
-BLOCK = 1 << 12  # arcs of whole graphs that a hop is repeated on; they and their rows stay in the cache
-AHEAD = 128  # arcs
+BLOCK = 1 << 12  # edges of whole graphs that a hop is repeated on; they and their rows stay in the cache
+AHEAD = 128  # edges
 LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
 
 
@@ -151,25 +151,26 @@ def _part(tensor: Tensor, part: int, parts: int) -> tuple[int, int]:
 
 
 def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
-    """The floor of fetching the rows of ``x`` that the arcs name, in every hop, with nothing done to them.
+    """The floor of fetching the rows of ``x`` that the edges name, in every hop, with nothing done to them.
 
-    It knows no nodes: the arcs are one flat list. Hops are repeated on a few whole graphs at a time, or on a large one.
+    It knows no nodes: the edges are one flat list. Hops are repeated on a few whole graphs at a time, or on a large
+    one.
     For several threads, only of a large batch.
     """
-    if missing() or (threads > 1 and 4 * graphs.num_arcs * graphs.num_features * hops < SHARED):
+    if missing() or (threads > 1 and 4 * graphs.num_edges * graphs.num_features * hops < SHARED):
         return {}
     library = _library({torch.int32: "int32_t", torch.int64: "int64_t"}[graphs.indices.dtype], graphs.num_features)
     of_graph = graphs.indptr[graphs.ptr].long()
-    blocks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_arcs, BLOCK))]
-    shares = torch.arange(threads + 1) * graphs.num_arcs // threads
+    blocks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_edges, BLOCK))]
+    shares = torch.arange(threads + 1) * graphs.num_edges // threads
     bounds = torch.cat([blocks, shares]).unique()
     cuts = torch.searchsorted(bounds, shares).tolist()
 
     def run(ahead: int) -> None:
-        arcs, x = graphs.indices.data_ptr(), graphs.x.data_ptr()
+        edges, x = graphs.indices.data_ptr(), graphs.x.data_ptr()
         _run(
             [
-                partial(library.gather, arcs, bounds[first:].data_ptr(), last - first, hops, x, ahead)
+                partial(library.gather, edges, bounds[first:].data_ptr(), last - first, hops, x, ahead)
                 for first, last in pairwise(cuts)
             ]
         )

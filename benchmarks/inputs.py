@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from spin_fast import GraphBatch, datasets
-from spin_fast.datasets._common import assemble
+from spin_fast.datasets.common import assemble
 
 NUM_HOPS = 3
 NUM_BRANCHES = NUM_HOPS + 1
@@ -42,7 +42,7 @@ def skewed(num_features: int) -> Input:
 
 @cache
 def large_adjacency() -> GraphBatch:
-    """One power-law graph of a million nodes and twenty million arcs, without features; drawn in some 20 seconds."""
+    """One power-law graph of a million nodes and twenty million edges, without features; drawn in some 20 seconds."""
     return datasets.power_law(num_features=0)
 
 
@@ -50,13 +50,13 @@ def large(num_features: int) -> Input:
     """That graph with random features."""
     graphs = large_adjacency()
     x = torch.randn(graphs.num_nodes, num_features, generator=torch.Generator().manual_seed(0))
-    return Input(f"1M nodes, 20M arcs, d = {num_features}", GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
+    return Input(f"1M nodes, 20M edges, d = {num_features}", GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
 
 
 def together(parts: list[GraphBatch]) -> GraphBatch:
     """The graphs of all parts, one after the other; features, but no labels."""
     first_node = torch.tensor([0, *(part.num_nodes for part in parts)]).cumsum(0).tolist()
-    first_arc = torch.tensor([0, *(part.num_arcs for part in parts)]).cumsum(0).tolist()
+    first_edge = torch.tensor([0, *(part.num_edges for part in parts)]).cumsum(0).tolist()
 
     def joined(offsets: list[Tensor], firsts: list[int]) -> Tensor:
         """Offsets of all parts, each but the first without its leading 0."""
@@ -66,7 +66,7 @@ def together(parts: list[GraphBatch]) -> GraphBatch:
 
     return GraphBatch(
         ptr=joined([part.ptr for part in parts], first_node),
-        indptr=joined([part.indptr for part in parts], first_arc),
+        indptr=joined([part.indptr for part in parts], first_edge),
         indices=torch.cat([part.indices + first for part, first in zip(parts, first_node, strict=False)]),
         x=torch.cat([part.x for part in parts]),
     )
@@ -75,7 +75,7 @@ def together(parts: list[GraphBatch]) -> GraphBatch:
 class Statistics(NamedTuple):
     """Of a data set: means per graph, ``spread`` the deviation of the logarithm of a graph's size.
 
-    ``reach`` says where the arcs of a tree lead, as a power of a uniform number: to any node before, or to the first
+    ``reach`` says where the edges of a tree lead, as a power of a uniform number: to any node before, or to the first
     ones, which become hubs; None for chains with branches, as in molecules. ``kinds`` of nodes tell their features.
     """
 

@@ -20,7 +20,7 @@ from scipy.sparse import _sparsetools
 from torch import Tensor
 
 from spin_fast import GraphBatch
-from spin_fast._arrays import offsets
+from spin_fast._common.indexing import offsets
 
 HAS_PYG = find_spec("torch_geometric") is not None
 if HAS_PYG:
@@ -43,12 +43,12 @@ def normalized(graphs: GraphBatch) -> scipy.sparse.csr_matrix:
 
 
 def _scale(graphs: GraphBatch) -> np.ndarray:
-    """``D^-1/2`` as a vector; no arc reads the entry of a node of degree 0."""
+    """``D^-1/2`` as a vector; no edge reads the entry of a node of degree 0."""
     return 1 / np.sqrt(np.maximum(np.diff(graphs.indptr.numpy()), 1).astype(np.float32))
 
 
 def _weights(graphs: GraphBatch) -> np.ndarray:
-    """``D^-1/2 A D^-1/2`` per arc."""
+    """``D^-1/2 A D^-1/2`` per edge."""
     scale = _scale(graphs)
     weights = np.repeat(scale, np.diff(graphs.indptr.numpy()))
     weights *= scale.take(graphs.indices.numpy())
@@ -131,8 +131,8 @@ def sign(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
 def powers_from_raw(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
     """The same from ``indptr`` and ``indices``, normalised in every call; int32, if that is what they are.
 
-    In two forms: the weights of all arcs are computed first, or ``A`` has ones and the rows are scaled before and after
-    each hop, which is less work where nodes have many arcs and few features.
+    In two forms: the weights of all edges are computed first, or ``A`` has ones and the rows are scaled before and
+    after each hop, which is less work where nodes have many edges and few features.
     """
     shape, (num_nodes, width) = (num_hops + 1, *graphs.x.shape), graphs.x.shape
     indptr, indices = graphs.indptr.numpy(), graphs.indices.numpy()
@@ -146,7 +146,7 @@ def powers_from_raw(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
         return torch.from_numpy(hops)
 
     def scipy_rows() -> Tensor:
-        hop = _scipy_hop(indptr, indices, np.ones(graphs.num_arcs, np.float32), num_nodes, width)
+        hop = _scipy_hop(indptr, indices, np.ones(graphs.num_edges, np.float32), num_nodes, width)
         hops, scale = np.zeros(shape, np.float32), _scale(graphs)[:, None]
         hops[0] = graphs.x.numpy()
         scaled = np.empty_like(hops[0])
@@ -165,7 +165,7 @@ def powers_from_raw(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
         return out
 
     def torch_rows() -> Tensor:
-        csr = _torch_csr(graphs.indptr, graphs.indices, torch.ones(graphs.num_arcs), graphs.indices.dtype)
+        csr = _torch_csr(graphs.indptr, graphs.indices, torch.ones(graphs.num_edges), graphs.indices.dtype)
         out, scale, scaled = torch.empty(shape), torch.from_numpy(_scale(graphs))[:, None], torch.empty_like(graphs.x)
         out[0] = graphs.x
         for source, target in pairwise(out):

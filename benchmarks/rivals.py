@@ -1,6 +1,6 @@
 """PyG's GIN and GCN graph classifiers, as fast as their own users know how to make them.
 
-What an expert does, they do: the GCN's self-loops and normalisation are computed once per data set, arcs are sorted by
+What an expert does, they do: the GCN's self-loops and normalisation are computed once per data set, edges are sorted by
 target, batches may be collated once, before training; Adam is fused, activations overwrite, the loss is read once per
 epoch. Message passing comes in two forms, and which of them is faster depends on the data set, so both race:
 ``edge_index`` (gather and scatter) and CSR (a sparse product, whose backward pass is another one instead of torch's
@@ -94,7 +94,7 @@ def gin(in_features: int, hidden_features: int, out_features: int, depth: int) -
 
 
 def gcn(in_features: int, hidden_features: int, out_features: int, depth: int) -> Classifier:
-    """GCN: one linear layer in each message passing layer; :func:`data_list` has normalised its arcs."""
+    """GCN: one linear layer in each message passing layer; :func:`data_list` has normalised its edges."""
     layers = [
         _GCNLayer(width, hidden_features, normalize=False) for width in [in_features] + [hidden_features] * (depth - 1)
     ]
@@ -105,7 +105,7 @@ MODELS: dict[Family, Callable[[int, int, int, int], Classifier]] = {"GIN": gin, 
 
 
 def data_list(graphs: GraphBatch, family: Family) -> list[Data]:
-    """PyG's graphs, arcs sorted by target; for the GCN with self-loops and normalised weights.
+    """PyG's graphs, edges sorted by target; for the GCN with self-loops and normalised weights.
 
     Raises:
         ValueError: an adjacency is not symmetric, so its CSR form could not serve the backward pass too.
@@ -117,13 +117,13 @@ def data_list(graphs: GraphBatch, family: Family) -> list[Data]:
     edge_index = torch.stack([torch.from_numpy(adjacency.indices).long(), target])
     edge_weight = torch.from_numpy(adjacency.data)
     assert graphs.y is not None
-    first_node, first_arc = graphs.ptr.tolist(), adjacency.indptr[graphs.ptr.numpy()].tolist()
+    first_node, first_edge = graphs.ptr.tolist(), adjacency.indptr[graphs.ptr.numpy()].tolist()
     data = []
     for graph in range(len(graphs)):
         nodes = slice(first_node[graph], first_node[graph + 1])
-        arcs = slice(first_arc[graph], first_arc[graph + 1])
-        weight = {} if family == "GIN" else {"edge_weight": edge_weight[arcs]}
-        edges = edge_index[:, arcs] - first_node[graph]
+        of_graph = slice(first_edge[graph], first_edge[graph + 1])
+        weight = {} if family == "GIN" else {"edge_weight": edge_weight[of_graph]}
+        edges = edge_index[:, of_graph] - first_node[graph]
         data.append(Data(x=graphs.x[nodes], edge_index=edges, y=graphs.y[graph : graph + 1], **weight))
     return data
 
@@ -131,7 +131,7 @@ def data_list(graphs: GraphBatch, family: Family) -> list[Data]:
 def _adjacency(graphs: GraphBatch, family: Family) -> scipy.sparse.csr_matrix:
     """``A`` for the GIN, ``D^-1/2 (A + I) D^-1/2`` for the GCN, over all nodes; row ``v`` gathers into node ``v``."""
     shape = (graphs.num_nodes, graphs.num_nodes)
-    ones = np.ones(graphs.num_arcs, np.float32)
+    ones = np.ones(graphs.num_edges, np.float32)
     adjacency = scipy.sparse.csr_matrix((ones, graphs.indices.numpy(), graphs.indptr.numpy()), shape)
     if family == "GIN":
         return adjacency

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.progress import Progress
 
-from spin_fast._files import replacing
+from spin_fast._common.files import replacing
 
 from . import report
 

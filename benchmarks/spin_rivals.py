@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spin_fast import SPIN, PowerFeatures
-from spin_fast._arrays import ragged_arange
+from spin_fast._common.indexing import ragged_arange
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, datasets, training
+from spin_fast.graphs.node_features import DEGREES
 from spin_fast.nn import LinkPredictor
-from spin_fast.preprocessing import DEGREES
 
 from . import plots, report, runs
 from .runs import Run

@@ -3,7 +3,7 @@
 Erdos-Renyi graphs of 100 nodes with 50 random features. The paper does not say how many graphs; here they are 1,000, in
 two classes that mean nothing. An epoch and the preparation are timed, and the preparation and 100 epochs are reported.
 For SPIN the preparation is the precomputation, for a rival that collates its batches beforehand it is that, and for one
-with a DataLoader there is none; that arcs are sorted and the GCN's normalised is a gift to the rivals.
+with a DataLoader there is none; that edges are sorted and the GCN's normalised is a gift to the rivals.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from spin_fast import GraphBatch, _native, attention_readout, reference, sum_readout
+from spin_fast import GraphBatch, attention_readout, native_available, reference, sum_readout
+from spin_fast.ops import native
 
 from . import inputs
 from .inputs import NUM_HOPS, Input
@@ -50,7 +51,7 @@ def scale(race_threads: RaceThreads, on: Input, operation: str, threads: int) ->
         race_threads(f"{operation}, forward", on.name, call, least)
 
 
-@pytest.mark.skipif(not _native.available(), reason="no native kernels")
+@pytest.mark.skipif(not native_available(), reason="no native kernels")
 @pytest.mark.prefer("NCI1", "PROTEINS")
 @pytest.mark.parametrize("operation", ["power_features", "attention_readout"])
 def test_instruction_sets(race: RunRace, dataset: str, graphs: GraphBatch, operation: str, threads: int) -> None:
@@ -60,7 +61,7 @@ def test_instruction_sets(race: RunRace, dataset: str, graphs: GraphBatch, opera
     else:
         z, call = attention_of(graphs)
         least = readout_floors("attention", z, graphs, False, threads)
-    library = _native.library
+    library = native.library
     assert library is not None
     before = library.isa()
 

@@ -32,7 +32,7 @@ def ours(graphs: GraphBatch) -> Callable[..., Tensor]:
 
 
 def power_floors(graphs: GraphBatch, out: Tensor | None, threads: int) -> Floors:
-    """Adjacency and features once, all hops once; and in every hop the row of each arc."""
+    """Adjacency and features once, all hops once; and in every hop the row of each edge."""
     writes = (NUM_BRANCHES, *graphs.x.shape) if out is None else out
     found = floors.memory(Pass((graphs.indptr, graphs.indices, graphs.x), writes), threads=threads)
     largest = 4 * graphs.num_features * int(graphs.num_nodes_per_graph.max())

@@ -26,7 +26,7 @@ SIZES = {
     "medium": [*SMALL, 700, *SMALL],  # more shared memory than a block has without asking
     "large": [3, 9000, 1],  # more than it may have
 }
-HUB = 3000  # arcs of a row that several teams of threads share
+HUB = 3000  # edges of a row that several teams of threads share
 LONG = 5000  # entries of a segment that several blocks share
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BEYOND_SHARED = 1900  # features of a layer whose tile no block has room for
@@ -38,7 +38,7 @@ def finite(*results: Tensor | None) -> None:
 
 
 def graphs_of(sizes: list[int], num_features: int, index: torch.dtype) -> GraphBatch:
-    """A ring in each graph and some arcs more, in a large one a hub; features of few values, so that rows repeat."""
+    """A ring in each graph and some edges more, in a large one a hub; features of few values, so that rows repeat."""
     rng = np.random.default_rng(0)
     ptr = np.concatenate([[0], np.cumsum(sizes)])
     rows, columns = [], []
@@ -74,7 +74,7 @@ def powers(device: str) -> int:
         for num_features in (1, 5, 33):
             graphs = graphs_of(sizes, num_features, torch.int32 if num_features == 5 else torch.int64).to(device)
             csr = (graphs.indptr, graphs.indices)
-            weight = torch.rand(graphs.num_arcs, device=device) + 0.5
+            weight = torch.rand(graphs.num_edges, device=device) + 0.5
             for ptr in (graphs.ptr, None):
                 for operator in ("adj", "sym", "rw", "sym+adj") if num_features == 5 else ("sym",):
                     x = graphs.x.clone().requires_grad_()

@@ -2,14 +2,15 @@
 
 from importlib.metadata import version
 
-from . import datasets, reference, shards, training
-from ._native import available as native_available
-from ._native import build_info
-from .features import PowerFeatures
-from .graphs import GraphBatch
+from . import datasets, training
+from .features import shards
+from .features.power_features import PowerFeatures
+from .graphs.batch import GraphBatch
+from .graphs.node_features import NodeFeatures
 from .nn import PAGNN, SPIN
-from .ops import attention_readout, branch_readout, power_features, sum_readout
-from .preprocessing import NodeFeatures
+from .ops import attention_readout, branch_readout, power_features, reference, sum_readout
+from .ops.native import available as native_available
+from .ops.native import build_info
 
 __version__ = version("spin_fast")
 __all__ = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import _files
-from .training import Fit
+from ._common import files
+from .training.fit import Fit
 
 
 def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test: float | None = None) -> None:
@@ -36,5 +36,5 @@ def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test:
         axes.legend()
     figure.suptitle(title)
     path = Path(path)
-    with _files.replacing(path) as temporary:
+    with files.replacing(path) as temporary:
         figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")

@@ -6,8 +6,10 @@ from typing import Any
 
 import torch
 
-from . import _check, _convert, ops
-from .graphs import GraphBatch
+from . import ops
+from ._common import check
+from .graphs import convert
+from .graphs.batch import GraphBatch
 
 try:
     from torch_geometric.data import Data
@@ -20,9 +22,9 @@ class SIGN(BaseTransform):
     """Attach ``ĀX, ..., Ā^K X`` as ``data.x1, ..., data.xK``, as ``torch_geometric.transforms.SIGN`` does.
 
     With the default operator the values are those of PyG's transform up to rounding: ``Ā = D^-1/2 A D^-1/2`` without
-    added self-loops, where row ``v`` of ``A`` holds the arcs that end in ``v``, with the weights ``data.edge_weight``
+    added self-loops, where row ``v`` of ``A`` holds the edges that end in ``v``, with the weights ``data.edge_weight``
     if there are any. ``D`` on both sides is the row sum of ``A``, so the in-degree, in directed graphs as well; where
-    it is 0 the row becomes 0. Repeated arcs and self-loops count as they stand. ``data`` may be a ``Batch``.
+    it is 0 the row becomes 0. Repeated edges and self-loops count as they stand. ``data`` may be a ``Batch``.
 
     Other than there, a negative row sum is an error instead of NaN, and features in bfloat16 and float16, or in float64
     with weights in float32, are taken. To classify graphs, :meth:`spin_fast.GraphBatch.from_pyg` and
@@ -37,8 +39,8 @@ class SIGN(BaseTransform):
     """
 
     def __init__(self, K: int, operator: str = "sym") -> None:
-        self.K = _check.integer("K", K, 0)
-        self.operator = _check.operator(operator)
+        self.K = check.integer("K", K, 0)
+        self.operator = check.operator(operator)
 
     def forward(self, data: Any) -> Any:
         if not isinstance(data, Data):
@@ -47,10 +49,10 @@ class SIGN(BaseTransform):
             if getattr(data, name) is None:
                 raise ValueError(f"data must have {name}, got none")
         x, weight = data.x, data.edge_weight
-        _check.tensor("x", x, ("N", "d"), _check.STORED)
-        summed = x.dtype if x.dtype in _check.FLOATS else torch.float32  # what sums run in, and weights have
+        check.tensor("x", x, ("N", "d"), check.STORED)
+        summed = x.dtype if x.dtype in check.FLOATS else torch.float32  # what sums run in, and weights have
         graph = GraphBatch.from_edge_index(
-            _convert.plain(data.edge_index),
+            convert.plain(data.edge_index),
             x.new_empty(len(x), 0, dtype=summed),
             edge_weight=None if weight is None else weight.to(summed),
         )

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from spin_fast import _native
+from spin_fast.ops import native as native_module
 
 settings.register_profile(
     "spin_fast",
@@ -33,7 +33,7 @@ LEVELS = ("baseline", "avx2", "avx512")
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Every instruction set that this CPU has, the reference path, and the CUDA kernels, emulated without a GPU."""
     if request.param == "reference":
-        monkeypatch.setattr(_native, "library", None)
+        monkeypatch.setattr(native_module, "library", None)
         yield "reference"
         return
     library = require_native()
@@ -50,9 +50,9 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def require_native():
-    if _native.library is None:
-        pytest.skip(f"no compiled library: {_native.missing_reason}")
-    return _native.library
+    if native_module.library is None:
+        pytest.skip(f"no compiled library: {native_module.missing_reason}")
+    return native_module.library
 
 
 @pytest.fixture
@@ -65,12 +65,12 @@ def native():
 def poison() -> Iterator[None]:
     """Fill what kernels get as uninitialised memory, outputs and scratch, with NaN, so that reading it shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
-    if _native.library is not None:
-        _native.library.poison_scratch(True)
+    if native_module.library is not None:
+        native_module.library.poison_scratch(True)
     yield
     torch.use_deterministic_algorithms(False)
-    if _native.library is not None:
-        _native.library.poison_scratch(False)
+    if native_module.library is not None:
+        native_module.library.poison_scratch(False)
 
 
 @pytest.fixture

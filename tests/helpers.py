@@ -34,7 +34,7 @@ def random_graphs(
     weighted: bool = False,
     seed: int = 0,
 ) -> GraphBatch:
-    """Directed graphs with self-loops and repeated arcs, columns unsorted."""
+    """Directed graphs with self-loops and repeated edges, columns unsorted."""
     rng = np.random.default_rng(seed)
     ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     indptr, indices = [0], []

@@ -33,9 +33,9 @@ def communities(size: int = 20) -> NodeDataset:
     """Two rings with chords, whose nodes have their class as feature."""
     node = torch.arange(size)
     ring = torch.cat([torch.stack([node, (node + step) % size]) for step in (1, 2, 3)], dim=1)
-    arcs = torch.cat([ring, ring + size], dim=1)
+    edges = torch.cat([ring, ring + size], dim=1)
     y = torch.arange(2 * size) // size
-    graphs = GraphBatch.from_edge_index(arcs, F.one_hot(y).float(), undirected=True)
+    graphs = GraphBatch.from_edge_index(edges, F.one_hot(y).float(), undirected=True)
     return NodeDataset(graphs, y, Split(*torch.arange(2 * size).view(-1, 4).t()[:3]))
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import spin_fast
 from spin_fast import SPIN, PowerFeatures, datasets, ops, reference, training
-from spin_fast._arrays import offsets
+from spin_fast._common.indexing import offsets
 
 
 def drawn_layers(rng: np.random.Generator, branches: int, widths: list[int], dtype: torch.dtype, scale: float = 1.0):

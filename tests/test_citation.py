@@ -85,7 +85,7 @@ def test_public_set_has_the_published_figures(data_root: Path) -> None:
     if not (data_root / "Cora.zip").is_file():
         pytest.skip(f"no Cora.zip in {data_root}")
     graphs, y, split = datasets.cora(data_root)
-    assert (graphs.num_nodes, graphs.num_arcs, graphs.num_features) == (2708, 2 * 5278, 1433)
+    assert (graphs.num_nodes, graphs.num_edges, graphs.num_features) == (2708, 2 * 5278, 1433)
     assert y.bincount().tolist() == [351, 217, 418, 818, 426, 298, 180]
     assert y[split.train].bincount().tolist() == [20] * 7
     assert [len(part) for part in split] == [140, 500, 1000]

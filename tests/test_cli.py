@@ -170,7 +170,7 @@ def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
 
         metric.__qualname__ = "accuracy"
         with monkeypatch.context() as patch:
-            patch.setattr(training, "accuracy", metric)
+            patch.setattr("spin_fast.training.accuracy", metric)
             return CliRunner().invoke(app, ["train", *map(str, (*QUICK, *options))]).stdout
 
     facts = facts_of("train", *QUICK)
@@ -240,7 +240,7 @@ def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
             os.kill(os.getpid(), signal.SIGTERM)
         return accuracy(logits, y)
 
-    monkeypatch.setattr(training, "accuracy", terminated)
+    monkeypatch.setattr("spin_fast.training.accuracy", terminated)
     before = signal.getsignal(signal.SIGTERM)
     options = ["--epochs", 5, "--hops", 0, "--layers", 1, "--batch-size", 400, "--out", tmp_path / "run"]
     result = CliRunner().invoke(app, ["train", *map(str, options)])
@@ -449,7 +449,7 @@ def checkpoint(tmp_path: Path) -> Path:
 def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
-    monkeypatch.setattr(training, "CHUNK_BYTES", 1 << 18)
+    monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 1 << 18)
     out = tmp_path / "deep" / f"probabilities.{suffix}"
     assert "1,797 graphs" in invoke("predict", checkpoint, "digits", "--out", out)
     table = pandas.read_csv(out) if suffix == "csv" else pandas.read_parquet(out)
@@ -556,7 +556,7 @@ def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_json_has_neither_nan_nor_infinity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "accuracy", lambda logits, y: float("nan"))
+    monkeypatch.setattr("spin_fast.training.accuracy", lambda logits, y: float("nan"))
     monkeypatch.setattr("spin_fast.cli.train.metric_of", lambda *_: ("accuracy", training.accuracy))
     assert facts_of("train", "--epochs", 1, "--hops", 0, "--out", tmp_path)["test"] is None
 
@@ -568,18 +568,18 @@ def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "MINE" in invoke("info")
 
 
-# Three graphs: a triangle with a self-loop, the same with another label, and two nodes with an arc in one direction.
+# Three graphs: a triangle with a self-loop, the same with another label, and two nodes with an edge in one direction.
 LOOPED = [(0, 1), (1, 0), (1, 2), (2, 1), (0, 2), (2, 0), (0, 0)]
 
 
 def small_set(y: torch.Tensor | None, weight: bool = False) -> datasets.Folder:
-    arcs = [*LOOPED, *((u + 3, v + 3) for u, v in LOOPED), (6, 7), (6, 7)]
+    edges = [*LOOPED, *((u + 3, v + 3) for u, v in LOOPED), (6, 7), (6, 7)]
     graphs = GraphBatch.from_edge_index(
-        torch.tensor(arcs).t(),
+        torch.tensor(edges).t(),
         torch.tensor([[0.5, 1, 0]] * 7 + [[0.5, 0, 1]] * 2),
         torch.tensor([0, 0, 0, 1, 1, 1, 2, 2, 2]),
         y=y,
-        edge_weight=torch.ones(len(arcs)) if weight else None,
+        edge_weight=torch.ones(len(edges)) if weight else None,
     )
     return datasets.Folder(graphs, ["a", "b", "c"], None if y is None else ["no", "yes"], None, 1)
 
@@ -589,9 +589,9 @@ def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
     facts = facts_of("info", "small", "--hops", 2)
     assert facts["nodes"] == {"total": 9, "mean": 3, "median": 3, "min": 3, "max": 3}
-    assert facts["edges"]["total"] == 2 * 7 + 1  # each arc, as they are directed; the repeated one once
+    assert facts["edges"]["total"] == 2 * 7 + 1  # each edge, as they are directed; the repeated one once
     assert facts["density"] == {"mean": pytest.approx(13 / 18), "median": 1, "min": pytest.approx(1 / 6), "max": 1}
-    assert (facts["isolated_nodes"], facts["self_loops"], facts["repeated_arcs"]) == (1, 2, 1)
+    assert (facts["isolated_nodes"], facts["self_loops"], facts["repeated_edges"]) == (1, 2, 1)
     assert (facts["directed"], facts["weighted"]) == (True, False)
     assert facts["features"] == {
         "width": 3,
@@ -662,7 +662,7 @@ def test_structure_agrees_with_networkx(data: st.DataObject) -> None:
         graph.add_edges_from(data.draw(st.lists(pairs, max_size=12)) if size else [])
         graphs.append(graph)
     facts = info._structure(GraphBatch.from_networkx(graphs))
-    if not facts["directed"] and directed:  # by chance each arc has its reverse
+    if not facts["directed"] and directed:  # by chance each edge has its reverse
         graphs = [graph.to_undirected() for graph in graphs]
     assert facts["directed"] <= directed
     assert facts["nodes"]["total"] == sum(len(graph) for graph in graphs)
@@ -740,8 +740,8 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     assert facts_of("info", "./known")["classes"] == [{"name": name, "graphs": 15} for name in sorted(labels)]
     trained = facts_of("train", "known", "--epochs", 15, "--hops", 1)
     assert trained["model"] == "runs/known/model.safetensors"
-    arcs = datasets.load("known/").num_arcs / 30  # not half of them, for who lists each edge once
-    assert f"{arcs:.2f} arcs on average" in invoke("precompute", "known", "--hops", 1)
+    edges = datasets.load("known/").num_edges / 30  # not half of them, for who lists each edge once
+    assert f"{edges:.2f} edges on average" in invoke("precompute", "known", "--hops", 1)
     monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
     said = facts_of("predict", trained["model"], tmp_path / "new", "--out", "p.csv")
     assert (said["dataset"], said["graphs"]) == ("new", 11)
@@ -1000,7 +1000,7 @@ def test_edges_that_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert facts_of("info", "once/", "--undirected") == facts_of("info", "both/") | {"dataset": "once"}
     model = facts_of("train", "once/", "--undirected", *small)["model"]
     other = facts_of("train", "both/", *small)["model"]
-    assert training.load_checkpoint(model)[1]["arcs"] == {"undirected": True}
+    assert training.load_checkpoint(model)[1]["edge_options"] == {"undirected": True}
 
     def predicted(model: str, folder: str, *options: str) -> str:
         invoke("predict", model, folder, *options, "--out", "p.csv")
@@ -1082,7 +1082,7 @@ def test_repeated_edges_and_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     for known in ("plain", "weighted"):
         model = facts_of("train", f"{known}/", *small)["model"]
         metadata[known] = training.load_checkpoint(model)[1]
-        assert metadata[known]["arcs"] == {"coalesce": "sum", "self_loops": False}
+        assert metadata[known]["edge_options"] == {"coalesce": "sum", "self_loops": False}
         if known == "weighted":
             assert "plain/ has no edge weights" in invoke("predict", model, "plain/", exit_code=1)
         for new in ("plain", "weighted")[known == "weighted" :]:

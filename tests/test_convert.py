@@ -37,7 +37,9 @@ def labelled(draw: st.DrawFn) -> GraphBatch:
         )
     )
     indptr, indices, weight = graphs.indptr.tolist(), graphs.indices.long(), graphs.edge_weight
-    order = [arc for v in range(graphs.num_nodes) for arc in sorted(range(*indptr[v : v + 2]), key=indices.__getitem__)]
+    order = [
+        edge for v in range(graphs.num_nodes) for edge in sorted(range(*indptr[v : v + 2]), key=indices.__getitem__)
+    ]
     return replace(
         graphs,
         indptr=graphs.indptr.long(),
@@ -83,7 +85,7 @@ def test_networkx_there_and_back(graphs: GraphBatch) -> None:
 @given(graphs=labelled(), layout=st.sampled_from(["csr", "csc", "coo"]))
 def test_scipy_there(graphs: GraphBatch, layout: str) -> None:
     def matrix(graphs: GraphBatch) -> scipy.sparse.sparray:
-        data = np.ones(graphs.num_arcs) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+        data = np.ones(graphs.num_edges) if graphs.edge_weight is None else graphs.edge_weight.numpy()
         shape = (graphs.num_nodes, graphs.num_nodes)
         return scipy.sparse.csr_array((data, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
 
@@ -216,7 +218,7 @@ def test_pyg_edge_index_class() -> None:
         (triangle(y=torch.arange(3)), {}, ValueError, r"y must have one entry per graph, 1, got shape \[3\] at 0"),
         ([triangle(y=1), triangle()], {}, ValueError, "y must be given in all graphs or in none, .* at 0 but not at 1"),
         ([triangle(), triangle(x=torch.eye(3).long())], {}, ValueError, "x must be alike .* float32 .* int64"),
-        (triangle(edge_weight=torch.ones(3, 2)), {}, ValueError, r"edge_weight must have one number per arc, 3"),
+        (triangle(edge_weight=torch.ones(3, 2)), {}, ValueError, r"edge_weight must have one number per edge, 3"),
         (triangle(), {"dtype": torch.float16}, TypeError, "dtype must be torch.float32, torch.float64 or None"),
         (triangle(x=torch.eye(3).cfloat()), {}, TypeError, "x must be real numbers, got complex64"),
         (triangle(x=torch.full((3, 1), 2**24 + 1)), {}, ValueError, "integers that float32 holds .* got 16777217"),
@@ -249,7 +251,7 @@ def test_undirected_networkx_there_and_back() -> None:
     for graph in made:
         networkx.set_edge_attributes(graph, {edge: i for i, edge in enumerate(graph.edges, 1)}, "weight")
     graphs = GraphBatch.from_networkx(made, edge_weight="weight", y=[0, 1, 2])
-    assert graphs.num_arcs == 2 * 78 + 4 + 1
+    assert graphs.num_edges == 2 * 78 + 4 + 1
     back = graphs.to_networkx(undirected=True, multigraph=True)
     for one, other in zip(made, back, strict=True):
         assert other.graph["y"] == made.index(one)
@@ -261,14 +263,14 @@ def test_undirected_networkx_there_and_back() -> None:
     assert simple[0].edges == networkx.empty_graph(34).edges | made[0].edges
 
 
-def test_to_networkx_loses_no_arcs() -> None:
-    arcs = torch.tensor([[0, 1, 3, 2, 3, 3], [1, 0, 2, 3, 2, 3]])
-    twice = GraphBatch.from_edge_index(arcs, torch.ones(4, 1), torch.tensor([0, 0, 1, 1]))
+def test_to_networkx_loses_no_edges() -> None:
+    edges = torch.tensor([[0, 1, 3, 2, 3, 3], [1, 0, 2, 3, 2, 3]])
+    twice = GraphBatch.from_edge_index(edges, torch.ones(4, 1), torch.tensor([0, 0, 1, 1]))
     with pytest.raises(ValueError, match=r"multigraph must be True .* got 1 -> 0 of graph 1 twice"):
         twice.to_networkx()
     with pytest.raises(ValueError, match=r"undirected must be False .* got 1 -> 0 of graph 1 without its reverse$"):
         twice.to_networkx(undirected=True)
-    weighted = GraphBatch.from_edge_index(arcs[:, :2], torch.ones(2, 1), edge_weight=torch.tensor([1.0, 2.0]))
+    weighted = GraphBatch.from_edge_index(edges[:, :2], torch.ones(2, 1), edge_weight=torch.tensor([1.0, 2.0]))
     with pytest.raises(ValueError, match="got 0 -> 1 of graph 0 without its reverse of the same weight"):
         weighted.to_networkx(undirected=True)
     with pytest.raises(TypeError, match="undirected must be a bool"):

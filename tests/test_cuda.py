@@ -18,7 +18,7 @@ from torch import Tensor
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, ops, training
-from spin_fast import trainer as trainers
+from spin_fast.training import trainer as trainers
 
 HAS_GPU = torch.cuda.is_available()
 needs_gpu = pytest.mark.skipif(
@@ -114,7 +114,7 @@ def no_waiting() -> Iterator[None]:
 def meta_kernels(native, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ops take meta tensors for those of a device with kernels."""
     monkeypatch.setattr(ops, "_has_kernel", lambda device: True)
-    monkeypatch.setattr("spin_fast.trainer.native_available", lambda device: True)
+    monkeypatch.setattr("spin_fast.training.trainer.native_available", lambda device: True)
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -186,7 +186,7 @@ def test_features_in_one_chunk_are_those_in_many(node_rows: bool, operator: str)
         for name, value in vars(expected).items():
             other = getattr(made, name)
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
-    weighted = replace(graphs, edge_weight=torch.full((graphs.num_arcs,), -1.0))
+    weighted = replace(graphs, edge_weight=torch.full((graphs.num_edges,), -1.0))
     with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym"):
         PowerFeatures._of_one_chunk(weighted, 2, operator, node_rows)
 
@@ -271,7 +271,7 @@ def test_selections_do_not_wait() -> None:
 def test_features_made_on_the_gpu(weighted: bool) -> None:
     graphs = some_graphs()
     if weighted:
-        graphs = replace(graphs, edge_weight=torch.rand(graphs.num_arcs) + 0.5)
+        graphs = replace(graphs, edge_weight=torch.rand(graphs.num_edges) + 0.5)
     for deduplicate in (True, False):
         here = PowerFeatures.from_graphs(graphs, 2, deduplicate=deduplicate)
         there = PowerFeatures.from_graphs(graphs.cuda(), 2, deduplicate=deduplicate)
@@ -293,7 +293,7 @@ def test_features_made_on_the_gpu(weighted: bool) -> None:
 @needs_gpu
 def test_wrong_weights_are_named_on_the_gpu() -> None:
     graphs = some_graphs()
-    graphs = replace(graphs, edge_weight=torch.full((graphs.num_arcs,), -1.0)).cuda()
+    graphs = replace(graphs, edge_weight=torch.full((graphs.num_edges,), -1.0)).cuda()
     with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym"):
         PowerFeatures.from_graphs(graphs, 2)
 
@@ -303,8 +303,8 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch) -> 
     graphs, model = some_graphs(), SPIN(3, 16, 3, 2)
     model.operator = "sym"
     expected = training.predict_proba(model, graphs)
-    for size in (training.GPU_CHUNK_BYTES, 2000):
-        monkeypatch.setattr(training, "GPU_CHUNK_BYTES", size)
+    for size in (256 << 20, 2000):
+        monkeypatch.setattr("spin_fast.training.prediction.GPU_CHUNK_BYTES", size)
         result = training.predict_proba(model.cuda(), graphs.cuda())
         torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
 
@@ -334,11 +334,13 @@ def test_training_agrees_with_the_cpu(digits: PowerFeatures, options: dict) -> N
 @needs_gpu
 def test_steps_are_played_back_and_do_not_wait(digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch) -> None:
     features, captured, capture = digits.cuda(), [], trainers._capture
-    monkeypatch.setattr("spin_fast.trainer._capture", lambda step, device: captured.append(1) or capture(step, device))
+    monkeypatch.setattr(
+        "spin_fast.training.trainer._capture", lambda step, device: captured.append(1) or capture(step, device)
+    )
     models = [SPIN(3, 16, 10, 2).double().cuda()]
     models.append(copy.deepcopy(models[0]))
     for model in models:
-        monkeypatch.setattr("spin_fast.trainer._is_captured", lambda device, first=model is models[0]: first)
+        monkeypatch.setattr("spin_fast.training.trainer._is_captured", lambda device, first=model is models[0]: first)
         trainer = training.Trainer(model, learning_rate=2**-8)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
         step, batches = trainer._prepared(features), features.storage_ids(range(200)).split(64)

@@ -99,11 +99,11 @@ def test_powers_of_many_nodes(case: Case, batched: bool) -> None:
         torch.testing.assert_close(powers[1, rows], swapped, rtol=1e-6, atol=0)
 
 
-def test_powers_over_many_arcs(case: Case) -> None:
+def test_powers_over_many_edges(case: Case) -> None:
     """A ring of nodes with as many neighbours each, so that sums of ones are powers of their number."""
-    device, num_arcs = case[0], case[1] * WIDTH
+    device, num_edges = case[0], case[1] * WIDTH
     degree = 250
-    num_nodes = num_arcs // degree
+    num_nodes = num_edges // degree
     node = torch.arange(num_nodes, device=device)
     indices = torch.empty(num_nodes, degree, dtype=torch.int64, device=device)
     for step in range(degree):

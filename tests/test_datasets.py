@@ -21,7 +21,7 @@ from helpers import error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
-from spin_fast.datasets import DatasetError, _download, nel, ogb, tu
+from spin_fast.datasets import DatasetError, downloads, nel, ogb, tu
 
 DATA = Path(os.environ.get("SPIN_FAST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
@@ -45,7 +45,7 @@ def same(one: GraphBatch, other: GraphBatch) -> bool:
     return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
-def arcs(graphs: GraphBatch) -> list[tuple[int, int]]:
+def edges(graphs: GraphBatch) -> list[tuple[int, int]]:
     rows = torch.arange(graphs.num_nodes).repeat_interleave(graphs.degree)
     return list(zip(rows.tolist(), graphs.indices.tolist(), strict=True))
 
@@ -56,11 +56,11 @@ def self_loops(graphs: GraphBatch) -> int:
 
 
 def undirected_edges(graphs: GraphBatch) -> float:
-    return (graphs.num_arcs + self_loops(graphs)) / 2
+    return (graphs.num_edges + self_loops(graphs)) / 2
 
 
 # Two graphs: a triangle whose edge 1-2 is listed twice each way, with a self-loop (twice) and an isolated node 4; then
-# a single arc from row 5 to column 6.
+# a single edge from row 5 to column 6.
 TINY = {
     "A": "1, 2\n2, 1\n1, 2\n2, 1\n2, 3\n3, 2\n1,3\n3,1\n3, 3\n3, 3\n5, 6\n",
     "graph_indicator": "1\n1\n1\n1\n2\n2\n",
@@ -126,7 +126,7 @@ def test_public_set_has_the_published_figures(
 
 @pytest.mark.parametrize(("name", "edges"), [("IMDB-BINARY", 96531), ("IMDB-MULTI", 98903)])
 def test_imdb_arcs_listed_twice_are_kept_once(name: str, edges: int) -> None:
-    assert public(name).num_arcs == 2 * edges
+    assert public(name).num_edges == 2 * edges
 
 
 def test_collab_keeps_its_self_loops_and_loads_fast() -> None:
@@ -136,7 +136,7 @@ def test_collab_keeps_its_self_loops_and_loads_fast() -> None:
     graphs = public("COLLAB")
     assert time.perf_counter() - start < 60
     assert self_loops(graphs) == 2837
-    assert graphs.num_arcs == 24_574_995
+    assert graphs.num_edges == 24_574_995
 
 
 def test_enzymes_attributes_come_before_labels() -> None:
@@ -186,7 +186,7 @@ def test_digits_are_the_default() -> None:
     assert len(graphs) == 1797
     assert graphs.y.bincount().tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
     assert graphs.num_nodes / 1797 == pytest.approx(32.69, abs=0.01)
-    assert graphs.num_arcs / 2 / 1797 == pytest.approx(88.98, abs=0.01)
+    assert graphs.num_edges / 2 / 1797 == pytest.approx(88.98, abs=0.01)
     assert self_loops(graphs) == 0
     assert same(graphs, datasets.load("digits", "/nowhere"))
     assert datasets.load("digits", dtype=torch.float64).x.dtype == torch.float64
@@ -205,7 +205,7 @@ def test_a_digit_equals_its_slow_construction() -> None:
             if i != j and abs(r - s) <= 1 and abs(c - t) <= 1
         ]
         graph = datasets.load()[number]
-        assert arcs(graph) == touching
+        assert edges(graph) == touching
         expected = torch.tensor([[scan[row, column] / 16, row / 7, column / 7] for row, column in pixels])
         torch.testing.assert_close(graph.x, expected.float())
 
@@ -216,7 +216,7 @@ def test_a_digit_equals_its_slow_construction() -> None:
 def test_tiny_set(tmp_path: Path) -> None:
     graphs = tu.load(write(tmp_path / "TINY"), dtype=torch.float64)
     assert graphs.ptr.tolist() == [0, 4, 6]
-    assert arcs(graphs) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2), (4, 5)]
+    assert edges(graphs) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2), (4, 5)]
     assert graphs.y.tolist() == [1, 0]  # -1 < 7
     assert graphs.x.dtype == torch.float64
     assert graphs.x.argmax(dim=1).tolist() == [0, 3, 0, 1, 3, 0]
@@ -402,7 +402,7 @@ def test_handmade_nel(tmp_path: Path) -> None:
     pack(write(tmp_path / "LIST", "LIST"), tmp_path / "LIST.zip")
     graphs = datasets.load("LIST", tmp_path)  # not the zip
     assert graphs.ptr.tolist() == [0, 3, 4]
-    assert arcs(graphs) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)]
+    assert edges(graphs) == [(0, 1), (1, 0), (1, 2), (2, 1), (2, 2)]
     assert graphs.y.tolist() == [1, 0]
     assert graphs.x.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert graphs.edge_weight is None
@@ -485,7 +485,7 @@ def test_handmade_ogb(tmp_path: Path, folder: str) -> None:
     assert datasets.names(tmp_path)[-1] == "ogbg-molmine"
     graphs = datasets.load("ogbg-molmine", tmp_path, dtype=torch.float64)
     assert graphs.ptr.tolist() == [0, 2, 3, 6]
-    assert arcs(graphs) == [(0, 1), (1, 0), (3, 4), (4, 3), (4, 5), (5, 4)]
+    assert edges(graphs) == [(0, 1), (1, 0), (3, 4), (4, 3), (4, 5), (5, 4)]
     assert graphs.x.tolist() == [[5, 0], [6, 1], [7, 0], [5, 0], [5, 0], [6, 2]]
     assert (graphs.x.dtype, graphs.y.dtype, graphs.y.tolist()) == (torch.float64, torch.int64, [1, 0, 1])
     assert [part.tolist() for part in datasets.split("ogbg-molmine", graphs.y, tmp_path)] == [[2], [0], [1]]
@@ -592,7 +592,7 @@ def test_official_sets_are_those_of_ogb() -> None:
         if binary:
             assert ogb.SETS[name] == (facts["download_name"], facts["eval metric"])
             assert OFFICIAL[name] == (int(facts["num tasks"]), facts["eval metric"])
-            assert facts["url"].removeprefix("http:") == f"{_download.OGB_URL}/{ogb.SETS[name][0]}.zip"[len("https:") :]
+            assert facts["url"].removeprefix("http:") == f"{downloads.OGB_URL}/{ogb.SETS[name][0]}.zip"[len("https:") :]
 
 
 def test_metric() -> None:
@@ -619,8 +619,8 @@ GENERATORS: dict[str, Callable[..., GraphBatch]] = {
 
 
 def assert_simple(graphs: GraphBatch) -> None:
-    """No self-loop, no repeated arc, both arcs of each edge."""
-    listed = arcs(graphs)
+    """No self-loop, no repeated edge, both directions of each edge."""
+    listed = edges(graphs)
     assert self_loops(graphs) == 0
     assert len(set(listed)) == len(listed)
     assert {(j, i) for i, j in listed} == set(listed)
@@ -634,7 +634,7 @@ def test_a_seed_gives_the_same_bits(name: str) -> None:
     assert graphs.x.shape == (600, 4)
     assert same(graphs, generate(seed=3, dtype=torch.float64))
     other = generate(seed=4)
-    assert arcs(other) != arcs(graphs)
+    assert edges(other) != edges(graphs)
     assert not torch.equal(other.x, graphs.x.float())
 
 
@@ -643,28 +643,28 @@ def test_generated_sets_have_two_classes_in_turn(name: str) -> None:
     graphs = datasets.load(name)
     assert len(graphs) == 1000
     assert graphs.y.tolist() == [0, 1] * 500
-    arcs_of = graphs.indptr[graphs.ptr].diff().float()
-    if name != "power-law":  # there the classes have equally many arcs, spread differently
-        assert arcs_of[0::2].mean() < arcs_of[1::2].mean()
+    edges_of = graphs.indptr[graphs.ptr].diff().float()
+    if name != "power-law":  # there the classes have equally many edges, spread differently
+        assert edges_of[0::2].mean() < edges_of[1::2].mean()
 
 
 def test_erdos_renyi_respects_p() -> None:
     for chance in (0.05, 0.5, 0.9):
         graphs = datasets.erdos_renyi(200, 60, chance, seed=1)
         pairs = 200 * 60 * 59 / 2
-        assert abs(graphs.num_arcs / 2 - pairs * chance) < 5 * (pairs * chance * (1 - chance)) ** 0.5
+        assert abs(graphs.num_edges / 2 - pairs * chance) < 5 * (pairs * chance * (1 - chance)) ** 0.5
     whole = datasets.erdos_renyi(3, 40, 1.0)
     assert torch.equal(whole.degree, torch.full((120,), 39, dtype=whole.degree.dtype))
     assert_simple(whole)
-    assert datasets.erdos_renyi(3, 40, 0.0).num_arcs == datasets.erdos_renyi(3, 1, 0.5).num_arcs == 0
-    assert datasets.erdos_renyi(5, 7, 1e-300).num_arcs == 0
+    assert datasets.erdos_renyi(3, 40, 0.0).num_edges == datasets.erdos_renyi(3, 1, 0.5).num_edges == 0
+    assert datasets.erdos_renyi(5, 7, 1e-300).num_edges == 0
     assert datasets.erdos_renyi().x.shape == (100_000, 50)
 
 
 def test_erdos_renyi_pairs_are_equally_likely() -> None:
     graphs = datasets.erdos_renyi(4000, 6, 0.5, seed=2)
     counts = torch.zeros(6, 6)
-    for i, j in arcs(graphs):
+    for i, j in edges(graphs):
         counts[i % 6, j % 6] += 1
     off_diagonal = counts[~torch.eye(6, dtype=torch.bool)]
     assert (off_diagonal - 2000).abs().max() < 5 * (4000 * 0.25) ** 0.5
@@ -683,7 +683,7 @@ def test_regular_degrees_are_exact(num_nodes: int, degree: int) -> None:
 def test_regular_graphs_are_mixed() -> None:
     graphs = datasets.random_regular(3000, 8, 3, seed=5)
     counts = torch.zeros(8, 8)
-    for i, j in arcs(graphs):
+    for i, j in edges(graphs):
         counts[i % 8, j % 8] += 1
     assert (counts[~torch.eye(8, dtype=torch.bool)] / 3000 - 3 / 7).abs().max() < 0.05  # 5.5 standard errors
 
@@ -692,7 +692,7 @@ def test_power_law_has_the_heavier_tail() -> None:
     graphs = datasets.power_law(2, 50_000, 10, (2.2, 4.0))
     heavy, light = (graph.degree.float() for graph in graphs)
     assert heavy.max() > 5 * light.max()
-    assert graphs.num_arcs == 2 * 50_000 * 10
+    assert graphs.num_edges == 2 * 50_000 * 10
     assert light.mean() == pytest.approx(10)
     erdos = datasets.erdos_renyi(1, 50_000, 10 / 50_000, None)
     assert light.max() > 3 * erdos.degree.max()
@@ -724,7 +724,7 @@ def test_csl() -> None:
     assert len(set(found)) == 10  # no two classes are isomorphic
     assert len(set(zip(found, graphs.y.tolist(), strict=True))) == 10  # and each is one graph
     one, other = graphs[0], graphs[1]
-    assert sorted(arcs(one)) != sorted(arcs(other))  # numbered anew
+    assert sorted(edges(one)) != sorted(edges(other))  # numbered anew
     assert same(graphs, datasets.csl())
     assert not torch.equal(graphs.indices, datasets.csl(seed=1).indices)
     assert datasets.csl(7, [2, 3], 4, dtype=torch.float64).x.shape == (56, 1)

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from spin_fast import datasets
-from spin_fast.datasets import DatasetError, _download
+from spin_fast.datasets import DatasetError, downloads
 
 TU = {
     "A": "1, 2\n2, 1\n",
@@ -160,7 +160,7 @@ def test_the_chosen_folder_goes_before_the_cache(site: Site, tmp_path: Path, mon
 def test_the_cache_of_the_system(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("SPIN_FAST_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert _download.cache().name == "spin_fast"
+    assert downloads.cache().name == "spin_fast"
 
 
 def test_a_mirror_is_named_by_url(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_no_connection_and_no_answer(site: Site, tmp_path: Path, monkeypatch: py
     message = error_of("TINY", tmp_path, url="http://127.0.0.1:9")
     assert "no connection" in message
     assert str(tmp_path) in message
-    monkeypatch.setattr(_download, "_TIMEOUT", 0.05)
+    monkeypatch.setattr(downloads, "_TIMEOUT", 0.05)
     release = threading.Event()
     site.answers["/TINY.zip"] = lambda _: release.wait(5)
     assert "no answer" in error_of("TINY", tmp_path)
@@ -241,7 +241,7 @@ def test_an_interruption_leaves_nothing(site: Site, tmp_path: Path, monkeypatch:
         raise KeyboardInterrupt
 
     site.answers["/TINY.zip"] = tu_zip()
-    monkeypatch.setattr(_download, "_check_zip", interrupt)
+    monkeypatch.setattr(downloads, "_check_zip", interrupt)
     with pytest.raises(KeyboardInterrupt):
         datasets.download("TINY", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -278,7 +278,7 @@ def test_known_checksums(site: Site, tmp_path: Path) -> None:
 
 
 def test_known_checksums_are_those_of_the_public_files(data_root: Path) -> None:
-    known = _download._known()
+    known = downloads._known()
     assert all(len(digest) == 64 for digest in known.values())
     for path in sorted(data_root.glob("*.zip")):
         with zipfile.ZipFile(path) as archive:

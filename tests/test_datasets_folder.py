@@ -35,7 +35,7 @@ def write(folder: Path, **tables: str | None) -> Path:
     return folder
 
 
-def arcs(graphs: GraphBatch) -> list[tuple[int, int]]:
+def edges(graphs: GraphBatch) -> list[tuple[int, int]]:
     """Pairs (source, target)."""
     return list(zip(*graphs.edge_index.tolist(), strict=True))
 
@@ -53,25 +53,25 @@ def test_tables(tmp_path: Path) -> None:
     assert graphs.y.tolist() == [0, 1, 0]
     assert graphs.ptr.tolist() == [0, 3, 3, 5]
     assert graphs.x.tolist() == [[-1, 4], [0, 3], [7, 5], [0.5, 1], [1.5, 2]]
-    assert sorted(arcs(graphs)) == [(0, 1), (1, 0), (3, 4), (4, 4)]
+    assert sorted(edges(graphs)) == [(0, 1), (1, 0), (3, 4), (4, 4)]
     assert graphs.edge_weight is None
 
 
 def test_direction_is_that_of_pyg(tmp_path: Path) -> None:
     write(tmp_path, edges="graph,source,target\na,x,y\n", graphs=None)
-    assert arcs(load_folder(tmp_path).graphs) == [(0, 1)]
-    assert sorted(arcs(load_folder(tmp_path, undirected=True).graphs)) == [(0, 1), (1, 0)]
+    assert edges(load_folder(tmp_path).graphs) == [(0, 1)]
+    assert sorted(edges(load_folder(tmp_path, undirected=True).graphs)) == [(0, 1), (1, 0)]
     write(tmp_path, edges="graph,source,target\na,x,y\na,x,y\na,y,y\n")
-    assert load_folder(tmp_path).graphs.num_arcs == 3
+    assert load_folder(tmp_path).graphs.num_edges == 3
     merged = load_folder(tmp_path, coalesce="sum", self_loops=False).graphs
-    assert (merged.num_arcs, merged.edge_weight.tolist()) == (1, [2])
+    assert (merged.num_edges, merged.edge_weight.tolist()) == (1, [2])
 
 
 def test_arcs_of_a_folder_that_load_takes(tmp_path: Path) -> None:
     write(tmp_path, edges="graph,source,target\na,x,y\na,x,y\na,y,y\n", graphs=None)
     options = {"undirected": True, "coalesce": "max", "self_loops": False}
     assert equal(datasets.load(tmp_path, **options), load_folder(tmp_path, **options).graphs)
-    assert sorted(arcs(datasets.load(tmp_path, **options))) == [(0, 1), (1, 0)]
+    assert sorted(edges(datasets.load(tmp_path, **options))) == [(0, 1), (1, 0)]
     assert len(datasets.load("CSL", tmp_path, undirected=False, coalesce=None, self_loops=None)) == 150
     for name, value in options.items():
         message = error_of(lambda name=name, value=value: datasets.read("digits", **{name: value}))
@@ -106,8 +106,8 @@ def test_tables_that_may_be_missing(tmp_path: Path) -> None:
     assert (read.names, read.classes) == (["a", "b"], None)
     read = load_folder(write(tmp_path / "edges only", graphs=None, nodes=None))
     assert read.names == ["b", "a"]
-    assert sorted(arcs(read.graphs)) == [(0, 1), (1, 0), (2, 3), (3, 3)]
-    assert read.graphs.x.tolist() == [[1], [1], [0], [2]]  # arcs that end in the node
+    assert sorted(edges(read.graphs)) == [(0, 1), (1, 0), (2, 3), (3, 3)]
+    assert read.graphs.x.tolist() == [[1], [1], [0], [2]]  # edges that end in the node
     assert (read.features, read.num_attributes) == ("degree", 0)
     read = load_folder(write(tmp_path / "no features", nodes="graph,node\na,x\na,y\nb,1\nb,2\n"))
     assert read.features == "degree"
@@ -280,7 +280,7 @@ def test_tables_hold_any_graphs(
     assert torch.equal(read.graphs.indices, want.indices)
     torch.testing.assert_close(read.graphs.x, want.x)
     assert torch.equal(read.graphs.y, want.y)
-    if weighted and not shuffled:  # repeated arcs are kept in the order of the file
+    if weighted and not shuffled:  # repeated edges are kept in the order of the file
         torch.testing.assert_close(read.graphs.edge_weight, want.edge_weight)
 
 
@@ -469,7 +469,7 @@ def test_words_are_the_same_in_every_format(tmp_path: Path, kind: str) -> None:
         read = load_folder(path, features=features, label="t")
         assert read.features == [{"column": "element", "categories": ["C", "O"]}]
         assert read.graphs.x.tolist() == [[1, 0], [0, 1], [1, 0]]
-        assert (read.names, read.classes, read.graphs.num_arcs) == (["a", "b"], ["yes"], 1)
+        assert (read.names, read.classes, read.graphs.num_edges) == (["a", "b"], ["yes"], 1)
     assert "'t' must be 0, 1 or empty as a task, got 'yes" in error_of(lambda: load_folder(path, label=["t"]))
     place = {
         "csv": "nodes.csv, line 3, column 'element'",
@@ -645,16 +645,16 @@ def test_no_labels_at_all(tmp_path: Path) -> None:
 
 
 def write_graphml(folder: Path) -> list[networkx.Graph]:
-    """A ring with an isolated node, one directed arc, and an empty graph."""
+    """A ring with an isolated node, one directed edge, and an empty graph."""
     folder.mkdir(parents=True, exist_ok=True)
     ring = networkx.cycle_graph(4, create_using=networkx.Graph)
     ring.add_node(4)
-    arc = networkx.DiGraph([("u", "v")])
-    graphs = [ring, arc, networkx.Graph()]
+    edge = networkx.DiGraph([("u", "v")])
+    graphs = [ring, edge, networkx.Graph()]
     for number, graph in enumerate(graphs):
         for node, data in graph.nodes(data=True):
             data |= {"mass": graph.degree(node) + 0.5, "charge": number}
-        graph.graph["label"] = ["ring", "arc", "ring"][number]
+        graph.graph["label"] = ["ring", "edge", "ring"][number]
         networkx.write_graphml(graph, folder / f"g{2 - number}.graphml")
     return graphs
 
@@ -663,7 +663,7 @@ def test_graphml(tmp_path: Path) -> None:
     write_graphml(tmp_path)
     read = load_folder(tmp_path)
     assert read.names == ["g0", "g1", "g2"]
-    assert read.classes == ["arc", "ring"]
+    assert read.classes == ["edge", "ring"]
     assert read.features == [{"column": "charge"}, {"column": "mass"}]
     assert read.num_attributes == 2
     graphs = read.graphs
@@ -671,10 +671,10 @@ def test_graphml(tmp_path: Path) -> None:
     assert graphs.ptr.tolist() == [0, 0, 2, 7]
     assert graphs.x[:2].tolist() == [[1, 1.5], [1, 1.5]]
     assert graphs.x[2:, 1].tolist() == [2.5, 2.5, 2.5, 2.5, 0.5]
-    assert graphs.num_arcs == 1 + 8
-    assert arcs(graphs)[0] == (0, 1)
+    assert graphs.num_edges == 1 + 8
+    assert edges(graphs)[0] == (0, 1)
     both = load_folder(tmp_path, undirected=True).graphs
-    assert both.num_arcs == 2 + 8  # undirected files have both arcs already
+    assert both.num_edges == 2 + 8  # undirected files have both directions already
     assert load_folder(tmp_path, features="degree").graphs.x.squeeze(1).tolist() == [0, 1, 2, 2, 2, 2, 0]
     assert load_folder(tmp_path, features=["mass"], dtype=torch.float64).graphs.x.shape == (7, 1)
 
@@ -688,7 +688,7 @@ def test_graphml(tmp_path: Path) -> None:
 def test_graphml_holds_any_graphs(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], seed: int, weighted: bool
 ) -> None:
-    """Directed, with self-loops and repeated arcs, which need a multigraph."""
+    """Directed, with self-loops and repeated edges, which need a multigraph."""
     graphs = replace(random_graphs(sizes, weighted=weighted, seed=seed), y=torch.arange(len(sizes)))
     folder = tmp_path_factory.mktemp("graphml")
     for number, graph in enumerate(
@@ -704,7 +704,7 @@ def test_graphml_holds_any_graphs(
     assert torch.equal(read.graphs.indices, want.indices)
     assert torch.equal(read.graphs.x, want.x)
     assert read.graphs.y.tolist() == list(range(len(sizes)))
-    if weighted and graphs.num_arcs:
+    if weighted and graphs.num_edges:
         assert read.graphs.edge_weight.sum() == pytest.approx(graphs.edge_weight.sum().item())
 
 
@@ -747,7 +747,7 @@ def test_labels_of_graphml_in_a_table(tmp_path: Path) -> None:
         (tmp_path / "graphs.csv").write_text(table)
         assert words in error_of(lambda: load_folder(tmp_path))
     (tmp_path / "graphs.csv").write_text("graph\ng2\n")
-    assert load_folder(tmp_path).classes == ["arc", "ring"]
+    assert load_folder(tmp_path).classes == ["edge", "ring"]
 
 
 def test_weights_of_graphml(tmp_path: Path) -> None:
@@ -759,7 +759,7 @@ def test_weights_of_graphml(tmp_path: Path) -> None:
     assert load_folder(tmp_path, edge_weight=None).graphs.edge_weight is None
     networkx.write_graphml(second, tmp_path / "d.graphml")
     assert "d.graphml has no edge weights" in error_of(lambda: load_folder(tmp_path))
-    assert load_folder(tmp_path, edge_weight=None).graphs.num_arcs == 6
+    assert load_folder(tmp_path, edge_weight=None).graphs.num_edges == 6
     assert "b.graphml" in error_of(lambda: load_folder(tmp_path, edge_weight="length"))
 
 

@@ -99,7 +99,7 @@ def test_bad_input_is_named() -> None:
         export(model, "sym")
 
 
-def test_weights_of_arcs(native) -> None:
+def test_weights_of_edges(native) -> None:
     model = SPIN(3, 8, 2, 2)
     program = export(model, "sym", edge_weight=True).module()
     for seed, sizes in enumerate(SIZES):
@@ -117,7 +117,7 @@ def test_programs_name_wrong_input(native) -> None:
     for arguments, message in (
         ((edge_index + 2, x, sizes), "edge_index must be nodes, from 0 to N - 1"),
         ((edge_index - 1, x, sizes), "edge_index must be nodes, from 0 to N - 1"),
-        ((edge_index + 1, x, sizes), "edge_index must have both ends of an arc in one graph"),
+        ((edge_index + 1, x, sizes), "edge_index must have both ends of an edge in one graph"),
         ((edge_index, x, sizes + 1), "sizes must add up to the nodes of x"),
         ((edge_index, x, torch.tensor([4, -1])), "sizes must add up to the nodes of x"),
     ):

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, features, training
-from spin_fast.features import identical_segments
+from spin_fast import SPIN, PowerFeatures, datasets, training
+from spin_fast.features import power_features as features
+from spin_fast.features.power_features import identical_segments
 
 
 def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, float64_sums: bool = True) -> torch.Tensor:
@@ -261,7 +262,7 @@ def test_operators_side_by_side() -> None:
     assert torch.equal(both[[2, 0]].take().dense_rows(), both[[2, 0]].dense_rows())
     assert replace(both, operator=["sym", "adj"]).operator == "sym,adj"
     with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym, got"):
-        PowerFeatures.from_graphs(replace(graphs, edge_weight=-torch.ones(graphs.num_arcs).double()), 1, "adj,sym")
+        PowerFeatures.from_graphs(replace(graphs, edge_weight=-torch.ones(graphs.num_edges).double()), 1, "adj,sym")
 
 
 def test_identical_under_one_operator_but_not_the_other() -> None:
@@ -500,7 +501,7 @@ def test_files_of_others_are_named(saved: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"features .*nosuch.safetensors does not exist"):
         PowerFeatures.load(saved.with_name("nosuch.safetensors"))
     training.save_checkpoint(saved, SPIN(3, 8, 2, 1))
-    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 1'"):
+    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 2'"):
         PowerFeatures.load(saved)
     saved.write_text("text")
     with pytest.raises(ValueError, match=f"{saved} is not a readable safetensors file"):

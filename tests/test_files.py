@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from spin_fast import _files
+from spin_fast._common import files
 
 FORMAT = "spin_fast things 2"
 
@@ -17,13 +17,13 @@ FORMAT = "spin_fast things 2"
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "deep" / "things.safetensors"
-    _files.write_tensors(path, FORMAT, {"a": torch.arange(9), "b": torch.ones(2, 3)}, {"colour": "red"})
+    files.write_tensors(path, FORMAT, {"a": torch.arange(9), "b": torch.ones(2, 3)}, {"colour": "red"})
     return path
 
 
 def test_round_trip(path: Path) -> None:
     for mmap in (True, False):
-        tensors, metadata = _files.read_tensors(path, FORMAT, mmap=mmap)
+        tensors, metadata = files.read_tensors(path, FORMAT, mmap=mmap)
         assert metadata == {"format": FORMAT, "colour": "red"}
         assert torch.equal(tensors["a"], torch.arange(9))
         assert torch.equal(tensors["b"], torch.ones(2, 3))
@@ -36,47 +36,47 @@ def test_others_may_read_what_the_umask_allows(path: Path) -> None:
 
 
 def test_what_is_written_to_a_mapped_tensor_stays_out_of_the_file(path: Path) -> None:
-    _files.read_tensors(path, FORMAT, mmap=True)[0]["a"].zero_()
-    assert torch.equal(_files.read_tensors(path, FORMAT)[0]["a"], torch.arange(9))
+    files.read_tensors(path, FORMAT, mmap=True)[0]["a"].zero_()
+    assert torch.equal(files.read_tensors(path, FORMAT)[0]["a"], torch.arange(9))
 
 
 @pytest.mark.parametrize("size", [0, 3, 8, 9, 60, -49, -8, -1])
 def test_files_cut_short(path: Path, size: int) -> None:
     path.write_bytes(path.read_bytes()[:size])
     with pytest.raises(ValueError, match=rf"{path} is not a readable safetensors file: "):
-        _files.read_tensors(path, FORMAT)
+        files.read_tensors(path, FORMAT)
 
 
 def test_files_of_others(path: Path) -> None:
     path.write_text("Dear diary,\n" * 20)
     with pytest.raises(ValueError, match=rf"{path} is not a readable safetensors file: "):
-        _files.read_tensors(path, FORMAT)
+        files.read_tensors(path, FORMAT)
     for metadata, found in ((None, "None"), ({"format": "pt"}, "'pt'"), ({"format": "spin_fast thing 9"}, "thing 9")):
         save_file({"a": torch.ones(1)}, path, metadata)
         with pytest.raises(ValueError, match=rf"{path} is no file of spin_fast things: its format is .*{found}"):
-            _files.read_tensors(path, FORMAT)
+            files.read_tensors(path, FORMAT)
 
 
 def test_newer_formats_ask_for_an_upgrade(path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{path} has format '{FORMAT}', and this version reads .* 1'; upgrade"):
-        _files.read_tensors(path, "spin_fast things 1")
+        files.read_tensors(path, "spin_fast things 1")
     with pytest.raises(ValueError, match="is no file of spin_fast things"):
-        _files.read_tensors(path, "spin_fast things 3")
+        files.read_tensors(path, "spin_fast things 3")
 
 
 def test_what_is_no_file(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"things .*nosuch does not exist"):
-        _files.read_tensors(path.parent / "nosuch", FORMAT)
+        files.read_tensors(path.parent / "nosuch", FORMAT)
     with pytest.raises(FileNotFoundError, match=r"things .*deep is a folder"):
-        _files.read_tensors(path.parent, FORMAT)
+        files.read_tensors(path.parent, FORMAT)
     with pytest.raises(FileNotFoundError, match="nosuch does not exist"):
-        _files.read_json(path.parent / "nosuch", FORMAT)
+        files.read_json(path.parent / "nosuch", FORMAT)
 
 
 def test_json(tmp_path: Path) -> None:
     path = tmp_path / "things.json"
-    _files.write_json(path, FORMAT, {"a": [1, 2]})
-    assert _files.read_json(path, FORMAT) == {"format": FORMAT, "a": [1, 2]}
+    files.write_json(path, FORMAT, {"a": [1, 2]})
+    assert files.read_json(path, FORMAT) == {"format": FORMAT, "a": [1, 2]}
     for text, message in (
         ("{", "is not a JSON file"),
         ("[3]", "is no file of"),
@@ -84,31 +84,31 @@ def test_json(tmp_path: Path) -> None:
     ):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         with pytest.raises(ValueError, match=message):
-            _files.read_json(path, FORMAT)
+            files.read_json(path, FORMAT)
 
 
 def test_what_fails_leaves_what_was_there(path: Path) -> None:
     def interrupted() -> None:
-        with _files.replacing(path) as temporary:
+        with files.replacing(path) as temporary:
             temporary.write_text("half of it")
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
-    with pytest.raises(OSError, match=rf"{path} cannot be written: the disk is full"), _files.replacing(path):
+    with pytest.raises(OSError, match=rf"{path} cannot be written: the disk is full"), files.replacing(path):
         raise OSError("the disk is full")
     assert list(path.parent.iterdir()) == [path]
-    assert _files.read_tensors(path, FORMAT)[1]["colour"] == "red"
+    assert files.read_tensors(path, FORMAT)[1]["colour"] == "red"
 
 
 def test_places_that_cannot_be_written(path: Path) -> None:
     for place, reason in ((path.parent, "it is a folder"), (path / "below", "Not a directory|File exists")):
         with pytest.raises(OSError, match=rf"{place} cannot be written: ({reason})"):
-            _files.check_writable(place)
+            files.check_writable(place)
     with pytest.raises(OSError, match=rf"{path / 'below'} cannot be written"):
-        _files.write_tensors(path / "below", FORMAT, {}, {})
-    _files.check_writable(path)
-    _files.check_writable(path.parent / "new" / "below" / "x")
+        files.write_tensors(path / "below", FORMAT, {}, {})
+    files.check_writable(path)
+    files.check_writable(path.parent / "new" / "below" / "x")
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -118,13 +118,13 @@ def test_tensors_that_others_wrote_unaligned(tmp_path: Path) -> None:
     header = json.dumps(content).encode()
     header += b" " * (-len(header) % 8 + 3)
     path.write_bytes(struct.pack("<Q", len(header)) + header + torch.tensor([7, 8]).numpy().tobytes())
-    (tensor,) = _files.read_tensors(path, FORMAT, mmap=True)[0].values()
+    (tensor,) = files.read_tensors(path, FORMAT, mmap=True)[0].values()
     assert tensor.tolist() == [7, 8]
     assert tensor.data_ptr() % 8 == 0
 
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
-    names = {_files.temporary_name(tmp_path / "x") for _ in range(100)}
+    names = {files.temporary_name(tmp_path / "x") for _ in range(100)}
     assert len(names) == 100
     assert {name.parent for name in names} == {tmp_path}
     assert not any(os.path.exists(name) for name in names)

@@ -177,9 +177,9 @@ def test_bytes_that_count() -> None:
     assert gpu.readout_bytes("attention", z, ptr, True) == 2 * rows + weights + offsets + 2 * readouts
     assert gpu.readout_bytes("sum", z.bfloat16(), ptr, False) == rows // 2 + offsets + readouts
     graphs = GraphBatch(ptr, torch.arange(11), torch.arange(10), torch.zeros(10, 3))
-    arcs, x = 8 * (11 + 10), 10 * 3 * 4
-    assert gpu.power_bytes(graphs, graphs.x, 3) == offsets + arcs + x + 4 * x
-    assert gpu.power_bytes(graphs, graphs.x, 3, whole=True) == offsets + 3 * (arcs + x) + 4 * x
+    edges, x = 8 * (11 + 10), 10 * 3 * 4
+    assert gpu.power_bytes(graphs, graphs.x, 3) == offsets + edges + x + 4 * x
+    assert gpu.power_bytes(graphs, graphs.x, 3, whole=True) == offsets + 3 * (edges + x) + 4 * x
 
 
 def test_a_floor_moves_so_many_bytes() -> None:
@@ -204,7 +204,7 @@ def test_stand_ins_have_the_statistics_of_the_data_sets() -> None:
         graphs = inputs.stand_in(dataset, 2000)
         assert (len(graphs), graphs.num_features) == (2000, facts.features)
         assert graphs.num_nodes / 2000 == pytest.approx(facts.nodes, rel=0.1)
-        assert graphs.num_arcs / 4000 == pytest.approx(facts.edges, rel=0.1)
+        assert graphs.num_edges / 4000 == pytest.approx(facts.edges, rel=0.1)
     assert inputs.real_or_stand_in("NCI1", "/nowhere").name == "NCI1 (stand-in)"
 
 

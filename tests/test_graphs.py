@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch
-from spin_fast._arrays import ragged_arange
+from spin_fast._common.indexing import ragged_arange
 
 
 @given(graphs=graph_batches(weighted=True), data=st.data())
@@ -22,9 +22,9 @@ def test_selection_equals_graph_by_graph(graphs: GraphBatch, data: st.DataObject
     for position, graph in enumerate(ids):
         one = chosen[position]
         begin, end = graphs.ptr[graph], graphs.ptr[graph + 1]
-        arcs = slice(int(graphs.indptr[begin]), int(graphs.indptr[end]))
+        edges = slice(int(graphs.indptr[begin]), int(graphs.indptr[end]))
         assert torch.equal(one.x, graphs.x[begin:end])
-        assert torch.equal(one.indices, graphs.indices[arcs] - begin.to(graphs.indices.dtype))
+        assert torch.equal(one.indices, graphs.indices[edges] - begin.to(graphs.indices.dtype))
         assert torch.equal(one.indptr, graphs.indptr[begin : end + 1] - graphs.indptr[begin])
         assert one.indices.dtype == graphs.indices.dtype
 
@@ -39,7 +39,7 @@ def test_every_kind_of_selection() -> None:
     assert equal(graphs[np.array([2, 0])], graphs[torch.tensor([2, 0])])
     assert equal(graphs[torch.tensor([True, False, True, False])], graphs[[0, 2]])
     assert [graph.num_nodes for graph in graphs] == [2, 0, 3, 1]
-    assert repr(graphs) == f"GraphBatch(4 graphs, 6 nodes, {graphs.num_arcs} arcs, 3 features, torch.float64, cpu)"
+    assert repr(graphs) == f"GraphBatch(4 graphs, 6 nodes, {graphs.num_edges} edges, 3 features, torch.float64, cpu)"
     scalars = ((torch.tensor(4), IndexError), (torch.tensor(0.5), TypeError), (torch.tensor(True), IndexError))
     for bad, error in (
         (4, IndexError),
@@ -53,8 +53,8 @@ def test_every_kind_of_selection() -> None:
             graphs[bad]
 
 
-def test_from_edge_index_gathers_along_the_arcs() -> None:
-    edge_index = torch.tensor([[0, 2, 1, 4, 0], [1, 1, 0, 3, 1]])  # source, target; the arc 0 -> 1 twice
+def test_from_edge_index_gathers_along_the_edges() -> None:
+    edge_index = torch.tensor([[0, 2, 1, 4, 0], [1, 1, 0, 3, 1]])  # source, target; the edge 0 -> 1 twice
     weight = torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])
     batch = torch.tensor([0, 0, 0, 2, 2])
     graphs = GraphBatch.from_edge_index(
@@ -73,7 +73,7 @@ def test_from_edge_index_gathers_along_the_arcs() -> None:
 
 
 @given(
-    arcs=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 9)), max_size=12),
+    edges=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(1, 9)), max_size=12),
     weighted=st.booleans(),
     undirected=st.booleans(),
     coalesce=st.sampled_from([None, "sum", "mean", "min", "max"]),
@@ -81,9 +81,9 @@ def test_from_edge_index_gathers_along_the_arcs() -> None:
     dtype=float_dtypes,
     index_dtype=index_dtypes,
 )
-def test_arcs_are_changed_as_asked(arcs, weighted, undirected, coalesce, self_loops, dtype, index_dtype) -> None:
+def test_arcs_are_changed_as_asked(edges, weighted, undirected, coalesce, self_loops, dtype, index_dtype) -> None:
     wanted = defaultdict(list)
-    for source, target, weight in arcs:
+    for source, target, weight in edges:
         if self_loops is False and source == target:
             continue
         for end in [(target, source), (source, target)][: 1 + (undirected and source != target)]:
@@ -96,22 +96,22 @@ def test_arcs_are_changed_as_asked(arcs, weighted, undirected, coalesce, self_lo
     if coalesce is not None:
         wanted = {end: [merge[coalesce](weights)] for end, weights in wanted.items() if weights}
     graph = GraphBatch.from_edge_index(
-        torch.tensor([arc[:2] for arc in arcs], dtype=index_dtype).reshape(-1, 2).t(),
+        torch.tensor([edge[:2] for edge in edges], dtype=index_dtype).reshape(-1, 2).t(),
         torch.ones(4, 1, dtype=dtype),
-        edge_weight=torch.tensor([arc[2] for arc in arcs], dtype=dtype) if weighted else None,
+        edge_weight=torch.tensor([edge[2] for edge in edges], dtype=dtype) if weighted else None,
         undirected=undirected,
         coalesce=coalesce,
         self_loops=self_loops,
     )
     assert (graph.edge_weight is not None) == (weighted or (coalesce == "sum" and repeated))
     assert graph.indices.dtype == index_dtype
-    weights = torch.ones(graph.num_arcs) if graph.edge_weight is None else graph.edge_weight
+    weights = torch.ones(graph.num_edges) if graph.edge_weight is None else graph.edge_weight
     found = defaultdict(list)
     for (source, target), weight in zip(graph.edge_index.t().tolist(), weights.tolist(), strict=True):
         found[target, source].append(weight)
-    assert list(found) == sorted(end for end, of_arc in wanted.items() if of_arc)
-    for end, of_arc in found.items():
-        assert sorted(of_arc) == pytest.approx(sorted(wanted[end]))
+    assert list(found) == sorted(end for end, of_edge in wanted.items() if of_edge)
+    for end, of_edge in found.items():
+        assert sorted(of_edge) == pytest.approx(sorted(wanted[end]))
 
 
 def test_repeated_arcs_keep_their_order() -> None:
@@ -126,9 +126,9 @@ def test_repeated_arcs_keep_their_order() -> None:
 @given(batch=st.lists(st.integers(0, 3), max_size=10), data=st.data())
 def test_sorting_nodes_by_graph(batch: list[int], data: st.DataObject) -> None:
     pairs = [(u, v) for u, a in enumerate(batch) for v, b in enumerate(batch) if a == b]
-    arcs = data.draw(st.lists(st.sampled_from(pairs), max_size=15)) if pairs else []
+    edges = data.draw(st.lists(st.sampled_from(pairs), max_size=15)) if pairs else []
     x = torch.arange(float(len(batch)))[:, None]
-    edge_index = torch.tensor(arcs, dtype=torch.int64).reshape(-1, 2).t()
+    edge_index = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t()
     graphs = GraphBatch.from_edge_index(
         edge_index, x, torch.tensor(batch, dtype=torch.int64), num_graphs=4, sort_nodes=True
     )
@@ -136,7 +136,7 @@ def test_sorting_nodes_by_graph(batch: list[int], data: st.DataObject) -> None:
         names = [int(name) for name in graph.x[:, 0]]
         assert names == [node for node, other in enumerate(batch) if other == number]
         found = sorted((names[u], names[v]) for u, v in graph.edge_index.t().tolist())
-        assert found == sorted((u, v) for u, v in arcs if batch[u] == number)
+        assert found == sorted((u, v) for u, v in edges if batch[u] == number)
 
 
 @given(graphs=graph_batches(weighted=True), labelled=st.booleans(), data=st.data())
@@ -233,13 +233,13 @@ def test_arrays_are_contiguous() -> None:
     assert replace(graphs, x=columns).x.is_contiguous()
 
 
-@given(graphs=graph_batches(), num_nodes=st.integers(0, 30), num_arcs=st.integers(0, 60))
-def test_chunks_are_the_graphs_in_order(graphs: GraphBatch, num_nodes: int, num_arcs: int) -> None:
+@given(graphs=graph_batches(), num_nodes=st.integers(0, 30), num_edges=st.integers(0, 60))
+def test_chunks_are_the_graphs_in_order(graphs: GraphBatch, num_nodes: int, num_edges: int) -> None:
     """As many graphs as fit, or one."""
-    bounds = list(graphs.chunks(num_nodes, num_arcs))
+    bounds = list(graphs.chunks(num_nodes, num_edges))
 
     def fits(part: GraphBatch) -> bool:
-        return part.num_nodes <= num_nodes and part.num_arcs <= num_arcs
+        return part.num_nodes <= num_nodes and part.num_edges <= num_edges
 
     for begin, end in bounds:
         assert fits(graphs[begin:end]) or end == begin + 1

@@ -13,20 +13,13 @@ PACKAGE = Path(spin_fast.__file__).parent
 # Top to bottom; modules of one line may not import each other.
 LAYERS = [
     {"cli"},
-    {"logs", "plots", "sklearn"},
+    {"plots", "sklearn"},
     {"training"},
-    {"_run"},
-    {"checkpoints", "schedules", "trainer"},
-    {"datasets", "losses", "nn", "shards"},
-    {"features", "preprocessing", "transforms"},
-    {"_powers"},
+    {"datasets", "nn"},
+    {"features", "transforms"},
     {"graphs"},
-    {"_convert"},
     {"ops"},
-    {"_register"},
-    {"_native"},
-    {"reference"},
-    {"_arrays", "_check", "_files", "_progress"},
+    {"_common"},
 ]
 HEIGHT = {name: len(LAYERS) - depth for depth, layer in enumerate(LAYERS) for name in layer}
 

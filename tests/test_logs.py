@@ -7,8 +7,8 @@ from pathlib import Path
 import pandas
 import pytest
 
-from spin_fast.logs import CsvLog, TensorBoardLog
 from spin_fast.training import Epoch
+from spin_fast.training.logs import CsvLog, TensorBoardLog
 
 
 def epoch(number: int, loss: float = 0.1) -> Epoch:

@@ -133,11 +133,11 @@ class Find:
             return importlib.machinery.ModuleSpec(name, None, origin={origin!r})
 sys.meta_path.insert(0, Find())
 import spin_fast
-from spin_fast import _native
+from spin_fast.ops import native as native_module
 info = spin_fast.build_info()
 print(info["cuda"], spin_fast.native_available("cuda:1"), info.get("cuda_reason"), sep="|")
 """
-USE = "print('imported', file=sys.stderr)\nfor _ in range(3): _native.wants_cuda()"
+USE = "print('imported', file=sys.stderr)\nfor _ in range(3): native_module.wants_cuda()"
 
 
 def test_torch_without_cuda_has_no_cuda_kernels() -> None:

@@ -74,7 +74,7 @@ def test_no_graphs_no_nodes_no_features(backend: str) -> None:
 @pytest.mark.parametrize("num_features", [1, 2, 7, 37])
 @pytest.mark.parametrize("repeated", [True, False])
 def test_graphs_of_all_sizes(backend: str, num_features: int, repeated: bool) -> None:
-    """Near-dense, too large for the cache, small enough to share a block; with and without repeated arcs."""
+    """Near-dense, too large for the cache, small enough to share a block; with and without repeated edges."""
     complete = [torch.arange(n).expand(n, n)[~torch.eye(n, dtype=torch.bool)].view(n, -1) for n in (70, 3)]
     rows = [row for graph, at in zip(complete, (0, 70), strict=True) for row in graph + at]
     rows[69] = torch.cat([rows[69], rows[69][:5]]) if repeated else rows[69]
@@ -143,7 +143,7 @@ def test_half_precision_is_rounded_once(backend: str, dtype: torch.dtype, operat
 
 @pytest.mark.parametrize("num_features", [1, 3, 37])
 @pytest.mark.parametrize("block", [True, False])
-def test_huge_degree_and_repeated_arcs(backend: str, num_features: int, block: bool) -> None:
+def test_huge_degree_and_repeated_edges(backend: str, num_features: int, block: bool) -> None:
     n = 100_000 // num_features  # a star whose hub lists every leaf twice
     leaves = torch.arange(1, n)
     indices = torch.cat([leaves, leaves, torch.zeros(n - 1, dtype=torch.int64)])
@@ -346,9 +346,9 @@ BAD = [
     ({"float64_sums": None}, TypeError, r"float64_sums must be a bool, got NoneType"),
     ({"operator": "gcn"}, ValueError, r"operator must be one of adj, sym, sym\+adj, rw, got 'gcn'"),
     ({"edge_weight": torch.ones(3)}, ValueError, r"edge_weight must have shape"),
-    ({"edge_weight": torch.ones(GOOD.num_arcs).double()}, TypeError, r"edge_weight must be float32"),
-    ({"edge_weight": torch.ones(GOOD.num_arcs, requires_grad=True)}, ValueError, r"edge_weight must not require"),
-    ({"edge_weight": -torch.ones(GOOD.num_arcs)}, ValueError, r"edge_weight must give no negative row sum under sym"),
+    ({"edge_weight": torch.ones(GOOD.num_edges).double()}, TypeError, r"edge_weight must be float32"),
+    ({"edge_weight": torch.ones(GOOD.num_edges, requires_grad=True)}, ValueError, r"edge_weight must not require"),
+    ({"edge_weight": -torch.ones(GOOD.num_edges)}, ValueError, r"edge_weight must give no negative row sum under sym"),
     ({"out": torch.zeros(2, 5, 3)}, ValueError, r"out must have shape \[3, 5, 3\]"),
     ({"out": torch.zeros(3, 5, 3).double()}, TypeError, r"out must be float32"),
     ({"out": "x", "check_invariants": False}, TypeError, r"out must be a torch.Tensor, got str"),
@@ -408,7 +408,7 @@ def sparse_graphs(
     index_dtype: torch.dtype = torch.int64,
     weighted: bool = False,
 ) -> GraphBatch:
-    """Directed graphs with rows of up to 6 arcs; one of 100 and one of 5,000 in the larger ones."""
+    """Directed graphs with rows of up to 6 edges; one of 100 and one of 5,000 in the larger ones."""
     rng = np.random.default_rng(0)
     ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     degree = rng.integers(0, 7, ptr[-1])
@@ -477,7 +477,7 @@ def test_graphs_out_of_the_ordinary_in_other_types(backend: str, dtype: torch.dt
 @pytest.mark.parametrize("num_features", [1, 17, 150])
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_dense_graphs(backend: str, num_features: int, operator: str) -> None:
-    """All rows are long; one graph has more arcs than shared memory holds."""
+    """All rows are long; one graph has more edges than shared memory holds."""
     graphs = random_graphs([60, 0, 350 if num_features < 100 else 120], 1.0, num_features, dtype=torch.float32)
     for float64_sums in (False, True):
         assert_close_to_reference(powers(graphs, 2, operator, float64_sums=float64_sums), graphs, operator, 1e-6)
@@ -516,7 +516,7 @@ def test_same_bits_wherever_tensors_begin(backend: str, num_features: int, dtype
 def test_gradients_through_a_hub(backend: str, operator: str, weighted: bool) -> None:
     """Rows of the adjacency and of its transpose that are longer than a piece."""
     graphs = sparse_graphs([10, 3500], 2, weighted=weighted)
-    hub = torch.arange(0, graphs.num_arcs, 2)
+    hub = torch.arange(0, graphs.num_edges, 2)
     indices = graphs.indices.clone()
     indices[hub[hub >= int(graphs.indptr[10])]] = 11
     graphs = replace(graphs, indices=indices)

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import GraphBatch, NodeFeatures, PowerFeatures, preprocessing
+from spin_fast import GraphBatch, NodeFeatures, PowerFeatures
+from spin_fast.graphs import node_features as preprocessing
 
 
 def graphs_with(x: torch.Tensor, sizes: list[int]) -> GraphBatch:
@@ -92,8 +93,8 @@ def test_degrees() -> None:
 
 def test_degrees_larger_than_in_training_share_the_last_column() -> None:
     star = [(0, v) for v in range(1, 6)] + [(6, 7)]
-    arcs = torch.tensor(star + [(v, u) for u, v in star]).t()
-    graphs = GraphBatch.from_edge_index(arcs, torch.zeros(8, 0), torch.tensor([0] * 6 + [1] * 2))
+    edges = torch.tensor(star + [(v, u) for u, v in star]).t()
+    graphs = GraphBatch.from_edge_index(edges, torch.zeros(8, 0), torch.tensor([0] * 6 + [1] * 2))
     fitted = NodeFeatures("one-hot").fit(graphs, [1])
     x = fitted.transform(graphs).x
     assert fitted.max_degree_ == 1

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import _native, _register
+from spin_fast.ops import native as native_module
+from spin_fast.ops import register
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -206,7 +207,7 @@ def assert_equals_reference(
         choose()
         results.append(results_of(case, dtype))
     with monkeypatch.context() as patch:
-        patch.setattr(_native, "library", None)
+        patch.setattr(native_module, "library", None)
         expected = results_of(case, torch.float64)
     for result in results:
         for one, first, exact in zip(result, results[0], expected, strict=True):
@@ -556,7 +557,7 @@ def test_other_failures_than_bad_arguments_stand(native, monkeypatch: pytest.Mon
         calls.append(1)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(_register, "call_readout", fail)
+    monkeypatch.setattr(register, "call_readout", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         spin_fast.sum_readout(Z, PTR)
     with pytest.raises(RuntimeError, match="out of memory"):

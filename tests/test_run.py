@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets
-from spin_fast._run import Epoch, OtherRunError, Run, RunFile, restore, sample_of, settings_of, snapshot
-from spin_fast.checkpoints import STATE_FORMAT, load_state
-from spin_fast.trainer import Trainer
+from spin_fast.training.checkpoints import STATE_FORMAT, load_state
+from spin_fast.training.resume import Epoch, OtherRunError, Run, RunFile, restore, sample_of, settings_of, snapshot
+from spin_fast.training.trainer import Trainer
 
 values = st.sampled_from([0.0, 0.25, 0.5, 1.0, math.nan])
 
@@ -89,8 +89,8 @@ def test_other_features_of_any_graph_are_seen(dense: PowerFeatures, graph: int, 
 
 
 def test_the_sample_of_many_graphs_is_spread(monkeypatch: pytest.MonkeyPatch, digits: PowerFeatures) -> None:
-    monkeypatch.setattr("spin_fast._run.SAMPLED", 5)
-    monkeypatch.setattr("spin_fast._run.SAMPLE_SUMS", 2)
+    monkeypatch.setattr("spin_fast.training.resume.SAMPLED", 5)
+    monkeypatch.setattr("spin_fast.training.resume.SAMPLE_SUMS", 2)
     parts = torch.arange(41), torch.arange(41, 44)
     sums = [digits[ids].dense_rows().abs().sum(1).flatten() for ids in ([0, 10, 20], [30, 40], [41, 42], [43])]
     torch.testing.assert_close(sample_of(digits, *parts), torch.stack(sums))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from spin_fast.schedules import SCHEDULES, advance, scheduler_of
+from spin_fast.training.schedules import SCHEDULES, advance, scheduler_of
 
 
 def rates(schedule, epochs: int, losses: list[float] | None = None, metric: float = 0.0) -> list[float]:

@@ -147,7 +147,7 @@ def test_what_fails_late_leaves_what_was_there(
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", replaces)
         if fails == "the index":
-            patch.setattr("spin_fast._files.write_json", writes)
+            patch.setattr("spin_fast._common.files.write_json", writes)
         with pytest.raises(OSError, match="disk full"):
             shards.save(parts, path)
     assert contents(tmp_path) == there

@@ -306,7 +306,7 @@ def test_what_is_not_finite_is_named(graphs: GraphBatch, classifier: SPINClassif
         tensor[3] = value
         return tensor
 
-    weights = torch.ones(graphs.num_arcs)
+    weights = torch.ones(graphs.num_edges)
     for part, wrong in (
         ("features", replace(graphs, x=spoilt(graphs.x))),
         ("edge weights", replace(graphs, edge_weight=spoilt(weights))),

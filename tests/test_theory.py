@@ -14,14 +14,14 @@ from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 
 def batch_of(graphs: list[nx.Graph], features: str) -> GraphBatch:
     """Constant or degree features, float64."""
-    shift, arcs, x, sizes = 0, [], [], []
+    shift, edges, x, sizes = 0, [], [], []
     for graph in graphs:
         order = {node: shift + i for i, node in enumerate(graph.nodes)}
-        arcs += [(order[a], order[b]) for a, b in graph.edges] + [(order[b], order[a]) for a, b in graph.edges]
+        edges += [(order[a], order[b]) for a, b in graph.edges] + [(order[b], order[a]) for a, b in graph.edges]
         x += [float(graph.degree[node]) if features == "degree" else 1.0 for node in graph.nodes]
         sizes.append(len(order))
         shift += len(order)
-    edge_index = torch.tensor(arcs, dtype=torch.int64).view(-1, 2).t()
+    edge_index = torch.tensor(edges, dtype=torch.int64).view(-1, 2).t()
     batch = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     return GraphBatch.from_edge_index(edge_index, torch.tensor(x).double()[:, None], batch, num_graphs=len(graphs))
 

@@ -20,11 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, _files, checkpoints, datasets, training
-from spin_fast import trainer as trainers
-from spin_fast._run import copied
-from spin_fast.checkpoints import save_state
-from spin_fast.losses import class_weights
+from spin_fast import SPIN, PowerFeatures, datasets, training
+from spin_fast._common import files
+from spin_fast.training import checkpoints
+from spin_fast.training import trainer as trainers
+from spin_fast.training.checkpoints import save_state
+from spin_fast.training.losses import class_weights
+from spin_fast.training.resume import copied
 
 
 @pytest.fixture(scope="module")
@@ -254,9 +256,9 @@ def test_a_run_that_died_goes_on_from_any_step(digits: PowerFeatures, steps: int
     expected = training.fit(new_model(), *parts, **options)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         state = Path(folder) / "state"
-        patch.setattr("spin_fast._run.RunFile.SECONDS", 0.0)
+        patch.setattr("spin_fast.training.resume.RunFile.SECONDS", 0.0)
         written = []
-        patch.setattr("spin_fast._run.save_state", lambda *saved: written.append(copy.deepcopy(saved)))
+        patch.setattr("spin_fast.training.resume.save_state", lambda *saved: written.append(copy.deepcopy(saved)))
         training.fit(new_model(), *parts, state=state, **options)
         patch.undo()
         died = written[min(steps // 2, len(written) - 1)]
@@ -587,8 +589,8 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
     model = SPIN(3, 16, 4, 2, **options)
     features = PowerFeatures.from_graphs(graphs, 2, "rw")
     expected = training.predict(model, features).softmax(1)
-    for size in (training.CHUNK_BYTES, 400, 1):
-        monkeypatch.setattr(training, "CHUNK_BYTES", size)
+    for size in (4 << 20, 400, 1):
+        monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
         torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
     assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
@@ -610,7 +612,7 @@ def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, optio
     assert training.loss_of(training.predict(model, features), graphs.y) < before
     training.save_checkpoint(tmp_path / "x", model)
     model, _ = training.load_checkpoint(tmp_path / "x")
-    monkeypatch.setattr(training, "CHUNK_BYTES", 5000)
+    monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 5000)
     expected = training.predict(model, features).softmax(1)
     torch.testing.assert_close(training.predict_proba(model, graphs), expected)
     torch.testing.assert_close(training.predict_proba(model, graphs, ["sym", "adj"]), expected)
@@ -718,7 +720,7 @@ def test_checkpoints_keep_the_operator(tmp_path: Path) -> None:
 @pytest.mark.parametrize("operator", ["our own", 7, ["sym", "adj"], None])
 def test_checkpoints_from_when_operator_was_any_metadata(tmp_path: Path, operator: Any) -> None:
     header = {"config": json.dumps(SPIN(3, 8, 4, 2).config), "metadata": json.dumps({"operator": operator})}
-    _files.write_tensors(tmp_path / "x", checkpoints.CHECKPOINT_FORMAT, SPIN(3, 8, 4, 2).state_dict(), header)
+    files.write_tensors(tmp_path / "x", checkpoints.CHECKPOINT_FORMAT, SPIN(3, 8, 4, 2).state_dict(), header)
     model, metadata = training.load_checkpoint(tmp_path / "x")
     assert (model.operator, metadata) == (None, {"operator": operator})
 
@@ -745,7 +747,7 @@ def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.Mo
         return powers
 
     monkeypatch.setattr(spin_fast.ops, "power_features", recorded)
-    monkeypatch.setattr(training, "CHUNK_BYTES", 8000)
+    monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 8000)
     result = training.predict_proba(model, graphs[list(range(4)) * 300])
     torch.testing.assert_close(result, expected.repeat(300, 1))
     assert max(memory for memory, _ in sizes) <= 8000
@@ -870,8 +872,8 @@ def captures(native, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         sizes.append(len(step.__closure__[0].cell_contents))
         return played_back(step, device)
 
-    monkeypatch.setattr("spin_fast.trainer._is_captured", lambda device: True)
-    monkeypatch.setattr("spin_fast.trainer._capture", capture)
+    monkeypatch.setattr("spin_fast.training.trainer._is_captured", lambda device: True)
+    monkeypatch.setattr("spin_fast.training.trainer._capture", capture)
     return sizes
 
 
@@ -897,7 +899,7 @@ def test_captured_steps_are_the_steps(
     losses, parameters = three_epochs(features, ids, attention=attention)
     assert captures == [32, 4]  # the first epoch has one batch of 4, the second captures it
     with monkeypatch.context() as patch:
-        patch.setattr("spin_fast.trainer._is_captured", lambda device: False)
+        patch.setattr("spin_fast.training.trainer._is_captured", lambda device: False)
         expected_losses, expected = three_epochs(features, ids, attention=attention)
     assert losses == expected_losses
     assert torch.equal(parameters, expected)
@@ -921,7 +923,7 @@ def test_captures_last_as_long_as_their_memory(
         captures.clear()
         change()
         with monkeypatch.context() as patch:
-            patch.setattr("spin_fast.trainer._is_captured", lambda device: False)
+            patch.setattr("spin_fast.training.trainer._is_captured", lambda device: False)
             twin = SPIN(**model.config)  # a deep copy would give the parameters of the model other memory
             twin.load_state_dict(model.state_dict())
             plain = training.Trainer(twin)
@@ -959,7 +961,7 @@ def test_sizes_that_keep_changing_are_not_all_captured(digits: PowerFeatures, ca
 def test_fit_with_captured_steps(digits: PowerFeatures, captures: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     fits = []
     for captured in (True, False):
-        monkeypatch.setattr("spin_fast.trainer._is_captured", lambda device, captured=captured: captured)
+        monkeypatch.setattr("spin_fast.training.trainer._is_captured", lambda device, captured=captured: captured)
         fits.append(training.fit(new_model(), digits, range(200), range(200, 300), epochs=4))
     assert captures == [32, 8]
     one, other = ([(epoch.loss, epoch.validation_loss) for epoch in fit.epochs] for fit in fits)

@@ -20,7 +20,7 @@ from spin_fast.transforms import SIGN  # noqa: E402
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 @given(graphs=graph_batches(weighted=True), num_hops=st.integers(0, 3))
 def test_sign_is_that_of_pyg(graphs: GraphBatch, num_hops: int) -> None:
-    """Directed graphs, weights, self-loops, repeated arcs, isolated nodes, empty graphs."""
+    """Directed graphs, weights, self-loops, repeated edges, isolated nodes, empty graphs."""
     if not len(graphs):
         return
     data = pyg.Batch.from_data_list(graphs.to_pyg())

@@ -18,7 +18,7 @@ from typing import Any
 import typer
 
 from .. import datasets
-from .._run import START_ANEW, OtherRunError
+from ..training.resume import START_ANEW, OtherRunError
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from .. import sum_readout
-from ..features import PowerFeatures
-from ..graphs import GraphBatch
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
 
 SAMPLE = 256  # graphs whose edges are compared: to make hops anew for all is what the file saves
 

@@ -11,7 +11,7 @@ import numpy as np
 from rich.markup import escape
 
 from .. import datasets
-from ..graphs import Arcs, GraphBatch
+from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import console
 from ._errors import names_in_options
 
@@ -23,7 +23,7 @@ def read_dataset(
     download: bool,
     features: Any = None,
     label: tuple[Any] | None = None,
-    arcs: Arcs | None = None,
+    edge_options: EdgeOptions | None = None,
 ) -> datasets.Folder:
     """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says.
 
@@ -31,10 +31,10 @@ def read_dataset(
         ValueError: they are said to be listed once and are listed in both directions.
     """
     chosen = {} if label is None else {"label": label[0]}
-    arcs = arcs or Arcs()
+    edge_options = edge_options or EdgeOptions()
     with console.status(f"reading {title_of(dataset)}"), names_in_options():
-        read = datasets.read(dataset, root, download=download, features=features, **chosen, **arcs)
-        twice = arcs.get("undirected") and directions_of(read.graphs).twice
+        read = datasets.read(dataset, root, download=download, features=features, **chosen, **edge_options)
+        twice = edge_options.get("undirected") and directions_of(read.graphs).twice
     if twice:
         raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
     return read
@@ -44,8 +44,8 @@ class Directions(NamedTuple):
     """How edges are listed, self-loops aside.
 
     Attributes:
-        one_way: an arc lacks its reverse.
-        twice: each arc is repeated.
+        one_way: an edge lacks its reverse.
+        twice: each edge is repeated.
     """
 
     one_way: bool
@@ -53,23 +53,23 @@ class Directions(NamedTuple):
 
 
 def directions_of(graphs: GraphBatch) -> Directions:
-    arcs = merged_arcs(graphs, np.ones(graphs.num_arcs, np.int32))
-    reverse = arcs.T.tocsr()
-    one_way = not (np.array_equal(arcs.indptr, reverse.indptr) and np.array_equal(arcs.indices, reverse.indices))
-    times = arcs.data[np.repeat(np.arange(graphs.num_nodes), np.diff(arcs.indptr)) != arcs.indices]
+    edges = merged_edges(graphs, np.ones(graphs.num_edges, np.int32))
+    reverse = edges.T.tocsr()
+    one_way = not (np.array_equal(edges.indptr, reverse.indptr) and np.array_equal(edges.indices, reverse.indices))
+    times = edges.data[np.repeat(np.arange(graphs.num_nodes), np.diff(edges.indptr)) != edges.indices]
     return Directions(one_way, len(times) > 0 and int(times.min()) > 1)
 
 
-def merged_arcs(graphs: GraphBatch, weight: np.ndarray) -> Any:
-    """The adjacency as a ``csr_array`` in canonical form; weights of repeated arcs are added up."""
+def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
+    """The adjacency as a ``csr_array`` in canonical form; weights of repeated edges are added up."""
     from scipy.sparse import csr_array
 
     shape = (graphs.num_nodes, graphs.num_nodes)
-    arcs = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
-    if not arcs.has_canonical_format:
-        arcs = arcs.copy()  # of the graphs' own arrays
-        arcs.sum_duplicates()
-    return arcs
+    edges = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
+    if not edges.has_canonical_format:
+        edges = edges.copy()  # of the graphs' own arrays
+        edges.sum_duplicates()
+    return edges
 
 
 def hint_on_edges(dataset: str, root: Path | None, graphs: GraphBatch) -> str | None:
@@ -98,7 +98,7 @@ def describe(name: str, graphs: GraphBatch) -> str:
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
         f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
-        f"{graphs.num_arcs / num_graphs:.2f} arcs on average, {graphs.num_features} feature(s) per node"
+        f"{graphs.num_edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
     )
 
 

@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import _check, datasets
-from ..graphs import REDUCTIONS, Arcs
+from .. import datasets
+from .._common import check
+from ..datasets.columns import LABEL
+from ..graphs.batch import REDUCTIONS, EdgeOptions
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
 DEFAULT_HOPS = 3
@@ -52,7 +54,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 def _operators(text: str) -> str:
     try:
-        return _check.operators(text)
+        return check.operators(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -62,7 +64,7 @@ def operator_option(default: str, panel: str | None = None) -> Any:
     return typer.Option(
         "--operator",
         parser=_operators,
-        metavar="|".join(_check.OPERATORS),
+        metavar="|".join(check.OPERATORS),
         help="What a hop computes of the neighbours: their sum (adj), a sum weighted by degrees (sym), both added "
         "(sym+adj), or their mean (rw). Several, with commas or one by one, are used side by side.",
         show_default=default,
@@ -72,7 +74,7 @@ def operator_option(default: str, panel: str | None = None) -> Any:
 
 def operator_of(chosen: list[str] | None) -> str | None:
     """What ``--operator`` says; None where it is not given."""
-    return _check.operators(",".join(chosen)) if chosen else None
+    return check.operators(",".join(chosen)) if chosen else None
 
 
 def _columns(text: str) -> Any:
@@ -108,7 +110,7 @@ Label = Annotated[
         metavar="NAMES",
         help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, with "
         'commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads none.',
-        show_default=datasets.LABEL,
+        show_default=LABEL,
     ),
 ]
 Undirected = Annotated[
@@ -133,13 +135,13 @@ SelfLoops = Annotated[
 ]
 
 
-def arcs_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> Arcs:
+def edge_options_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> EdgeOptions:
     """What the three options say, without those that are not given."""
-    arcs = Arcs()
+    edge_options = EdgeOptions()
     if undirected:
-        arcs["undirected"] = True
+        edge_options["undirected"] = True
     if coalesce is not None:
-        arcs["coalesce"] = coalesce.value
+        edge_options["coalesce"] = coalesce.value
     if self_loops is not None:
-        arcs["self_loops"] = self_loops
-    return arcs
+        edge_options["self_loops"] = self_loops
+    return edge_options

@@ -10,8 +10,9 @@ import torch
 from rich.markup import escape
 from rich.table import Table
 
-from .. import _files, datasets, training
-from ..features import PowerFeatures
+from .. import datasets, training
+from .._common import files
+from ..features.power_features import PowerFeatures
 from ..nn import SPIN
 from ._app import Report, by_branch, document_of
 from ._device import kernels_on
@@ -28,7 +29,7 @@ class Outputs:
         self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
         self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
         for file in vars(self).values():
-            _files.check_writable(file)
+            files.check_writable(file)
 
 
 def score_in(result: Path) -> str:
@@ -111,6 +112,6 @@ def write_and_report(
     for name, value in rows.items():
         table.add_row(name, value)
     report = Report(facts, [table])
-    with _files.replacing(outputs.result) as temporary:  # last: it says that all others are there
+    with files.replacing(outputs.result) as temporary:  # last: it says that all others are there
         temporary.write_text(document_of(report) + "\n")
     return report

@@ -17,13 +17,13 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
-from .._powers import num_branches_of
-from ..features import PowerFeatures
-from ..graphs import GraphBatch
+from ..features.chunks import num_branches_of
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, console, reports
 from ._device import kernels_on
 from ._errors import one_line_errors
-from ._graphs import columns_of, hint_on_edges, hint_on_features, merged_arcs, read_dataset, title_of
+from ._graphs import columns_of, hint_on_edges, hint_on_features, merged_edges, read_dataset, title_of
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -39,8 +39,8 @@ from ._options import (
     SelfLoops,
     Splits,
     Undirected,
-    arcs_of,
     data_option,
+    edge_options_of,
     operator_of,
     operator_option,
 )
@@ -76,18 +76,18 @@ def info(
     all graphs. Test graphs with a duplicate in training are like those that the model has learnt; published folds are
     counted where they are found.
 
-    Edges are counted once however often an arc is repeated, in an undirected graph one for both directions, and
+    Edges are counted once however often an edge is repeated, in an undirected graph one for both directions, and
     self-loops with them; the density leaves self-loops out.
 
-    Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_arcs,
+    Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_edges,
     directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits,
     splits_missing.
     """
     torch.set_num_threads(threads)
     if dataset is None:
         return _installation(root)
-    name, arcs = title_of(dataset), arcs_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
+    name, edge_options = title_of(dataset), edge_options_of(undirected, coalesce, self_loops)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label, edge_options=edge_options)
     operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
@@ -127,33 +127,33 @@ def _installation(root: Path | None) -> Report:
 def _structure(graphs: GraphBatch) -> dict[str, Any]:
     """Counts of nodes and edges."""
     ptr, num_nodes = graphs.ptr.numpy(), graphs.num_nodes
-    weight = np.ones(graphs.num_arcs, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
-    arcs = merged_arcs(graphs, weight)
-    reverse = arcs.T.tocsr()
+    weight = np.ones(graphs.num_edges, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+    edges = merged_edges(graphs, weight)
+    reverse = edges.T.tocsr()
     directed = any(
-        not np.array_equal(getattr(arcs, part), getattr(reverse, part)) for part in ("indptr", "indices", "data")
+        not np.array_equal(getattr(edges, part), getattr(reverse, part)) for part in ("indptr", "indices", "data")
     )
-    rows = np.repeat(np.arange(num_nodes, dtype=arcs.indices.dtype), np.diff(arcs.indptr))
-    proper = rows != arcs.indices
+    rows = np.repeat(np.arange(num_nodes, dtype=edges.indices.dtype), np.diff(edges.indptr))
+    proper = rows != edges.indices
     gathering = np.bincount(rows[proper], minlength=num_nodes)
     isolated = gathering == 0
     if directed:
-        isolated &= np.bincount(arcs.indices[proper], minlength=num_nodes) == 0
+        isolated &= np.bincount(edges.indices[proper], minlength=num_nodes) == 0
     nodes = np.diff(ptr)
     before = np.concatenate([[0], np.cumsum(gathering)])
-    proper_arcs = before[ptr[1:]] - before[ptr[:-1]]
-    loops = np.diff(arcs.indptr[ptr]) - proper_arcs
+    proper_edges = before[ptr[1:]] - before[ptr[:-1]]
+    loops = np.diff(edges.indptr[ptr]) - proper_edges
     pairs = nodes * (nodes - 1)
-    density = np.divide(proper_arcs, pairs, out=np.zeros(len(nodes)), where=pairs > 0)
+    density = np.divide(proper_edges, pairs, out=np.zeros(len(nodes)), where=pairs > 0)
     return {
         "graphs": len(graphs),
         "nodes": _spread(nodes),
-        "edges": _spread((proper_arcs if directed else proper_arcs // 2) + loops),
+        "edges": _spread((proper_edges if directed else proper_edges // 2) + loops),
         "density": _spread(density),
         "empty_graphs": int((nodes == 0).sum()),
         "isolated_nodes": int(isolated.sum()),
         "self_loops": int(loops.sum()),
-        "repeated_arcs": graphs.num_arcs - arcs.nnz,
+        "repeated_edges": graphs.num_edges - edges.nnz,
         "directed": directed,
         "weighted": graphs.edge_weight is not None,
     }
@@ -319,7 +319,7 @@ def _content(facts: dict[str, Any], hints: dict[str, str | None], columns: str |
         "graphs without nodes": f"{facts['empty_graphs']:,}",
         "isolated nodes": f"{facts['isolated_nodes']:,}",
         "self-loops": f"{facts['self_loops']:,}",
-        "repeated arcs": f"{facts['repeated_arcs']:,}",
+        "repeated edges": f"{facts['repeated_edges']:,}",
         "node features": f"{kinds} ({features['dtype']}){_in_addition(hints['node features'], 'not used: ')}",
     }
     if columns is not None:

@@ -13,11 +13,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from .. import shards
-from .._powers import num_branches_of
-from .._progress import progress_bar
-from ..features import PowerFeatures, index_of
-from ..graphs import GraphBatch
+from .._common.progress import progress_bar
+from ..features import shards
+from ..features.chunks import num_branches_of
+from ..features.power_features import PowerFeatures, index_of
+from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, reports
 from ._errors import one_line_errors
 from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell, title_of
@@ -34,7 +34,7 @@ from ._options import (
     Root,
     SelfLoops,
     Undirected,
-    arcs_of,
+    edge_options_of,
     operator_of,
     operator_option,
 )
@@ -91,8 +91,8 @@ def precompute(
     name = title_of(dataset)
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
-    arcs = arcs_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
+    edge_options = edge_options_of(undirected, coalesce, self_loops)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label, edge_options=edge_options)
     graphs = read.graphs
     tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"

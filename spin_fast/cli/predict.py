@@ -13,9 +13,10 @@ import torch
 import typer
 from rich.text import Text
 
-from .. import _files, datasets, training
-from .._progress import progress_bar
-from ..graphs import Arcs, GraphBatch
+from .. import datasets, training
+from .._common import files
+from .._common.progress import progress_bar
+from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, app, console, reports
 from ._device import Device, device_of
 from ._errors import as_option, one_line_errors
@@ -61,7 +62,7 @@ def predict(
     place = device_of(device)
     table_writer = _table_writer(out)
     _check_overwrites(out, checkpoint, datasets.own_folder(dataset, root))
-    _files.check_writable(out)
+    files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
     asked = operator_of(operators)
@@ -87,7 +88,7 @@ def predict(
         model.multilabel = num_outputs == 1 or (y is not None and y.is_floating_point())
     tasks = model.multilabel
     with (
-        _files.replacing(out) as temporary,
+        files.replacing(out) as temporary,
         table_writer(temporary) as write,
         progress_bar("graphs", first[2], True) as advance,
     ):
@@ -149,15 +150,15 @@ def _parts(
     Raises:
         ValueError: they are not as those in training were.
     """
-    features, arcs = metadata.get("node_features"), Arcs(**(metadata.get("arcs") or {}))
+    features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
     folder = datasets.own_folder(dataset, root)
     if folder is None:
-        arcs = _of_a_set(dataset, arcs)
-    asked = arcs if undirected is None else arcs | Arcs(undirected=undirected)
+        edge_options = _of_a_set(dataset, edge_options)
+    asked = edge_options if undirected is None else edge_options | EdgeOptions(undirected=undirected)
     num_graphs = None
     try:
         if folder is None:
-            read = read_dataset(dataset, root, download=download, features=features, arcs=asked)
+            read = read_dataset(dataset, root, download=download, features=features, edge_options=asked)
             parts, num_graphs = iter([read]), len(read.graphs)
         else:
             weight = None if metadata.get("weighted") is False else "weight"
@@ -172,32 +173,32 @@ def _parts(
             raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
         raise
     for part in itertools.chain([] if first is None else [first], parts):
-        if metadata.get("weighted") and part.weighted is False and part.graphs.num_arcs:
+        if metadata.get("weighted") and part.weighted is False and part.graphs.num_edges:
             raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
         if undirected is None:
-            _check_directions(dataset, part.graphs, arcs, metadata.get("directed"))
+            _check_directions(dataset, part.graphs, edge_options, metadata.get("directed"))
         yield part.graphs, None if folder is None else part.names, num_graphs
 
 
-def _of_a_set(dataset: str, arcs: Arcs) -> Arcs:
+def _of_a_set(dataset: str, edge_options: EdgeOptions) -> EdgeOptions:
     """What training chose for a folder, as far as a set by name, with both directions of an edge, has room for it."""
-    others = [as_option(argument, value) for argument, value in arcs.items() if argument != "undirected"]
+    others = [as_option(argument, value) for argument, value in edge_options.items() if argument != "undirected"]
     if others:
         raise ValueError(
             f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
             "instead of a name give the path of a folder with its files"
         )
-    return Arcs()
+    return EdgeOptions()
 
 
-def _check_directions(dataset: str, graphs: GraphBatch, arcs: Arcs, directed: bool | None) -> None:
+def _check_directions(dataset: str, graphs: GraphBatch, edge_options: EdgeOptions, directed: bool | None) -> None:
     """Check that edges are listed as in training.
 
     Raises:
         ValueError: says how else, and which option changes that.
     """
     directions = directions_of(graphs)
-    if arcs.get("undirected") and directions.twice:
+    if edge_options.get("undirected") and directions.twice:
         raise ValueError(
             f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
             "--no-undirected takes them as they are"

@@ -17,10 +17,10 @@ from rich.markup import escape
 from torch import Tensor
 
 from .. import datasets, training
-from ..features import PowerFeatures
-from ..logs import CsvLog, TensorBoardLog
+from ..features.power_features import PowerFeatures
+from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
-from ..preprocessing import NodeFeatures
+from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
 from ._errors import errors_in_options, one_line_errors, one_line_warnings
@@ -41,8 +41,8 @@ from ._options import (
     SelfLoops,
     Splits,
     Undirected,
-    arcs_of,
     data_option,
+    edge_options_of,
     operator_of,
     operator_option,
 )
@@ -190,8 +190,8 @@ def train(
     if resume and not goes_on:
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
-    arcs = arcs_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, label=label, arcs=arcs)
+    edge_options = edge_options_of(undirected, coalesce, self_loops)
+    read = read_dataset(dataset, root, download=download, features=own_features, label=label, edge_options=edge_options)
     graphs = read.graphs
     if graphs.y is None:
         of_folder = "; --label names the column that has them" if datasets.own_folder(dataset, root) is not None else ""
@@ -203,7 +203,11 @@ def train(
         raise ValueError(f"--metric rocauc is of two classes, and {dataset} has {num_outputs}")
     settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
     settings["task_names"] = read.tasks
-    settings |= {"weighted": bool(read.weighted), "arcs": arcs, "directed": directions_of(graphs).one_way}
+    settings |= {
+        "weighted": bool(read.weighted),
+        "edge_options": edge_options,
+        "directed": directions_of(graphs).one_way,
+    }
     node_features = None
     if made is None:
         node_features = NodeFeatures(

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graphs import GraphBatch
-from ._common import DatasetError, read_numbers, reading
+from ..graphs.batch import GraphBatch
+from .common import DatasetError, read_numbers, reading
 from .splits import Split
 
 NUM_WORDS = 1433

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import assemble
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import assemble
 
 _HALF_OF_THE_NEIGHBOURS = ((0, 1), (1, 0), (1, 1), (1, -1))
 

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import _check
-from ..graphs import Arcs
+from .._common import check
+from ..graphs.batch import EdgeOptions
 from . import graphml, nel, tables, tu
-from ._columns import LABEL, Features, Label, check_features, check_label
-from ._common import DatasetError, Folder, class_number
+from .columns import LABEL, Features, Label, check_features, check_label
+from .common import DatasetError, Folder, class_number
 from .tables import WEIGHT
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_ARCS = ("undirected", "coalesce", "self_loops")  # rows come in any order: nothing to say about that
+_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # rows come in any order: nothing to say about that
 
 
 def holds_graphs(path: Path) -> bool:
@@ -40,7 +40,7 @@ def load_folder(
     label: Label = LABEL,
     edge_weight: str | None = WEIGHT,
     dtype: torch.dtype = torch.float32,
-    **arcs: Unpack[Arcs],
+    **edge_options: Unpack[EdgeOptions],
 ) -> Folder:
     """Read graphs of your own from a folder of TU text, of GraphML files, or with tables of edges and nodes.
 
@@ -66,9 +66,9 @@ def load_folder(
 
     Names and words are taken without the blanks around them; where that leaves nothing, nothing is filled in.
 
-    Arcs are taken as they are: an edge of a table, or of a GraphML file with ``edgedefault="directed"``, is one arc
+    Edges are taken as they are: an edge of a table, or of a GraphML file with ``edgedefault="directed"``, is one edge
     from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line ``i, j`` of TU
-    text is the arc from ``j`` to ``i``, and repeated ones are kept once.
+    text is the edge from ``j`` to ``i``, and repeated ones are kept once.
 
     Args:
         path: the folder, a zip of a TU set, or a ``.nel`` file.
@@ -87,7 +87,7 @@ def load_folder(
         edge_weight: the column of ``edges``, or the edge attribute, that holds the weights; ``"weight"`` may be
             missing. None leaves weights out. TU text has none.
         dtype: float32 or float64, of features and weights.
-        **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in ``GraphBatch.from_edge_index``:
+        **edge_options: ``undirected``, ``coalesce`` and ``self_loops`` as in ``GraphBatch.from_edge_index``:
             ``undirected=True`` says that each edge is listed once, in either direction, and adds its reverse.
             Undirected GraphML files have it already.
 
@@ -98,18 +98,18 @@ def load_folder(
         DatasetError: names the file, the line and column, and what is wrong with it. ImportError: says what to install.
     """
     path = Path(path).expanduser()
-    _check_arguments(features, classes, label, dtype, arcs)
+    _check_arguments(features, classes, label, dtype, edge_options)
     kind = _kind(path)
     if kind == "tables":
-        return tables.load(path, features, classes, label, edge_weight, dtype, arcs)
+        return tables.load(path, features, classes, label, edge_weight, dtype, edge_options)
     if kind == "graphml":
-        (folder,) = graphml.load(path, None, features, classes, label, edge_weight, dtype, arcs)
+        (folder,) = graphml.load(path, None, features, classes, label, edge_weight, dtype, edge_options)
         return folder
     if label not in (None, LABEL):
         raise DatasetError(
             f"label={label!r} is impossible for {path}, whose labels have no names; leave it out", argument="label"
         )
-    return _load_named(path, features, classes, label is not None, dtype, arcs)
+    return _load_named(path, features, classes, label is not None, dtype, edge_options)
 
 
 def iter_folder(
@@ -121,7 +121,7 @@ def iter_folder(
     label: Label = LABEL,
     edge_weight: str | None = WEIGHT,
     dtype: torch.dtype = torch.float32,
-    **arcs: Unpack[Arcs],
+    **edge_options: Unpack[EdgeOptions],
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
@@ -129,13 +129,13 @@ def iter_folder(
     words as features only if ``features`` lists their categories. Other formats are read as a whole first.
     """
     path = Path(path).expanduser()
-    _check.integer("num_graphs", num_graphs, 1)
-    _check_arguments(features, classes, label, dtype, arcs)
+    check.integer("num_graphs", num_graphs, 1)
+    _check_arguments(features, classes, label, dtype, edge_options)
     if _kind(path) == "graphml":
         label = None if classes is None and isinstance(label, str) else label
-        return graphml.load(path, num_graphs, features, classes, label, edge_weight, dtype, arcs)
+        return graphml.load(path, num_graphs, features, classes, label, edge_weight, dtype, edge_options)
     whole = load_folder(
-        path, features=features, classes=classes, label=label, edge_weight=edge_weight, dtype=dtype, **arcs
+        path, features=features, classes=classes, label=label, edge_weight=edge_weight, dtype=dtype, **edge_options
     )
     return (
         whole._replace(graphs=whole.graphs[begin : begin + num_graphs], names=whole.names[begin : begin + num_graphs])
@@ -144,9 +144,9 @@ def iter_folder(
 
 
 def _check_arguments(
-    features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, arcs: Arcs
+    features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, edge_options: EdgeOptions
 ) -> None:
-    if dtype not in _check.FLOATS:
+    if dtype not in check.FLOATS:
         raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     check_features(features)
     check_label(label, classes)
@@ -155,12 +155,13 @@ def _check_arguments(
             raise TypeError(f"classes must be a list of names (str), got {classes!r}")
         if len(set(classes)) < max(len(classes), 1):
             raise ValueError(f"classes must be different names, at least one, got {classes!r}")
-    check_arcs(arcs)
+    check_edge_options(edge_options)
 
 
-def check_arcs(arcs: Arcs) -> None:
-    if unknown := arcs.keys() - _ARCS:
-        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for arcs are {', '.join(_ARCS)}")
+def check_edge_options(edge_options: EdgeOptions) -> None:
+    if unknown := edge_options.keys() - _EDGE_OPTIONS:
+        options = ", ".join(_EDGE_OPTIONS)
+        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
 
 
 def _kind(path: Path) -> str:
@@ -198,7 +199,7 @@ def _load_named(
     classes: Sequence[str] | None,
     with_labels: bool,
     dtype: torch.dtype,
-    arcs: Arcs,
+    edge_options: EdgeOptions,
 ) -> Folder:
     """TU text and ``.nel`` files, which a name is a part of."""
     if path.suffix == ".nel" and path.is_file():
@@ -212,10 +213,10 @@ def _load_named(
             tu.read(files, features=features, dtype=dtype, with_labels=with_labels),
         )
     graphs = read.graphs
-    if arcs:
+    if edge_options:
         batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
         x = None if read.features == "degree" else graphs.x
-        graphs = tables.build(graphs.edge_index, x, batch, len(graphs), None, dtype, arcs, y=graphs.y)
+        graphs = tables.build(graphs.edge_index, x, batch, len(graphs), None, dtype, edge_options, y=graphs.y)
     return _in_classes(read._replace(graphs=graphs), classes, where)
 
 

@@ -12,10 +12,11 @@ from xml.etree import ElementTree
 import numpy as np
 import torch
 
-from .. import _check, _convert
-from .._arrays import offsets
-from ..graphs import Arcs, GraphBatch
-from ._columns import (
+from .._common import check
+from .._common.indexing import offsets
+from ..graphs import convert
+from ..graphs.batch import EdgeOptions, GraphBatch
+from .columns import (
     LABEL,
     MOST_CATEGORIES,
     Column,
@@ -30,7 +31,7 @@ from ._columns import (
     task_of,
     text_of,
 )
-from ._common import DatasetError, Folder, labelled, one_line, reading
+from .common import DatasetError, Folder, labelled, one_line, reading
 from .tables import WEIGHT, Table, labels_of, open_graphs
 
 
@@ -42,7 +43,7 @@ def load(
     label: Label,
     edge_weight: str | None,
     dtype: torch.dtype,
-    arcs: Arcs,
+    edge_options: EdgeOptions,
 ) -> Iterator[Folder]:
     """The graphs of a folder of GraphML files, ``num_graphs`` at a time or all at once."""
     files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
@@ -51,7 +52,7 @@ def load(
     if table is not None and not {*_names(label)} & {*table.frame} and label != LABEL:
         table = None  # it lists other things: the files have them, or none has
     of_table = None if table is None else _labels_of_files(table, label, files)
-    reader = _GraphML(features, label, edge_weight, dtype, arcs, whole=num_graphs is None)
+    reader = _GraphML(features, label, edge_weight, dtype, edge_options, whole=num_graphs is None)
     for begin in range(0, len(files), num_graphs or len(files)):
         some = files[begin : begin + (num_graphs or len(files))]
         graphs, of_graphs = reader.read(some)
@@ -130,7 +131,7 @@ class _GraphML:
         label: Label,
         edge_weight: str | None,
         dtype: torch.dtype,
-        arcs: Arcs,
+        edge_options: EdgeOptions,
         *,
         whole: bool,
     ) -> None:
@@ -142,10 +143,10 @@ class _GraphML:
         self.label = label
         self.graph_attributes: set[str] = set()
         self.edge_weight, self.weighted = edge_weight, None if edge_weight == WEIGHT else edge_weight is not None
-        self.dtype, self.undirected = dtype, arcs.get("undirected", False)
-        self.arcs = arcs.copy()
-        self.arcs.pop("undirected", None)
-        _check.flag("undirected", self.undirected)
+        self.dtype, self.undirected = dtype, edge_options.get("undirected", False)
+        self.edge_options = edge_options.copy()
+        self.edge_options.pop("undirected", None)
+        check.flag("undirected", self.undirected)
 
     def read(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
         batches: dict[int, GraphBatch] = {}
@@ -179,7 +180,7 @@ class _GraphML:
         ]
 
     def _parse(self, file: Path) -> Any:
-        networkx = _convert.library("networkx", "GraphML")
+        networkx = convert.library("networkx", "GraphML")
         with reading(str(file)):
             _check_elements(file)
             try:
@@ -263,9 +264,9 @@ class _GraphML:
         return replace(graphs, x=torch.cat(blocks, dim=1))
 
     def _convert(self, graph: Any, file: Path) -> GraphBatch:
-        arcs = self.arcs
+        edge_options = self.edge_options
         if self.undirected and graph.is_directed():
-            arcs = Arcs(undirected=True, **arcs)
+            edge_options = EdgeOptions(undirected=True, **edge_options)
         self._number_words(graph, file)
         x = [column.name for column in self.columns or []] or None
         weight = self.edge_weight if self.weighted else None
@@ -279,7 +280,7 @@ class _GraphML:
                 edge_weight=None if weight is None else torch.empty(0, dtype=self.dtype),
             )
         try:
-            graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **arcs)
+            graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **edge_options)
         except (TypeError, ValueError) as error:
             reason = one_line(error).replace(" of graph 0", "")
             raise DatasetError(f"{file}: {reason}; correct it, or name what to use by features") from error
@@ -295,10 +296,10 @@ class _GraphML:
 
 
 def _joined(parts: list[GraphBatch]) -> GraphBatch:
-    """One batch, where merging repeated arcs may have made weights of some graphs: those of the others are 1."""
+    """One batch, where merging repeated edges may have made weights of some graphs: those of the others are 1."""
     if any(part.edge_weight is not None for part in parts):
         parts = [
-            part if part.edge_weight is not None else replace(part, edge_weight=part.x.new_ones(part.num_arcs))
+            part if part.edge_weight is not None else replace(part, edge_weight=part.x.new_ones(part.num_edges))
             for part in parts
         ]
     return GraphBatch.concatenate(parts)

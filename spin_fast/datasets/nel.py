@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import (
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import (
     DatasetError,
     Folder,
     assemble,
@@ -56,7 +56,7 @@ def load(
         weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
 
     Returns:
-        The graphs, both arcs of each edge; ``y`` int64 ``[G]`` in ``0..C-1``, the sorted order of the classes.
+        The graphs, both directions of each edge; ``y`` int64 ``[G]`` in ``0..C-1``, the sorted order of the classes.
 
     Raises:
         DatasetError: names the line and what is wrong with it, or says which features are possible.

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import DatasetError, assemble, read_numbers, reading
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import DatasetError, assemble, read_numbers, reading
 
 # The classification sets: what they are called in the address, and what OGB scores them by.
 SETS = {
@@ -67,7 +67,7 @@ def load(path: str | Path, *, dtype: torch.dtype = torch.float32) -> GraphBatch:
         dtype: float32 or float64, of the features and of ``y`` where that is real.
 
     Returns:
-        The graphs with both arcs of each bond and OGB's integer atom features as they are (molhiv: 9). ``y`` is int64
+        The graphs with both directions of each bond and OGB's integer atom features (molhiv: 9). ``y`` is int64
         ``[G]`` for one fully labelled task of whole numbers, otherwise ``[G, T]`` of ``dtype``, NaN where a label is
         missing.
 

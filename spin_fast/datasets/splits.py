@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import _check
-from ._common import DatasetError, reading
+from .._common import check
+from .common import DatasetError, reading
 
 # The same graphs in the same order under two names; folds are published under the second.
 _SAME_GRAPHS = {"PROTEINS": "PROTEINS_full"}
@@ -46,7 +46,7 @@ def draw(name: str, y: Tensor, seed: int) -> Split:
         )
     from sklearn.model_selection import train_test_split
 
-    part = partial(train_test_split, random_state=_check.integer("seed", seed, 0))
+    part = partial(train_test_split, random_state=check.integer("seed", seed, 0))
     train, held = part(np.arange(len(y)), test_size=0.2, stratify=labels)
     validation, test = part(held, test_size=0.5, stratify=labels[held])
     return _ascending(train, validation, test)
@@ -71,8 +71,8 @@ def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validatio
     """
     from sklearn.model_selection import StratifiedKFold, train_test_split
 
-    _check.integer("num_folds", num_folds, 2)
-    _check.integer("seed", seed, 0)
+    check.integer("num_folds", num_folds, 2)
+    check.integer("seed", seed, 0)
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share between 0 and 1, got {validation!r}")
     labels = _classes("y", y)

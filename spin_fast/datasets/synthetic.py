@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import torch
 
-from .. import _check
-from ..graphs import GraphBatch
-from ._common import assemble
+from .._common import check
+from ..graphs.batch import GraphBatch
+from .common import assemble
 
 SWITCHING_ROUNDS = 10
 TOP_UP_ROUNDS = 50
@@ -40,12 +40,12 @@ def erdos_renyi(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     pairs = num_nodes * (num_nodes - 1) // 2
     edges: list[np.ndarray] = []
     for graphs, chance in _classes("p", p, num_graphs, num_nodes):
@@ -84,12 +84,12 @@ def random_regular(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     edges: list[np.ndarray] = []
     for graphs, neighbours in _classes("degree", degree, num_graphs, num_nodes):
         if not 0 <= neighbours < max(num_nodes, 1) or neighbours != int(neighbours):
@@ -120,7 +120,7 @@ def power_law(
     """Graphs whose degrees follow a power law ``k ** -exponent`` (Chung and Lu's model), a few hubs and many leaves.
 
     Both ends of an edge are drawn in proportion to the nodes' weights; self-loops and repeats are drawn anew, which
-    flattens the largest hubs a little. A million nodes with twenty million arcs take some ten seconds.
+    flattens the largest hubs a little. A million nodes with twenty million edges take some ten seconds.
 
     Args:
         num_graphs: how many graphs.
@@ -132,12 +132,12 @@ def power_law(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both arcs of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range, or so many edges cannot be placed.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     edges: list[np.ndarray] = []
     for graphs, gamma in _classes("exponent", exponent, num_graphs, num_nodes):
         if not gamma > 2:
@@ -189,18 +189,18 @@ def csl(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, class after class, both arcs of each edge; ``x`` ``[N, 1]`` the degree, 4 everywhere; ``y`` int64.
+        The graphs, class after class, both directions of each edge; ``x`` ``[N, 1]`` the degree, always 4; ``y`` int64.
 
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(_check.integer("seed", seed, 0))
-    _check.integer("num_nodes", num_nodes, 5)
-    _check.integer("graphs_per_class", graphs_per_class, 1)
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
+    check.integer("num_nodes", num_nodes, 5)
+    check.integer("graphs_per_class", graphs_per_class, 1)
     if not len(skips):
         raise ValueError("skips must hold at least one number, got none")
     for skip in skips:
-        if not _check.integer("skips", skip, 2) < num_nodes / 2:
+        if not check.integer("skips", skip, 2) < num_nodes / 2:
             raise ValueError(f"skips must be below {num_nodes / 2} for {num_nodes} nodes, got {skip}")
     num_graphs = len(skips) * graphs_per_class
     number = rng.permuted(np.tile(np.arange(num_nodes), (num_graphs, 1)), axis=1)
@@ -223,8 +223,8 @@ def _classes(
     name: str, values: float | Sequence[float], num_graphs: int, num_nodes: int
 ) -> Iterator[tuple[np.ndarray, float]]:
     """The graphs of each class and the value that they are drawn with."""
-    _check.integer("num_graphs", num_graphs, 1)
-    _check.integer("num_nodes", num_nodes, 1)
+    check.integer("num_graphs", num_graphs, 1)
+    check.integer("num_nodes", num_nodes, 1)
     per_class = np.atleast_1d(values)
     if per_class.ndim != 1 or not 1 <= len(per_class) <= num_graphs:
         raise ValueError(f"{name} must be one number or one per class, at most {num_graphs} (graphs), got {values!r}")
@@ -283,11 +283,11 @@ def _batch(
     num_features: int | None,
     dtype: torch.dtype,
 ) -> GraphBatch:
-    """Both arcs of the edges ``[2, ...]`` of each class, features and labels."""
+    """Both directions of the edges ``[2, ...]`` of each class, features and labels."""
     first, second = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
     x = None
     if num_features is not None:
-        shape = (num_graphs * num_nodes, _check.integer("num_features", num_features, 0))
+        shape = (num_graphs * num_nodes, check.integer("num_features", num_features, 0))
         x = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
     return assemble(
         np.concatenate([first, second]),

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..graphs import Arcs, GraphBatch
-from ._columns import (
+from ..graphs.batch import EdgeOptions, GraphBatch
+from .columns import (
     LABEL,
     LEAVE_OUT,
     Column,
@@ -30,7 +30,7 @@ from ._columns import (
     task_of,
     text_of,
 )
-from ._common import DatasetError, Folder, labelled, reading
+from .common import DatasetError, Folder, labelled, reading
 
 WEIGHT = "weight"
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -256,7 +256,7 @@ def load(
     label: Label,
     edge_weight: str | None,
     dtype: torch.dtype,
-    arcs: Arcs,
+    edge_options: EdgeOptions,
 ) -> Folder:
     import pandas
 
@@ -329,7 +329,7 @@ def load(
         len(graph_names),
         weight,
         dtype,
-        arcs,
+        edge_options,
     )
     width = sum(column.is_number for column in columns)
     read = Folder(
@@ -386,7 +386,7 @@ def build(
     num_graphs: int,
     edge_weight: Tensor | None,
     dtype: torch.dtype,
-    arcs: Arcs,
+    edge_options: EdgeOptions,
     y: Tensor | None = None,
 ) -> GraphBatch:
     """Build a batch; without features its own degree becomes the feature."""
@@ -397,6 +397,6 @@ def build(
         num_graphs=num_graphs,
         y=y,
         edge_weight=edge_weight,
-        **arcs,
+        **edge_options,
     )
     return graphs if x is not None else replace(graphs, x=graphs.degree.to(dtype).unsqueeze(1))

@@ -13,9 +13,9 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from .._arrays import offsets
-from ..graphs import GraphBatch
-from ._common import (
+from .._common.indexing import offsets
+from ..graphs.batch import GraphBatch
+from .common import (
     DatasetError,
     Folder,
     assemble,
@@ -114,7 +114,7 @@ def load(
     """Read one TU set.
 
     A line ``i, j`` of ``NAME_A.txt`` is the entry of row ``i``, column ``j``: ``i`` gathers from ``j``. The official
-    files list both directions of an undirected edge; a set that does not is a set of directed graphs. An arc listed
+    files list both directions of an undirected edge; a set that does not is a set of directed graphs. An edge listed
     twice is kept once, and so is a self-loop.
 
     Args:
@@ -174,7 +174,7 @@ def read(
             width = attributes.shape[1]
             blocks.append(torch.tensor(attributes, dtype=dtype))
     x = torch.cat(blocks, dim=1) if blocks else None
-    rows, columns = _arcs(files, graph)
+    rows, columns = _edges(files, graph)
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
     y, classes = (None, None) if values is None else class_labels(values)
     graphs = assemble(rows, columns, ptr, x, y, dtype=dtype)
@@ -209,22 +209,22 @@ def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:
     return labels[:, 0]
 
 
-def _arcs(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the arcs ``[E]``, numbered from 0, each inside one graph."""
-    arcs, where = files.read("A", np.int32, columns=2), files.where("A")
-    if arcs.min() < 1 or arcs.max() > len(graph):
-        wrong = (arcs < 1) | (arcs > len(graph))
+def _edges(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns of the edges ``[E]``, numbered from 0, each inside one graph."""
+    edges, where = files.read("A", np.int32, columns=2), files.where("A")
+    if edges.min() < 1 or edges.max() > len(graph):
+        wrong = (edges < 1) | (edges > len(graph))
         line = int(wrong.any(axis=1).argmax())
-        node = arcs[line][wrong[line]][0]
+        node = edges[line][wrong[line]][0]
         raise DatasetError(
             f"{where}, line {line + 1} names node {node}, but {files.name}_graph_indicator.txt has the nodes "
             f"1..{len(graph)}; one of them is wrong, get the set again"
         )
-    rows, columns = arcs[:, 0] - 1, arcs[:, 1] - 1
+    rows, columns = edges[:, 0] - 1, edges[:, 1] - 1
     crossing = graph[rows] != graph[columns]
     if crossing.any():
         line = int(crossing.argmax())
-        (i, j), (g, h) = arcs[line], graph[arcs[line] - 1]
+        (i, j), (g, h) = edges[line], graph[edges[line] - 1]
         raise DatasetError(
             f"{where}, line {line + 1} joins node {i} of graph {g} to node {j} of graph {h}; an edge must stay in its "
             "graph, correct it or get the set again"

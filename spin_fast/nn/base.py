@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .. import _check, ops
-from ..features import PowerFeatures
-from ..preprocessing import NodeFeatures
+from .. import ops
+from .._common import check
+from ..features.power_features import PowerFeatures
+from ..graphs.node_features import NodeFeatures
 from .layers import Rows
 
 
@@ -51,7 +52,7 @@ class GraphClassifier(nn.Module):
 
     @operator.setter
     def operator(self, operator: str | Sequence[str] | None) -> None:
-        self._operator = None if operator is None else _check.operators(operator)
+        self._operator = None if operator is None else check.operators(operator)
 
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, C]`` of the selected graphs."""
@@ -73,10 +74,10 @@ class GraphClassifier(nn.Module):
         self, rows: Rows, ptr: Tensor, index: Tensor | None, count: Tensor | None, check_invariants: bool
     ) -> None:
         """Check shapes and dtypes and, with ``check_invariants``, the contents of the segments."""
-        _check.flag("check_invariants", check_invariants)
+        check.flag("check_invariants", check_invariants)
         branches, width = self.num_branches, "d" if self.in_features is None else self.in_features
         if isinstance(rows, Tensor):
-            _check.tensor("rows", rows, (branches, "N", width), _check.STORED)
+            check.tensor("rows", rows, (branches, "N", width), check.STORED)
             for name, value in (("index", index), ("count", count)):
                 if value is not None:
                     raise ValueError(f"{name} must come with the ragged form, a sequence of rows, got dense rows")
@@ -88,9 +89,9 @@ class GraphClassifier(nn.Module):
                 raise ValueError(f"rows must have {branches} branches, got {len(rows)}")
             for branch, x in enumerate(rows):
                 like = None if branch == 0 else rows[0].device
-                _check.tensor(f"rows[{branch}]", x, ("U", width), _check.STORED, like)
+                check.tensor(f"rows[{branch}]", x, ("U", width), check.STORED, like)
             device, num_rows = rows[0].device, sum(x.shape[0] for x in rows)
-        _check.offsets_shape("ptr", ptr, device)
+        check.offsets_shape("ptr", ptr, device)
         if not isinstance(rows, Tensor) and (ptr.numel() - 1) % branches:
             raise ValueError(f"ptr must have a multiple of {branches} segments (branches), got {ptr.numel() - 1}")
         if check_invariants:
@@ -152,7 +153,7 @@ class GraphClassifier(nn.Module):
         operator = self.operator if operator is None else operator
         if operator is None:
             raise ValueError("operator must be given: the model does not know which it was trained with")
-        name = _check.operators(operator)
+        name = check.operators(operator)
         if self.operator not in (None, name):
             raise ValueError(f"operator must be {self.operator!r}, which the model was trained with, got {operator!r}")
         if (self.num_branches - 1) % (name.count(",") + 1):

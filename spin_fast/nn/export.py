@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from .. import _check, ops
-from .._arrays import offsets
+from .. import ops
+from .._common import check
+from .._common.indexing import offsets
 from .spin import SPIN
 
 # Programs take sizes, not offsets: a length that is one more than the number of graphs, or of nodes, would make a
@@ -34,7 +35,7 @@ class _FromGraphs(nn.Module):
         edge_index, num_nodes, ptr = _long(edge_index), x.shape[0], _checked_offsets(_long(sizes), "x", x.shape[0])
         _require(((edge_index >= 0) & (edge_index < num_nodes)).all(), "edge_index must be nodes, from 0 to N - 1")
         graph = torch.bucketize(edge_index, ptr[1:], right=True)
-        _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an arc in one graph of sizes")
+        _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an edge in one graph of sizes")
         source, target = edge_index.unbind()
         target, order = target.sort(stable=True)
         indptr = torch.searchsorted(target, torch.arange(num_nodes + 1, device=target.device))
@@ -85,15 +86,15 @@ def export(
         operator: the graph operator, or several; None for ``model.operator``.
         from_rows: export a program from ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, or of
             several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes``.
-        edge_weight: export a program that takes the weights of the arcs, too, in the order of ``edge_index``.
+        edge_weight: export a program that takes the weights of the edges, too, in the order of ``edge_index``.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
     if not isinstance(model, SPIN):
         raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
-    _check.flag("from_rows", from_rows)
-    _check.flag("edge_weight", edge_weight)
+    check.flag("from_rows", from_rows)
+    check.flag("edge_weight", edge_weight)
     like = next(model.parameters())
     rows = like.new_zeros(model.num_branches, 7, model.config["in_features"])
     sizes = torch.tensor([3, 1, 3], device=like.device)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .. import ops, reference
-from .._arrays import offsets, without_waiting
+from .. import ops
+from .._common.indexing import offsets, without_waiting
+from ..ops import reference
 
 Rows = Tensor | Sequence[Tensor]
 

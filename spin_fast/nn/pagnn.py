@@ -14,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from .. import _check, ops, reference
-from .._arrays import offsets
-from ..features import PowerFeatures
+from .. import ops
+from .._common import check
+from .._common.indexing import offsets
+from ..features.power_features import PowerFeatures
+from ..ops import reference
 from .base import GraphClassifier
 from .layers import Rows
 
@@ -81,7 +83,7 @@ class PAGNN(GraphClassifier):
         if classifier is not None and not isinstance(classifier, nn.Module):
             raise TypeError(f"classifier must be a torch.nn.Module or None, got {type(classifier).__name__}")
         if per_node is not None:
-            _check.flag("per_node", per_node)
+            check.flag("per_node", per_node)
         self.num_branches = len(branches)
         self.branches = nn.ModuleList(branches)
         self.readout = _readouts(readout, len(branches))
@@ -140,8 +142,8 @@ class AttentionReadout(nn.Module):
 
     def __init__(self, in_features: int, *, size_aware: bool = False) -> None:
         super().__init__()
-        _check.integer("in_features", in_features, 1)
-        _check.flag("size_aware", size_aware)
+        check.integer("in_features", in_features, 1)
+        check.flag("size_aware", size_aware)
         self.weight = nn.Parameter(torch.empty(in_features))
         self.size_aware = size_aware
         bound = 1 / math.sqrt(in_features)
@@ -166,7 +168,7 @@ class BranchAttention(nn.Module):
 
     def __init__(self, in_features: int) -> None:
         super().__init__()
-        _check.integer("in_features", in_features, 1)
+        check.integer("in_features", in_features, 1)
         self.score = nn.Sequential(nn.Linear(in_features, in_features), nn.Tanh(), nn.Linear(in_features, 1))
 
     def forward(self, embeddings: Sequence[Tensor]) -> Tensor:
@@ -179,7 +181,7 @@ class LinkPredictor(nn.Module):
     """Scores of pairs of nodes: the inner product of their representations, or a module on the elementwise one.
 
     Train it with ``torch.nn.functional.binary_cross_entropy_with_logits`` on pairs that are linked and pairs that are
-    not. Links to be predicted must not be among the arcs that the features were computed from.
+    not. Links to be predicted must not be among the edges that the features were computed from.
 
     Args:
         encoder: makes the representations ``[n, k]``, such as ``PAGNN(branches, readout=None)``.
@@ -198,7 +200,7 @@ class LinkPredictor(nn.Module):
 
         ``features`` are those of :meth:`PowerFeatures.nodes`.
         """
-        _check.tensor("pairs", pairs, (2, "P"), (torch.int64,), features.rows.device)
+        check.tensor("pairs", pairs, (2, "P"), (torch.int64,), features.rows.device)
         if pairs.is_cpu and pairs.numel() and not 0 <= int(pairs.min()) <= int(pairs.max()) < len(features):
             low, high = int(pairs.min()), int(pairs.max())
             raise ValueError(f"pairs must be nodes in [0, {len(features)}), got {low} to {high}")

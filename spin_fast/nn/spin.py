@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import _check, ops
-from .._arrays import offsets
-from ..features import PowerFeatures
+from .. import ops
+from .._common import check
+from .._common.indexing import offsets
+from ..features.power_features import PowerFeatures
 from .base import GraphClassifier
 from .layers import BranchLinear, BranchNorm, Rows, nodes_per_row
 
@@ -66,23 +67,23 @@ class SPIN(GraphClassifier):
         classifier_features: Sequence[int] = (32, 32),
     ) -> None:
         super().__init__()
-        _check.integer("in_features", in_features, 0)
-        _check.integer("hidden_features", hidden_features, 1)
-        _check.integer("out_features", out_features, 1)
-        _check.integer("num_hops", num_hops, 0)
-        _check.integer("num_operators", num_operators, 1)
-        attention, size_aware = _check.flag("attention", attention), _check.flag("size_aware", size_aware)
-        batch_norm = _check.flag("batch_norm", batch_norm)
-        if _check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
+        check.integer("in_features", in_features, 0)
+        check.integer("hidden_features", hidden_features, 1)
+        check.integer("out_features", out_features, 1)
+        check.integer("num_hops", num_hops, 0)
+        check.integer("num_operators", num_operators, 1)
+        attention, size_aware = check.flag("attention", attention), check.flag("size_aware", size_aware)
+        batch_norm = check.flag("batch_norm", batch_norm)
+        if check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
         if not isinstance(classifier_features, Iterable):
             got = type(classifier_features).__name__
             raise TypeError(f"classifier_features must be a sequence of ints, one per hidden layer, got {got}")
-        classifier_features = [_check.integer("classifier_features", width, 1) for width in classifier_features]
-        negative_slope = _check.number("negative_slope", negative_slope, 0)
+        classifier_features = [check.integer("classifier_features", width, 1) for width in classifier_features]
+        negative_slope = check.number("negative_slope", negative_slope, 0)
         if size_aware and not attention:
             raise ValueError("size_aware must come with attention: the sum sees sizes already")
-        if (dropout := _check.number("dropout", dropout, 0)) >= 1:
+        if (dropout := check.number("dropout", dropout, 0)) >= 1:
             raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.config: dict[str, Any] = {
             "in_features": in_features,

@@ -14,8 +14,8 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite
 from torch import Tensor
 
-from ..features import PowerFeatures
-from ..graphs import GraphBatch
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
 
 Graphs = GraphBatch | PowerFeatures
 

@@ -19,12 +19,13 @@ from sklearn.utils.validation import _check_sample_weight, check_consistent_leng
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import _check, training
-from ..features import PowerFeatures
-from ..graphs import GraphBatch
+from .. import training
+from .._common import check
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
+from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import SPIN
-from ..preprocessing import Degree, NodeFeatures
-from ..schedules import Schedule
+from ..training.schedules import Schedule
 from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
 
 READOUTS = ("attention", "sum")
@@ -265,7 +266,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError, TypeError) as error:
             raise ValueError(f"device must be one that torch has here, or None, got {self.device!r}") from error
-        operator = _check.operators(self.operator)
+        operator = check.operators(self.operator)
         if isinstance(graphs, GraphBatch):
             return
         if self.degree is not None or self.standardize is True:

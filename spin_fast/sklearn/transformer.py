@@ -8,9 +8,9 @@ from typing import Any, Literal
 from sklearn.base import TransformerMixin
 from sklearn.utils.validation import check_is_fitted
 
-from ..features import PowerFeatures
-from ..graphs import GraphBatch
-from ..preprocessing import Degree, NodeFeatures
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
+from ..graphs.node_features import Degree, NodeFeatures
 from ._inputs import GraphEstimator, check_finite
 
 

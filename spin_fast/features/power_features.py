@@ -12,11 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _check, _files, ops, reference
-from ._arrays import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
-from ._powers import check_weights, num_branches_of, power_chunks, powers_of, runs
-from ._progress import progress_bar
-from .graphs import GraphBatch
+from .. import ops
+from .._common import check, files
+from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .._common.progress import progress_bar
+from ..graphs.batch import GraphBatch
+from ..ops import reference
+from .chunks import check_weights, num_branches_of, power_chunks, powers_of, runs
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
 CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
@@ -69,11 +71,11 @@ class PowerFeatures:
 
     def _check_shapes(self) -> None:
         """Check all but the contents of the arrays that grow with the nodes: these are not read."""
-        _check.tensor("rows", self.rows, ("U", "d"), _check.FLOATS)
+        check.tensor("rows", self.rows, ("U", "d"), check.FLOATS)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
-            _check.offsets_shape(name, getattr(self, name), device)
-        _check.tensor("row_ptr", self.row_ptr, ("branches + 1",), (torch.int64,))
+            check.offsets_shape(name, getattr(self, name), device)
+        check.tensor("row_ptr", self.row_ptr, ("branches + 1",), (torch.int64,))
         object.__setattr__(self, "row_ptr", self.row_ptr.cpu())
         bounds = self.row_ptr.tolist()
         if len(bounds) < 2 or bounds[0] != 0 or bounds[-1] != num_rows or sorted(bounds) != bounds:
@@ -82,17 +84,17 @@ class PowerFeatures:
         if segments != self.num_branches * graphs:
             raise ValueError(f"ptr must have {self.num_branches} branches of {graphs} segments, got {segments}")
         if self.index is not None:
-            _check.tensor("index", self.index, ("nnz",), _check.INTEGERS, device)
+            check.tensor("index", self.index, ("nnz",), check.INTEGERS, device)
         if self.count is not None:
             entries = num_rows if self.index is None else self.index.numel()
-            _check.tensor("count", self.count, (entries,), (torch.int32,), device)
+            check.tensor("count", self.count, (entries,), (torch.int32,), device)
         if self.row_of_node is not None:
-            _check.tensor("row_of_node", self.row_of_node, (self.num_branches, "N"), _check.INTEGERS, device)
+            check.tensor("row_of_node", self.row_of_node, (self.num_branches, "N"), check.INTEGERS, device)
         if self.labels is not None and self.labels.device != device:
             raise ValueError(f"labels must be on {device}, got {self.labels.device}")
         if self.labels is not None and self.labels.shape[:1] != (graphs,):
             raise ValueError(f"labels must have a first axis of {graphs} graphs, got {list(self.labels.shape)}")
-        object.__setattr__(self, "operator", _check.operators(self.operator))
+        object.__setattr__(self, "operator", check.operators(self.operator))
         if (self.num_branches - 1) % self.num_operators:
             raise ValueError(
                 f"row_ptr must have 1 branch and as many for each operator of {self.operator!r}, "
@@ -104,7 +106,7 @@ class PowerFeatures:
         if problem := reference.check_offsets("node_ptr", self.node_ptr, num_nodes, "nodes"):
             raise ValueError(problem)
         if self.row_of_node is not None:
-            _check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), _check.INTEGERS)
+            check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), check.INTEGERS)
         elif self.index is None and num_rows != self.num_branches * num_nodes:
             raise ValueError(f"rows must have one row per node and branch where index is None, got {num_rows}")
 
@@ -167,8 +169,8 @@ class PowerFeatures:
         """
         if not isinstance(graphs, GraphBatch):
             raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
-        _check.integer("num_hops", num_hops, 0)
-        operator = _check.operators(operator)
+        check.integer("num_hops", num_hops, 0)
+        operator = check.operators(operator)
         if not deduplicate:
             return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
         if not graphs.x.is_cpu:
@@ -282,7 +284,7 @@ class PowerFeatures:
             raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
         arrays = self.take()._arrays().items()
         tensors = {name: value.cpu().contiguous() for name, value in arrays if isinstance(value, Tensor)}
-        _files.write_tensors(Path(path), FORMAT, tensors, {"operator": self.operator})
+        files.write_tensors(Path(path), FORMAT, tensors, {"operator": self.operator})
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = True) -> PowerFeatures:
@@ -306,7 +308,7 @@ class PowerFeatures:
         path = Path(path)
         if path.suffix == ".json" or (not path.exists() and index_of(path).exists()):
             return cls._load_shards(index_of(path))
-        tensors, metadata = _files.read_tensors(path, FORMAT, mmap=mmap)
+        tensors, metadata = files.read_tensors(path, FORMAT, mmap=mmap)
         features = object.__new__(cls)
         with _naming(path):
             if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
@@ -325,7 +327,7 @@ class PowerFeatures:
 
     @classmethod
     def _load_shards(cls, path: Path) -> PowerFeatures:
-        content = _files.read_json(path, INDEX_FORMAT)
+        content = files.read_json(path, INDEX_FORMAT)
         with _naming(path):
             try:
                 shards = [(path.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
@@ -504,7 +506,7 @@ class PowerFeatures:
         What is a graph elsewhere then is a node: ``nodes[ids]`` selects nodes, a batch is a list of them, and the
         readout, over one node, is that node's ``z``. So ``PAGNN(..., readout=None)``, and likewise ``SPIN`` with the
         sum readout, computes the node-level form of the paper, ``h_v = Theta(z_v^(0), ..., z_v^(R))``. Rows are shared
-        with these features where all graphs are selected; no arc is looked at again.
+        with these features where all graphs are selected; no edge is looked at again.
 
         Args:
             y: labels of the nodes, first axis ``n``; None for none.

@@ -10,8 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from . import _files
-from .training import Epoch
+from .._common import files
+from .fit import Epoch
 
 COLUMNS = ["epoch", *(column.name for column in fields(Epoch)[1:])]
 
@@ -31,11 +31,11 @@ class CsvLog:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._next = 0  # the epoch whose line can be added; none while a run has not begun
-        _files.check_writable(self.path)
+        files.check_writable(self.path)
 
     def __call__(self, epoch: Epoch) -> None:
         if epoch.number != self._next:
-            with _files.replacing(self.path) as temporary:
+            with files.replacing(self.path) as temporary:
                 temporary.write_text(_lines([COLUMNS, *self._before(epoch.number)]))
         with self.path.open("a") as file:
             file.write(_lines([list(vars(epoch).values())]))

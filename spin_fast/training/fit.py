@@ -1,4 +1,4 @@
-"""Train and evaluate one model: early stopping on validation, going on after an interruption, prediction."""
+"""Train one model: early stopping on validation, going on after an interruption."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
@@ -15,69 +15,17 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from . import _check
-from ._arrays import GraphIds, graph_ids
-from ._powers import power_chunks
-from ._progress import progress_bar
-from ._run import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
-from .checkpoints import load_checkpoint, save_checkpoint
-from .features import PowerFeatures
-from .graphs import GraphBatch
+from .._common import check
+from .._common.indexing import GraphIds, graph_ids
+from .._common.progress import progress_bar
+from ..features.power_features import PowerFeatures
+from ..nn import GraphClassifier
 from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
-from .nn import GraphClassifier
-from .schedules import SCHEDULES, Schedule, advance, scheduler_of
+from .metrics import Metric, accuracy
+from .prediction import predict
+from .resume import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
+from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
-
-__all__ = [
-    "SCHEDULES",
-    "Epoch",
-    "Fit",
-    "Trainer",
-    "accuracy",
-    "fit",
-    "load_checkpoint",
-    "loss_of",
-    "predict",
-    "predict_chunks",
-    "predict_proba",
-    "rocauc",
-    "save_checkpoint",
-]
-
-Metric = Callable[[Tensor, Tensor], float]
-
-
-def accuracy(logits: Tensor, y: Tensor) -> float:
-    """Share of graphs whose largest class score is that of their label; ``logits [G, C]``, ``y [G]`` int64.
-
-    Of binary tasks side by side, float ``y [G, T]``, the share of known labels that their score has the sign of.
-    """
-    if y.is_floating_point():
-        return ((logits > 0) == (y > 0.5))[~y.isnan()].double().mean().item()
-    return (logits.argmax(1) == y).double().mean().item()
-
-
-def rocauc(logits: Tensor, y: Tensor) -> float:
-    """Area under the ROC curve of the second class; ``logits [G, 2]``, ``y [G]`` of 0 and 1.
-
-    Of binary tasks side by side, ``logits [G, T]`` and float ``y [G, T]``, it is the mean over those tasks whose known
-    labels are not all equal, as OGB has it. NaN where there is nothing to compare.
-    """
-    from sklearn.metrics import roc_auc_score
-
-    if y.dim() == 1 and logits.shape == (len(y), 2):
-        logits, y = (logits[:, 1] - logits[:, 0])[:, None], y[:, None]
-    elif not y.is_floating_point() or logits.shape != y.shape:
-        raise ValueError(
-            "logits must have shape [G, 2] and y [G], or both [G, T] and y floating-point, "
-            f"got {list(logits.shape)} and {list(y.shape)} {y.dtype}"
-        )
-    areas = []
-    for score, label in zip(logits.T.double().cpu().numpy(), y.T.double().cpu().numpy(), strict=True):
-        known = label == label  # not NaN
-        if len(set(label[known])) == 2:
-            areas.append(roc_auc_score(label[known], score[known]))
-    return statistics.fmean(areas) if areas else math.nan
 
 
 @dataclass
@@ -97,88 +45,6 @@ class Fit:
     def validation(self) -> float:
         """The metric on the validation graphs at the best epoch."""
         return self.epochs[self.best_epoch].validation
-
-
-@torch.inference_mode()
-def predict(
-    model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
-) -> Tensor:
-    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
-
-    Raises:
-        TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
-    """
-    model.check_training(features)
-    batch_size = _check.integer("batch_size", batch_size, 1)
-    model.eval()
-    selected = features if ids is None else features[ids]
-    if len(selected) == 0:
-        return features.rows.new_empty(0, model.num_outputs(features))
-    return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
-
-
-CHUNK_BYTES = 4 << 20
-"""Of powers, and of arcs, that :func:`predict_proba` takes at a time, unless a single graph has more."""
-GPU_CHUNK_BYTES = 256 << 20
-"""The same on a GPU: enough to fill it."""
-
-
-@torch.inference_mode()
-def predict_proba(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
-) -> Tensor:
-    """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
-
-    Chunk after chunk of the graphs goes through the powers and the model, so that memory does not grow with their
-    number, but for the result. They are what ``model.probabilities`` makes of the scores: of a model for binary tasks
-    side by side, those of each task.
-
-    Args:
-        model: a classifier; it is put into evaluation mode.
-        graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
-            trained with. With edge weights if those of its training had any, which a model does not know.
-        operator: the one that the model was trained with, or those; None for ``model.operator``.
-        progress: show a progress bar on the terminal.
-
-    Raises:
-        TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
-            ``model.operator``; none given where the model does not know its own.
-    """
-    chunks = predict_chunks(model, graphs, operator, progress=progress)
-    return torch.cat([model.probabilities(scores) for scores in chunks])
-
-
-def predict_chunks(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
-) -> Iterator[Tensor]:
-    """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
-
-    Arguments and errors are those of :func:`predict_proba`.
-    """
-    if not isinstance(graphs, GraphBatch):
-        raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
-    if model.node_features is not None:
-        graphs = model.node_features.transform(graphs)
-    if model.in_features not in (None, graphs.num_features):
-        raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
-    if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):
-        raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-    operator = model.check_operator(operator)
-    model.eval()
-    return _scores_of_chunks(model, graphs, operator, progress)
-
-
-@torch.inference_mode()
-def _scores_of_chunks(model: GraphClassifier, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
-    if len(graphs) == 0:
-        rows = graphs.x.new_empty(model.num_branches, 0, graphs.num_features)
-        yield model.forward_tensors(rows, graphs.ptr, check_invariants=False)
-    chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
-    with progress_bar("graphs", len(graphs), progress) as advance:
-        num_hops = (model.num_branches - 1) // len(operator.split(","))
-        for powers, ptr in power_chunks(graphs, num_hops, operator, chunk_bytes):
-            yield model.forward_tensors(powers, ptr, check_invariants=False)
-            advance("", len(ptr) - 1)
 
 
 def fit(
@@ -253,7 +119,7 @@ def fit(
         raise TypeError(f"model must be a SPIN, a PAGNN or another GraphClassifier, got {type(model).__name__}")
     model.check_training(features)
     epochs, batch_size, patience, seed = (
-        _check.integer(name, value, minimum)
+        check.integer(name, value, minimum)
         for name, value, minimum in (
             ("epochs", epochs, 1),
             ("batch_size", batch_size, 1),
@@ -266,7 +132,7 @@ def fit(
         raise TypeError(f"metric must be a function of class scores and labels, got {type(metric).__name__}")
     if on_epoch is not None and not callable(on_epoch):
         raise TypeError(f"on_epoch must be a function of an Epoch, or None, got {type(on_epoch).__name__}")
-    _check.flag("resume", resume)
+    check.flag("resume", resume)
     train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
     for name, ids in (("train", train), ("validation", validation)):
         if len(ids) == 0:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .features import PowerFeatures
+from ..features.power_features import PowerFeatures
 
 ClassWeight = str | Tensor | Sequence[float] | None
 

@@ -17,10 +17,10 @@ import zipfile
 from pathlib import Path, PurePosixPath
 from typing import IO
 
-from .. import _files
-from .._progress import download_bar
+from .._common import files
+from .._common.progress import download_bar
 from . import ogb, tu
-from ._common import DatasetError, one_line, reading
+from .common import DatasetError, one_line, reading
 
 TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets"
 OGB_URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
@@ -87,7 +87,7 @@ def download(name: str, root: Path, *, url: str | None, verify: bool, progress: 
                 raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
             return target  # another process was faster
     if not record.is_file():
-        with _files.replacing(record) as part:
+        with files.replacing(record) as part:
             part.write_text("".join(f"{digest}  {path}\n" for path, digest in recorded.items()))
     return target
 
@@ -193,12 +193,12 @@ def _check_zip(archive: Path, source: str) -> None:
 
 def _members(archive: Path, name: str, source: str) -> dict[str, str]:
     """Checksums of the text files of a TU set."""
-    files = tu.Files(archive, name)
-    if not files.has("A"):
-        raise DatasetError(f"{source} holds no {name}_A.txt (it holds {files.some()}): no set in TU text layout")
+    text = tu.Files(archive, name)
+    if not text.has("A"):
+        raise DatasetError(f"{source} holds no {name}_A.txt (it holds {text.some()}): no set in TU text layout")
     digests = {}
-    for part in filter(files.has, tu.PARTS):
-        with files.open(part) as member:
+    for part in filter(text.has, tu.PARTS):
+        with text.open(part) as member:
             digests[f"{name}/{name}_{part}.txt"] = _digest(member)
     return digests
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import _check
-from ._arrays import GraphIds, graph_ids, ragged_arange
-from .graphs import GraphBatch
+from .._common import check
+from .._common.indexing import GraphIds, graph_ids, ragged_arange
+from .batch import GraphBatch
 
 Degree = Literal["raw", "log", "one-hot"]
 DEGREES = ("raw", "log", "one-hot")
@@ -32,7 +32,7 @@ class NodeFeatures:
     rows of ``Ā`` sum to 1. Equal rows stay equal bit by bit, so that they are stored once as before.
 
     Args:
-        degree: features to make of the number of arcs per row of a node (a self-loop counts 1, weights do not count):
+        degree: features to make of the number of edges per row of a node (a self-loop counts 1, weights do not count):
             ``"raw"``, ``"log"`` (``log(1 + degree)``), or ``"one-hot"``, with a column for each degree from 0 to the
             largest in the training graphs, which stands for larger ones as well; None for none.
         keep_x: True for ``x`` first and then what is made of the degree, False for that alone; ``"auto"`` leaves ``x``
@@ -77,7 +77,7 @@ class NodeFeatures:
         if degree is None and keep_x is False:
             raise ValueError("keep_x must not be False without degree: no features would be left")
         if columns is not None:
-            columns = [_check.integer("columns", column, 0) for column in columns]
+            columns = [check.integer("columns", column, 0) for column in columns]
             if standardize is False:
                 raise ValueError("columns must be None where standardize is False")
         self.degree, self.keep_x, self.standardize, self.columns = degree, keep_x, standardize, columns
@@ -176,15 +176,15 @@ class NodeFeatures:
         try:
             made = cls(**{name: state[name] for name in ("degree", "keep_x", "standardize", "columns")})
             if fitted := state.keys() - vars(made).keys():
-                made.num_features_ = _check.integer("num_features_", state["num_features_"], 0)
-                _check.flag("keeps_x_", state["keeps_x_"])
+                made.num_features_ = check.integer("num_features_", state["num_features_"], 0)
+                check.flag("keeps_x_", state["keeps_x_"])
                 made.keeps_x_ = state["keeps_x_"]
                 made.max_degree_ = state["max_degree_"]
                 if (made.max_degree_ is None) != (made.degree != "one-hot"):
                     raise ValueError(f"max_degree_ must come with one-hot degrees, got {made.max_degree_}")
                 if made.max_degree_ is not None:
-                    _check.integer("max_degree_", made.max_degree_, 0)
-                made.columns_ = [_check.integer("columns_", column, 0) for column in state["columns_"]]
+                    check.integer("max_degree_", made.max_degree_, 0)
+                made.columns_ = [check.integer("columns_", column, 0) for column in state["columns_"]]
                 made.mean_, made.scale_ = ([float(value) for value in state[name]] for name in ("mean_", "scale_"))
                 if not len(made.columns_) == len(made.mean_) == len(made.scale_):
                     raise ValueError("columns_, mean_ and scale_ must be of one length")

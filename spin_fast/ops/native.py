@@ -23,6 +23,7 @@ from typing import Any
 import torch  # before _C: it links to libtorch, which this brings into the process
 
 BACKENDS = ("native", "reference")
+PACKAGE = Path(__file__).parents[1]
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -38,8 +39,8 @@ def _load() -> tuple[ModuleType | None, str]:
         if isinstance(error, ModuleNotFoundError) and error.name == "spin_fast._C":
             reason = "this installation has no compiled library (spin_fast/_C)"
             mend = "Reinstall with a C++ compiler (g++ or clang++) on the PATH and without SPIN_FAST_NATIVE=0"
-            if (Path(__file__).parents[1] / "setup.py").is_file():
-                reason = f"{Path(__file__).parent} is the source folder, which has no compiled library"
+            if (PACKAGE.parent / "setup.py").is_file():
+                reason = f"{PACKAGE} is the source folder, which has no compiled library"
                 mend = "Run from another folder to import what is installed, or install with -e"
         else:
             reason = f"the compiled library does not load: {error}"

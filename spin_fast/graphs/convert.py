@@ -1,6 +1,6 @@
 """Graphs of other libraries as flat arrays, and back: PyG, DGL, networkx, scipy.
 
-What they hold is taken as it is. Arcs are changed in one place only, ``GraphBatch.from_edge_index``, to which the
+What they hold is taken as it is. Edges are changed in one place only, ``GraphBatch.from_edge_index``, to which the
 arrays go, and there by its arguments. The libraries are imported where they are used.
 """
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check
+from .._common import check
 
 _INSTALL = {"torch_geometric": "torch-geometric", "networkx": "networkx", "scipy": "scipy"}
 
@@ -57,11 +57,11 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded
     are an error: they may be categories, of which two would become one.
     """
-    if dtype is not None and dtype not in _check.FLOATS:
+    if dtype is not None and dtype not in check.FLOATS:
         raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
     if x.is_complex():
         raise TypeError(f"x must be real numbers, got {str(x.dtype).removeprefix('torch.')}")
-    wanted = dtype or (x.dtype if x.dtype in _check.FLOATS else torch.float32)
+    wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
     converted = x.to(wanted)
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
         rounded = converted.double() != x.double()
@@ -110,18 +110,18 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
         return parts[0]
     edges, batches, counts, xs, ys, weights = zip(*parts, strict=True)
     device = batches[0].device
-    nodes, arcs, graphs = (
+    nodes, num_edges, graphs = (
         torch.tensor(sizes, device=device)
         for sizes in ([len(batch) for batch in batches], [edge.shape[1] for edge in edges], counts)
     )
-    narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(arcs.sum())) < 2**31
+    narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(num_edges.sum())) < 2**31
     edge_index = cat("edge_index", [edge.t() if narrow else edge.t().long() for edge in edges])
     batch = cat("batch", batches)
     assert edge_index is not None
     assert batch is not None
     first_node, first_graph = nodes.cumsum(0) - nodes, graphs.cumsum(0) - graphs
     return Parts(
-        (edge_index + first_node.to(edge_index.dtype).repeat_interleave(arcs)[:, None]).t(),
+        (edge_index + first_node.to(edge_index.dtype).repeat_interleave(num_edges)[:, None]).t(),
         batch + first_graph.repeat_interleave(nodes),
         sum(counts),
         cat("x", xs),
@@ -139,10 +139,10 @@ def _items(name: str, value: Any, kind: str) -> list[Any]:
     return list(value)
 
 
-def _per_arc(weight: Tensor, num_arcs: int, at: str) -> Tensor:
+def _per_edge(weight: Tensor, num_edges: int, at: str) -> Tensor:
     weight = weight.squeeze(1) if weight.dim() == 2 and weight.shape[1] == 1 else weight
-    if weight.shape != (num_arcs,):
-        raise ValueError(f"edge_weight must have one number per arc, {num_arcs}, got shape {list(weight.shape)}{at}")
+    if weight.shape != (num_edges,):
+        raise ValueError(f"edge_weight must have one number per edge, {num_edges}, got shape {list(weight.shape)}{at}")
     return weight
 
 
@@ -173,7 +173,7 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
 
     edge_index = attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else "")
     edge_index = plain(edge_index)
-    _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS)
+    check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS)
     value = None if x is None else attribute(x, "; x=None takes the degree instead")
     batch, num_graphs = item.batch, 1
     if batch is None:
@@ -190,7 +190,7 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
         num_graphs,
         value,
         None if label is None else _pyg_labels(label, num_graphs, at),
-        None if weight is None else _per_arc(weight, edge_index.shape[1], at),
+        None if weight is None else _per_edge(weight, edge_index.shape[1], at),
     )
 
 
@@ -233,7 +233,7 @@ def _dgl_part(item: Any, at: str, x: str | None, edge_weight: str | None) -> Par
         len(sizes),
         None if x is None else graph.ndata[x],
         None if label is None else _dgl_labels(label, len(sizes), at),
-        None if edge_weight is None else _per_arc(graph.edata[edge_weight], edge_index.shape[1], at),
+        None if edge_weight is None else _per_edge(graph.edata[edge_weight], edge_index.shape[1], at),
     )
 
 
@@ -250,7 +250,7 @@ def from_networkx(graphs: Any, x: str | Sequence[str] | None, y: Any, edge_weigh
     items = [graphs] if isinstance(graphs, networkx.Graph) else _items("graphs", graphs, "a networkx graph or a list")
     if not items:
         raise ValueError("graphs must hold at least one graph, got none")
-    arcs: list[tuple[int, int]] = []
+    edges: list[tuple[int, int]] = []
     weights: list[Any] = []
     first = 0
     for number, graph in enumerate(items):
@@ -260,16 +260,16 @@ def from_networkx(graphs: Any, x: str | Sequence[str] | None, y: Any, edge_weigh
         first += len(node_of)
         for source, target, *weight in graph.edges(data=False if edge_weight is None else edge_weight):
             if weight == [None]:
-                edge = f"edge ({source!r}, {target!r}) of graph {number}"
-                raise ValueError(f"{edge} must have the attribute {edge_weight!r}, got none")
-            arc = (node_of[source], node_of[target])
-            directions = [arc] if graph.is_directed() or source == target else [arc, arc[::-1]]
-            arcs += directions
+                where = f"edge ({source!r}, {target!r}) of graph {number}"
+                raise ValueError(f"{where} must have the attribute {edge_weight!r}, got none")
+            pair = (node_of[source], node_of[target])
+            directions = [pair] if graph.is_directed() or source == target else [pair, pair[::-1]]
+            edges += directions
             weights += weight * len(directions)
     if isinstance(y, str):
         y = [_networkx_label(graph, y, number) for number, graph in enumerate(items)]
     return Parts(
-        torch.tensor(arcs, dtype=torch.int64).reshape(-1, 2).t(),
+        torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(),
         torch.arange(len(items)).repeat_interleave(torch.tensor([len(graph) for graph in items])),
         len(items),
         None if x is None else _networkx_features(items, [x] if isinstance(x, str) else x),
@@ -354,12 +354,12 @@ def _cut(parts: Parts, ptr: Any) -> Parts:
 
 def to_pyg(graphs: Any) -> list[Any]:
     data = library("torch_geometric.data", "to_pyg").Data
-    num_arcs = graphs.indptr[graphs.ptr].diff().long()
-    edge_index = graphs.edge_index.long() - graphs.ptr[:-1].repeat_interleave(num_arcs)
-    sizes, arcs = graphs.num_nodes_per_graph.tolist(), num_arcs.tolist()
-    columns = {"x": graphs.x.split(sizes), "edge_index": edge_index.split(arcs, dim=1)}
+    num_edges = graphs.indptr[graphs.ptr].diff().long()
+    edge_index = graphs.edge_index.long() - graphs.ptr[:-1].repeat_interleave(num_edges)
+    sizes, edges = graphs.num_nodes_per_graph.tolist(), num_edges.tolist()
+    columns = {"x": graphs.x.split(sizes), "edge_index": edge_index.split(edges, dim=1)}
     if graphs.edge_weight is not None:
-        columns["edge_weight"] = graphs.edge_weight.split(arcs)
+        columns["edge_weight"] = graphs.edge_weight.split(edges)
     if graphs.y is not None:
         columns["y"] = graphs.y.split(1)
     if not sizes:  # split leaves one part of what is empty
@@ -386,7 +386,7 @@ def to_networkx(
     weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.numpy()
     ptr = graphs.ptr.numpy()
 
-    def arc(number: int) -> str:
+    def edge(number: int) -> str:
         graph = int(np.searchsorted(ptr, source[number], side="right")) - 1
         return f"{source[number] - ptr[graph]} -> {target[number] - ptr[graph]} of graph {graph}"
 
@@ -400,13 +400,15 @@ def to_networkx(
             first = differ[0]
             lone = order[first] if tuple(there[:, first]) < tuple(back[:, first]) else reverse[first]
             raise ValueError(
-                f"undirected must be False where arcs differ from their reverse, got {arc(lone)} without its reverse"
+                f"undirected must be False where edges differ from their reverse, got {edge(lone)} without its reverse"
                 + ("" if graphs.edge_weight is None else " of the same weight")
             )
         order = chosen = order[source[order] <= target[order]]
     repeated = (np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)
     if not multigraph and repeated.any():
-        raise ValueError(f"multigraph must be True where arcs are repeated, got {arc(order[repeated.argmax()])} twice")
+        raise ValueError(
+            f"multigraph must be True where edges are repeated, got {edge(order[repeated.argmax()])} twice"
+        )
     bounds = np.searchsorted(source[chosen] if undirected else target, ptr)
     made = []
     for number, (first, last) in enumerate(itertools.pairwise(ptr.tolist())):

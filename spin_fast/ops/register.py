@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _native, reference
+from . import native, reference
 
 Grads = tuple[Tensor | None, ...]
 
@@ -125,9 +125,7 @@ def _attention_readout_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | 
     return dz, dw, None, None, None, None, None
 
 
-def _attention_readout_backward_fake(
-    grad, grad_alpha, z, w, ptr, index, count, readout, alpha, shared, check_invariants
-):  # type: ignore[no-untyped-def]
+def _attention_readout_backward_fake(grad, grad_alpha, z, w, *rest):  # type: ignore[no-untyped-def]
     return torch.empty_like(z), torch.empty_like(w)
 
 
@@ -276,5 +274,5 @@ def _register() -> None:
     torch.library.register_fake("spin_fast::distinct_rows", _distinct_rows_fake)
 
 
-if _native.available():
+if native.available():
     _register()

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check, _convert, ops
-from ._arrays import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .. import ops
+from .._common import check
+from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from . import convert
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -23,8 +25,8 @@ Reduce = Literal["sum", "mean", "min", "max"]
 REDUCTIONS = ("sum", "mean", "min", "max")
 
 
-class Arcs(TypedDict, total=False):
-    """What ``GraphBatch.from_edge_index`` does to arcs and nodes."""
+class EdgeOptions(TypedDict, total=False):
+    """What ``GraphBatch.from_edge_index`` does to edges and nodes."""
 
     undirected: bool
     coalesce: Reduce | None
@@ -32,7 +34,7 @@ class Arcs(TypedDict, total=False):
     sort_nodes: bool
 
 
-def _with_arcs(
+def _changed_edges(
     edge_index: Tensor, weight: Tensor | None, num_nodes: int, undirected: bool, self_loops: bool | None
 ) -> tuple[Tensor, Tensor | None]:
     """Add reverses, and leave self-loops out or add those that are missing."""
@@ -59,7 +61,7 @@ def _with_arcs(
 def _coalesced(
     edge_index: Tensor, row_major: Tensor, weight: Tensor | None, reduce: Reduce, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """One arc for each run of equal ones; ``row_major`` is their sort key."""
+    """One edge for each run of equal ones; ``row_major`` is their sort key."""
     first = torch.ones_like(row_major, dtype=torch.bool)
     first[1:] = row_major[1:] != row_major[:-1]
     if bool(first.all()):
@@ -74,15 +76,15 @@ def _coalesced(
 
 
 def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
-    """Say which arc leaves its graph, as the caller has numbered nodes and arcs."""
+    """Say which edge leaves its graph, as the caller has numbered nodes and edges."""
     ends = batch[edge_index.long()]
     crossing = (ends[0] != ends[1]).nonzero()
     if len(crossing):
-        arc = int(crossing[0])
-        (source, target), (one, other) = edge_index[:, arc].tolist(), ends[:, arc].tolist()
+        edge = int(crossing[0])
+        (source, target), (one, other) = edge_index[:, edge].tolist(), ends[:, edge].tolist()
         raise ValueError(
-            "edge_index must have both ends of an arc in one graph, "
-            f"got {source} -> {target} at position {arc}, from graph {one} to {other}"
+            "edge_index must have both ends of an edge in one graph, "
+            f"got {source} -> {target} at position {edge}, from graph {one} to {other}"
         )
 
 
@@ -97,7 +99,7 @@ class GraphBatch:
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
         indptr: ``[N + 1]`` int32 or int64, row offsets of the adjacency over all nodes.
         indices: ``[E]``, dtype of ``indptr``: for each row the columns (numbers over all nodes) that it gathers from.
-            An undirected edge is two arcs. A column outside the row's graph is an error.
+            An undirected edge is stored as two, one per direction. A column outside the row's graph is an error.
         x: ``[N, d]`` float32 or float64, node features.
         y: labels, first axis ``G``, or None.
         edge_weight: ``[E]``, dtype of ``x``, or None for ones.
@@ -114,13 +116,13 @@ class GraphBatch:
     edge_weight: Tensor | None = None
 
     def __post_init__(self) -> None:
-        _check.tensor("x", self.x, ("N", "d"), _check.FLOATS)
+        check.tensor("x", self.x, ("N", "d"), check.FLOATS)
         device, num_nodes = self.x.device, self.x.shape[0]
-        _check.offsets_shape("ptr", self.ptr, device)
-        _check.tensor("indptr", self.indptr, (num_nodes + 1,), _check.INTEGERS, device)
-        _check.tensor("indices", self.indices, ("E",), (self.indptr.dtype,), device)
+        check.offsets_shape("ptr", self.ptr, device)
+        check.tensor("indptr", self.indptr, (num_nodes + 1,), check.INTEGERS, device)
+        check.tensor("indices", self.indices, ("E",), (self.indptr.dtype,), device)
         if self.edge_weight is not None:
-            _check.tensor("edge_weight", self.edge_weight, (self.indices.numel(),), (self.x.dtype,), device)
+            check.tensor("edge_weight", self.edge_weight, (self.indices.numel(),), (self.x.dtype,), device)
         if self.y is not None and (not isinstance(self.y, Tensor) or self.y.shape[:1] != (self.num_graphs,)):
             got = list(self.y.shape) if isinstance(self.y, Tensor) else type(self.y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
@@ -146,11 +148,11 @@ class GraphBatch:
         self_loops: bool | None = None,
         sort_nodes: bool = False,
     ) -> GraphBatch:
-        """Build from COO arcs in PyG's convention: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
+        """Build from COO edges in PyG's convention: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
-        Row ``v`` of the adjacency gathers from the sources of the arcs that end in ``v``. Arcs may come in any order
+        Row ``v`` of the adjacency gathers from the sources of the edges that end in ``v``. Edges may come in any order
         and are stored by target, then source. Unless the arguments say otherwise they are taken as they are: an
-        undirected graph needs both directions, repeated arcs count as often as they stand there, self-loops once.
+        undirected graph needs both directions, repeated edges count as often as they stand there, self-loops once.
 
         Args:
             edge_index: ``[2, E]`` int32 or int64.
@@ -160,27 +162,27 @@ class GraphBatch:
             y: labels, first axis ``G``.
             edge_weight: ``[E]``, dtype of ``x``.
             undirected: each edge stands there once, in one direction or the other: add its reverse, of the same weight.
-                A self-loop remains one arc. Edges that stand there in both directions are then repeated.
-            coalesce: make one arc of repeated ones, with the ``"sum"``, ``"mean"``, ``"min"`` or ``"max"`` of their
+                A self-loop remains one edge. Edges that stand there in both directions are then repeated.
+            coalesce: make one edge of repeated ones, with the ``"sum"``, ``"mean"``, ``"min"`` or ``"max"`` of their
                 weights. Without weights each has weight 1, so that ``"sum"`` makes their number a weight, and the
                 others just drop repeats. None leaves them.
             self_loops: False leaves them out; True adds one of weight 1 to each node that has none; None takes them as
                 they are.
             sort_nodes: accept a ``batch`` in any order: node ``i`` of the result is ``batch.argsort(stable=True)[i]``.
         """
-        _check.tensor("x", x, ("N", "d"), _check.FLOATS)
+        check.tensor("x", x, ("N", "d"), check.FLOATS)
         num_nodes = x.shape[0]
-        _check.tensor("edge_index", edge_index, (2, "E"), _check.INTEGERS, x.device)
+        check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS, x.device)
         for name, value in (("undirected", undirected), ("sort_nodes", sort_nodes)):
-            _check.flag(name, value)
+            check.flag(name, value)
         if self_loops is not None:
-            _check.flag("self_loops", self_loops)
+            check.flag("self_loops", self_loops)
         if coalesce is not None and coalesce not in REDUCTIONS:
             raise ValueError(f"coalesce must be one of {', '.join(REDUCTIONS)} or None, got {coalesce!r}")
         if batch is None:
             batch = torch.zeros(num_nodes, dtype=torch.int64, device=x.device)
             num_graphs = 1 if num_graphs is None else num_graphs
-        _check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
+        check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
         if num_nodes and int(batch.min()) < 0:
             raise ValueError(f"batch must not be negative, got {int(batch.min())}")
         if edge_index.numel() and (int(edge_index.min()) < 0 or int(edge_index.max()) >= num_nodes):
@@ -188,7 +190,7 @@ class GraphBatch:
                 f"edge_index must be in [0, {num_nodes}), got {int(edge_index.min())}..{int(edge_index.max())}"
             )
         if edge_weight is not None:
-            _check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
+            check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
         original = edge_index, batch
         if bool((batch[1:] < batch[:-1]).any()):
             if not sort_nodes:
@@ -199,9 +201,9 @@ class GraphBatch:
             position = torch.empty_like(order).scatter_(0, order, torch.arange(num_nodes, device=x.device))
             batch, x, edge_index = batch[order], x[order], position[edge_index.long()].to(edge_index.dtype)
         least = int(batch[-1]) + 1 if num_nodes else 0
-        num_graphs = least if num_graphs is None else _check.integer("num_graphs", num_graphs, least)
+        num_graphs = least if num_graphs is None else check.integer("num_graphs", num_graphs, least)
         if undirected or self_loops is not None:
-            edge_index, edge_weight = _with_arcs(edge_index, edge_weight, num_nodes, undirected, self_loops)
+            edge_index, edge_weight = _changed_edges(edge_index, edge_weight, num_nodes, undirected, self_loops)
         row_major = edge_index[1].long() * max(num_nodes, 1) + edge_index[0]
         if bool((row_major[1:] < row_major[:-1]).any()):
             order = row_major.argsort(stable=True)
@@ -231,7 +233,7 @@ class GraphBatch:
         y: str | Labels | None = "y",
         edge_weight: str | None = "edge_weight",
         dtype: torch.dtype | None = None,
-        **arcs: Unpack[Arcs],
+        **edge_options: Unpack[EdgeOptions],
     ) -> GraphBatch:
         """Build from PyG: a ``Data``, a ``Batch``, or an iterable of them, such as a list, a dataset or a loader.
 
@@ -239,8 +241,8 @@ class GraphBatch:
 
         Args:
             data: homogeneous graphs with ``edge_index``.
-            x: the attribute that holds the features, ``[N, d]`` or ``[N]``; None for the degree, ``[N, 1]``: the arcs
-                that end in a node, a self-loop counting 1, after ``arcs`` have been applied.
+            x: the attribute that holds the features, ``[N, d]`` or ``[N]``; None for the degree, ``[N, 1]``: the edges
+                that end in a node, a self-loop counting 1, after ``edge_options`` have been applied.
             y: the attribute that holds the labels of the graphs, or these labels themselves, or None. PyG has them as
                 ``[1]`` or, with several tasks, ``[1, T]`` per graph. Integers become int64; of one task, ``[1, 1]``
                 per graph, as OGB has them, they become classes ``[G]``.
@@ -250,12 +252,12 @@ class GraphBatch:
             dtype: float32 or float64, of the features. None keeps these two, and makes float32 of any other; integers
                 that this would round are an error. OGB's integer features, which are categories, become those numbers;
                 encode them beforehand if that is not meant.
-            **arcs: ``undirected``, ``coalesce``, ``self_loops`` and ``sort_nodes`` as in :meth:`from_edge_index`.
+            **edge_options: ``undirected``, ``coalesce``, ``self_loops``, ``sort_nodes`` as in :meth:`from_edge_index`.
 
         Raises:
             ImportError: PyG is not installed. TypeError, ValueError: name the argument and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_pyg(data, x, y, edge_weight), dtype, arcs)
+        return cls._from_parts(convert.from_pyg(data, x, y, edge_weight), dtype, edge_options)
 
     @classmethod
     def from_dgl(
@@ -266,7 +268,7 @@ class GraphBatch:
         y: Labels | None = None,
         edge_weight: str | None = None,
         dtype: torch.dtype | None = None,
-        **arcs: Unpack[Arcs],
+        **edge_options: Unpack[EdgeOptions],
     ) -> GraphBatch:
         """Build from DGL: a ``DGLGraph``, batched or not, or an iterable of them or of pairs (graph, label).
 
@@ -278,12 +280,12 @@ class GraphBatch:
             y: labels, first axis ``G``; None for those of the pairs, if there are any. Integers become int64.
             edge_weight: the key in ``edata`` of the weights, ``[E]`` or ``[E, 1]``; None to leave them out.
             dtype: as in :meth:`from_pyg`.
-            **arcs: ``undirected``, ``coalesce``, ``self_loops`` and ``sort_nodes`` as in :meth:`from_edge_index`.
+            **edge_options: ``undirected``, ``coalesce``, ``self_loops``, ``sort_nodes`` as in :meth:`from_edge_index`.
 
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_dgl(graphs, x, y, edge_weight), dtype, arcs)
+        return cls._from_parts(convert.from_dgl(graphs, x, y, edge_weight), dtype, edge_options)
 
     @classmethod
     def from_networkx(
@@ -294,12 +296,12 @@ class GraphBatch:
         y: str | Labels | None = None,
         edge_weight: str | None = None,
         dtype: torch.dtype = torch.float32,
-        **arcs: Unpack[Arcs],
+        **edge_options: Unpack[EdgeOptions],
     ) -> GraphBatch:
         """Build from networkx: a graph or an iterable of them, each directed or not, with parallel edges or without.
 
         Nodes are numbered in the order in which networkx lists them, whatever they are called. An edge of an undirected
-        graph becomes two arcs, a self-loop one. Parallel edges are repeated arcs.
+        graph becomes two, one per direction, a self-loop one. Parallel edges are repeated.
 
         Args:
             graphs: the graphs.
@@ -309,12 +311,12 @@ class GraphBatch:
                 become int64, real numbers ``dtype``.
             edge_weight: the edge attribute that is the weight; None to leave weights out.
             dtype: float32 or float64.
-            **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in :meth:`from_edge_index`.
+            **edge_options: ``undirected``, ``coalesce`` and ``self_loops`` as in :meth:`from_edge_index`.
 
         Raises:
             ImportError: networkx is not installed. TypeError, ValueError: name the graph and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_networkx(graphs, x, y, edge_weight), dtype, arcs)
+        return cls._from_parts(convert.from_networkx(graphs, x, y, edge_weight), dtype, edge_options)
 
     @classmethod
     def from_scipy(
@@ -325,11 +327,11 @@ class GraphBatch:
         ptr: Any = None,
         y: Labels | None = None,
         dtype: torch.dtype | None = None,
-        **arcs: Unpack[Arcs],
+        **edge_options: Unpack[EdgeOptions],
     ) -> GraphBatch:
         """Build from sparse matrices of scipy: one that is block-diagonal, or an iterable with one per graph.
 
-        Row ``v`` gathers from its columns, as in ``adjacency @ x``: entry ``[v, u]`` is an arc from ``u`` to ``v``.
+        Row ``v`` gathers from its columns, as in ``adjacency @ x``: entry ``[v, u]`` is an edge from ``u`` to ``v``.
         Transpose directed graphs that follow the convention of ``scipy.sparse.csgraph``. Entries are weights, but for
         matrices of nothing but ones, which need none.
 
@@ -340,18 +342,18 @@ class GraphBatch:
             ptr: ``[G + 1]`` node offsets of the graphs in one block-diagonal matrix; None for a single graph.
             y: labels, first axis ``G``. Integers become int64.
             dtype: as in :meth:`from_pyg`.
-            **arcs: ``undirected``, ``coalesce`` and ``self_loops`` as in :meth:`from_edge_index`.
+            **edge_options: ``undirected``, ``coalesce`` and ``self_loops`` as in :meth:`from_edge_index`.
 
         Raises:
             ImportError: scipy is not installed. TypeError, ValueError: name the argument and what is wrong with it.
         """
-        return cls._from_parts(_convert.from_scipy(adjacency, x, y, ptr), dtype, arcs)
+        return cls._from_parts(convert.from_scipy(adjacency, x, y, ptr), dtype, edge_options)
 
     @classmethod
-    def _from_parts(cls, parts: _convert.Parts, dtype: torch.dtype | None, arcs: Arcs) -> GraphBatch:
+    def _from_parts(cls, parts: convert.Parts, dtype: torch.dtype | None, edge_options: EdgeOptions) -> GraphBatch:
         num_nodes = len(parts.batch)
         x = parts.batch.new_empty(num_nodes, 0, dtype=torch.float32) if parts.x is None else parts.x
-        x = _convert.features(x, dtype)
+        x = convert.features(x, dtype)
         if len(x) != num_nodes:
             raise ValueError(f"x must have one row per node, {num_nodes}, got {len(x)}")
         graphs = cls.from_edge_index(
@@ -359,9 +361,9 @@ class GraphBatch:
             x,
             parts.batch,
             num_graphs=parts.num_graphs,
-            y=None if parts.y is None else _convert.labels(parts.y, x.dtype).to(x.device),
+            y=None if parts.y is None else convert.labels(parts.y, x.dtype).to(x.device),
             edge_weight=None if parts.edge_weight is None else parts.edge_weight.to(x.dtype),
-            **arcs,
+            **edge_options,
         )
         return graphs if parts.x is not None else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))
 
@@ -383,11 +385,11 @@ class GraphBatch:
         if not parts:
             raise ValueError("batches must hold at least one GraphBatch, got none")
         x, y, edge_weight = (
-            _convert.cat(name, [getattr(part, name) for part in parts]) for name in ("x", "y", "edge_weight")
+            convert.cat(name, [getattr(part, name) for part in parts]) for name in ("x", "y", "edge_weight")
         )
         assert x is not None
-        num_arcs = sum(part.num_arcs for part in parts)
-        wide = any(part.indptr.dtype == torch.int64 for part in parts) or max(len(x), num_arcs) >= 2**31
+        num_edges = sum(part.num_edges for part in parts)
+        wide = any(part.indptr.dtype == torch.int64 for part in parts) or max(len(x), num_edges) >= 2**31
         dtype = torch.int64 if wide else torch.int32
         first_nodes = itertools.accumulate((part.num_nodes for part in parts), initial=0)
         return cls(
@@ -410,7 +412,7 @@ class GraphBatch:
         Raises:
             ImportError: PyG is not installed.
         """
-        return _convert.to_pyg(self)
+        return convert.to_pyg(self)
 
     def to_networkx(
         self,
@@ -427,15 +429,15 @@ class GraphBatch:
             x: the node attribute for the features, a list of numbers; None to leave them out.
             y: the graph attribute (in ``graph.graph``) for the label; None to leave it out.
             edge_weight: the edge attribute for the weight; None to leave it out.
-            undirected: make ``Graph`` instead of ``DiGraph``; each arc must have its reverse, of the same weight.
-            multigraph: make ``MultiDiGraph`` or ``MultiGraph``; needed where arcs are repeated.
+            undirected: make ``Graph`` instead of ``DiGraph``; each edge must have its reverse, of the same weight.
+            multigraph: make ``MultiDiGraph`` or ``MultiGraph``; needed where edges are repeated.
 
         Raises:
-            ImportError: networkx is not installed. ValueError: what was asked for would lose arcs.
+            ImportError: networkx is not installed. ValueError: what was asked for would lose edges.
         """
-        _check.flag("undirected", undirected)
-        _check.flag("multigraph", multigraph)
-        return _convert.to_networkx(self.cpu(), x, y, edge_weight, undirected, multigraph)
+        check.flag("undirected", undirected)
+        check.flag("multigraph", multigraph)
+        return convert.to_networkx(self.cpu(), x, y, edge_weight, undirected, multigraph)
 
     @property
     def num_graphs(self) -> int:
@@ -448,7 +450,7 @@ class GraphBatch:
         return self.x.shape[0]
 
     @property
-    def num_arcs(self) -> int:
+    def num_edges(self) -> int:
         """Stored entries of the adjacency: an undirected edge counts twice, a self-loop once."""
         return self.indices.numel()
 
@@ -464,9 +466,9 @@ class GraphBatch:
 
     @property
     def edge_index(self) -> Tensor:
-        """``[2, E]`` COO arcs in PyG's convention, source and target, in the order and dtype of ``indices``."""
+        """``[2, E]`` COO edges in PyG's convention, source and target, in the order and dtype of ``indices``."""
         nodes = torch.arange(self.num_nodes, dtype=self.indices.dtype, device=self.indices.device)
-        return torch.stack([self.indices, nodes.repeat_interleave(self.degree, output_size=self.num_arcs)])
+        return torch.stack([self.indices, nodes.repeat_interleave(self.degree, output_size=self.num_edges)])
 
     @property
     def degree(self) -> Tensor:
@@ -510,43 +512,43 @@ class GraphBatch:
         sizes = self.num_nodes_per_graph[ids]
         nodes = ragged_arange(self.ptr[ids], sizes)
         degree = self.degree[nodes]
-        arcs = ragged_arange(self.indptr[nodes].long(), degree.long())
+        edges = ragged_arange(self.indptr[nodes].long(), degree.long())
         ptr = offsets(sizes)
         shift = (ptr[:-1] - self.ptr[ids]).repeat_interleave(sizes).repeat_interleave(degree)
         return GraphBatch(
             ptr=ptr,
             indptr=offsets(degree).to(self.indptr.dtype),
-            indices=(self.indices[arcs] + shift).to(self.indices.dtype),
+            indices=(self.indices[edges] + shift).to(self.indices.dtype),
             x=self.x[nodes],
             y=None if self.y is None else self.y[ids],
-            edge_weight=None if self.edge_weight is None else self.edge_weight[arcs],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[edges],
         )
 
     def _between(self, begin: int, end: int) -> GraphBatch:
         """The graphs ``begin`` to ``end - 1``."""
         end = max(begin, end)
         first, last = int(self.ptr[begin]), int(self.ptr[end])
-        first_arc, last_arc = int(self.indptr[first]), int(self.indptr[last])
+        first_edge, last_edge = int(self.indptr[first]), int(self.indptr[last])
         selected = copy.copy(self)  # not a new object: its contents are checked already
         parts = {
             "ptr": self.ptr[begin : end + 1] - first,
-            "indptr": self.indptr[first : last + 1] - first_arc,
-            "indices": self.indices[first_arc:last_arc] - first,
+            "indptr": self.indptr[first : last + 1] - first_edge,
+            "indices": self.indices[first_edge:last_edge] - first,
             "x": self.x[first:last],
             "y": None if self.y is None else self.y[begin:end],
-            "edge_weight": None if self.edge_weight is None else self.edge_weight[first_arc:last_arc],
+            "edge_weight": None if self.edge_weight is None else self.edge_weight[first_edge:last_edge],
         }
         for name, value in parts.items():
             object.__setattr__(selected, name, value)
         return selected
 
-    def chunks(self, num_nodes: int, num_arcs: int) -> Iterator[tuple[int, int]]:
-        """Where runs of graphs begin and end, of at most so many nodes and arcs each, but at least one graph."""
+    def chunks(self, num_nodes: int, num_edges: int) -> Iterator[tuple[int, int]]:
+        """Where runs of graphs begin and end, of at most so many nodes and edges each, but at least one graph."""
         begin = 0
         while begin < self.num_graphs:
             first = int(self.ptr[begin])
-            arcs = min(int(self.indptr[first]) + num_arcs, self.num_arcs)
-            last = min(first + num_nodes, int(torch.searchsorted(self.indptr, arcs, right=True)) - 1)
+            edges = min(int(self.indptr[first]) + num_edges, self.num_edges)
+            last = min(first + num_nodes, int(torch.searchsorted(self.indptr, edges, right=True)) - 1)
             end = max(int(torch.searchsorted(self.ptr, last, right=True)) - 1, begin + 1)
             yield begin, end
             begin = end
@@ -557,6 +559,6 @@ class GraphBatch:
     def __repr__(self) -> str:
         labels = "" if self.y is None else f", y={list(self.y.shape)}"
         return (
-            f"GraphBatch({self.num_graphs} graphs, {self.num_nodes} nodes, {self.num_arcs} arcs, "
+            f"GraphBatch({self.num_graphs} graphs, {self.num_nodes} nodes, {self.num_edges} edges, "
             f"{self.num_features} features{labels}, {self.x.dtype}, {self.x.device})"
         )

@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _files, ops
+from .. import ops
+from .._common import files
+from ..features.power_features import PowerFeatures
 from .checkpoints import load_state, save_state
-from .features import PowerFeatures
 from .trainer import Trainer
 
 START_ANEW = "resume=False starts anew"  # what to do, at the end of errors
@@ -228,7 +229,7 @@ class RunFile:
     def __init__(self, path: Path, settings: dict[str, Any], sample: Tensor) -> None:
         self.path, self._settings, self._sample = path, settings, sample
         self._due, self._written = -math.inf, Run()
-        _files.check_writable(path)
+        files.check_writable(path)
 
     def read(self, like: Run) -> Run:
         """The run as it was kept.

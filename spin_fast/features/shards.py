@@ -1,4 +1,4 @@
-"""Features too large for one file, or for memory: computed and kept in files of bounded size, each of whole graphs."""
+"""Features too large for one file, or for memory: computed and kept in paths of bounded size, each of whole graphs."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 
 import torch
 
-from . import _check, _files
-from ._powers import num_branches_of
-from .features import FORMAT, INDEX_FORMAT, PowerFeatures, index_of
-from .graphs import GraphBatch
+from .._common import check, files
+from ..graphs.batch import GraphBatch
+from .chunks import num_branches_of
+from .power_features import FORMAT, INDEX_FORMAT, PowerFeatures, index_of
 
 HEADER_BYTES = 2048  # of a file, beside its arrays
 FILL = 0.9  # of the bytes asked for: what further graphs take is a guess
@@ -36,9 +36,9 @@ def compute(
         max_bytes: of a file, at least 1.
         graphs, num_hops, operator, deduplicate, node_rows: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
     """
-    _check.integer("max_bytes", max_bytes, 1)
+    check.integer("max_bytes", max_bytes, 1)
     room = max(max_bytes - HEADER_BYTES, 1)
-    operator = _check.operators(operator)
+    operator = check.operators(operator)
     of_entry = 12 if deduplicate else 0  # index, count, row_of_node
     num_branches = num_branches_of(num_hops, operator)
     bytes_per_node = float(num_branches * (graphs.num_features * graphs.x.element_size() + of_entry))
@@ -63,8 +63,8 @@ def compute(
 def check_path(path: Path) -> None:
     """Before any work: whether :func:`save` can write there; its errors otherwise."""
     if path.suffix == ".json":
-        raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
-    _files.check_writable(path)
+        raise ValueError(f"path must not end with .json, which is for an index of paths, got {path}")
+    files.check_writable(path)
 
 
 def _name_of(path: Path, number: int, count: int) -> Path:
@@ -74,7 +74,7 @@ def _name_of(path: Path, number: int, count: int) -> Path:
 def _listed(path: Path) -> set[Path]:
     """What the index of ``path`` lists; nothing where it is damaged, or not there."""
     try:
-        shards = _files.read_json(index_of(path), INDEX_FORMAT)["shards"]
+        shards = files.read_json(index_of(path), INDEX_FORMAT)["shards"]
         return {path.with_name(str(shard["file"])) for shard in shards}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
@@ -84,21 +84,21 @@ def _is_named_by_save(file: Path, path: Path) -> bool:
     return re.fullmatch(rf"{re.escape(path.stem)}-\d{{5,}}-of-\d{{5,}}{re.escape(path.suffix)}", file.name) is not None
 
 
-def _place(written: list[tuple[Path, int]], files: list[Path], index: Path, earlier: set[Path]) -> None:
-    """Give files their names and write their index; if that fails, all is as it was before."""
+def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earlier: set[Path]) -> None:
+    """Give paths their names and write their index; if that fails, all is as it was before."""
     placed: list[Path] = []
     aside: list[tuple[Path, Path]] = []
     try:
-        listed = [] if earlier.isdisjoint(files) else [index]  # goes before what it refers to changes
-        for file in [*listed, *filter(Path.is_file, files)]:
-            temporary = _files.temporary_name(file)
+        listed = [] if earlier.isdisjoint(paths) else [index]  # goes before what it refers to changes
+        for file in [*listed, *filter(Path.is_file, paths)]:
+            temporary = files.temporary_name(file)
             file.replace(temporary)
             aside.append((temporary, file))
-        for (temporary, _), file in zip(written, files, strict=True):
+        for (temporary, _), file in zip(written, paths, strict=True):
             temporary.replace(file)
             placed.append(file)
-        shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(files, written, strict=True)]
-        _files.write_json(index, INDEX_FORMAT, {"shards": shards})
+        shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(paths, written, strict=True)]
+        files.write_json(index, INDEX_FORMAT, {"shards": shards})
     except BaseException:
         with suppress(OSError):  # what went wrong before is what counts
             for file in placed:
@@ -113,14 +113,14 @@ def _place(written: list[tuple[Path, int]], files: list[Path], index: Path, earl
 def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     """Write each part to a file of its own, and an index of them, for ``PowerFeatures.load``.
 
-    For ``path`` ``NAME.safetensors`` the files are ``NAME-00001-of-00004.safetensors`` and so on, with the index
+    For ``path`` ``NAME.safetensors`` the paths are ``NAME-00001-of-00004.safetensors`` and so on, with the index
     ``NAME.safetensors.index.json``; a single part is just ``path``. A part is written when it comes, so that they need
-    not be in memory together. The files have temporary names until all are there; then they replace what is there by
-    their names and by that of ``path``, and the files that an earlier call has written for ``path`` are removed. What
+    not be in memory together. The paths have temporary names until all are there; then they replace what is there by
+    their names and by that of ``path``, and the paths that an earlier call has written for ``path`` are removed. What
     fails leaves all as it was.
 
     Returns:
-        The files, without the index.
+        The paths, without the index.
 
     Raises:
         OSError: a file cannot be written; names it. ValueError: there is no part, or ``path`` is named as an index.
@@ -130,23 +130,23 @@ def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     written: list[tuple[Path, int]] = []
     try:
         for part in parts:
-            written.append((_files.temporary_name(path), len(part)))
+            written.append((files.temporary_name(path), len(part)))
             part.save(written[-1][0])
         if not written:
             raise ValueError("parts must hold at least one PowerFeatures, got none")
         earlier, index = _listed(path), index_of(path)
         if len(written) == 1:
-            files = [path]
+            paths = [path]
             written[0][0].replace(path)  # which is read before an index
             index.unlink(missing_ok=True)
         else:
-            files = [_name_of(path, number, len(written)) for number in range(1, len(written) + 1)]
-            _place(written, files, index, earlier)
+            paths = [_name_of(path, number, len(written)) for number in range(1, len(written) + 1)]
+            _place(written, paths, index, earlier)
             path.unlink(missing_ok=True)
-        for file in earlier.difference(files):
-            if _is_named_by_save(file, path) and _files.has_format(file, FORMAT):
+        for file in earlier.difference(paths):
+            if _is_named_by_save(file, path) and files.has_format(file, FORMAT):
                 file.unlink()
-        return files
+        return paths
     finally:
         for temporary, _ in written:
             temporary.unlink(missing_ok=True)

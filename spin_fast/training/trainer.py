@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _check, ops
-from ._arrays import GraphIds, graph_ids
-from ._native import available as native_available
-from .features import PowerFeatures
+from .. import ops
+from .._common import check
+from .._common.indexing import GraphIds, graph_ids
+from ..features.power_features import PowerFeatures
+from ..nn import SPIN, GraphClassifier
+from ..ops.native import available as native_available
 from .losses import check_labels, loss_of, scaled, shares_of
-from .nn import SPIN, GraphClassifier
 
 
 class _Adam(torch.optim.Adam):
@@ -225,10 +226,10 @@ class Trainer:
             raise ValueError("model must have the parameters to train that it had when the Trainer was made")
         self.optimizer.follow(flat)  # wherever the model has been moved
         if self.class_weight is not None:
-            _check.tensor("class_weight", self.class_weight, (self._num_outputs,), _check.FLOATS)
+            check.tensor("class_weight", self.class_weight, (self._num_outputs,), check.FLOATS)
             self.class_weight = self.class_weight.to(features.rows)
         if graph_weight is not None:
-            _check.tensor("graph_weight", graph_weight, (len(features),), _check.FLOATS)
+            check.tensor("graph_weight", graph_weight, (len(features),), check.FLOATS)
         elif isinstance(model, SPIN) and self._is_standard(model, features):
             return self._fused(model, features)
         return self._by_autograd(features)

@@ -381,10 +381,10 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
     crossing = graph[row] != graph[indices.long()]
     if not bool(crossing.any()):
         return ""
-    arc = int(crossing.nonzero()[0])
+    edge = int(crossing.nonzero()[0])
     return (
-        f"indices must stay inside the graph of their row, got indices[{arc}] = {int(indices[arc])} "
-        f"(graph {int(graph[indices[arc].long()])}) in row {int(row[arc])} (graph {int(graph[row[arc]])})"
+        f"indices must stay inside the graph of their row, got indices[{edge}] = {int(indices[edge])} "
+        f"(graph {int(graph[indices[edge].long()])}) in row {int(row[edge])} (graph {int(graph[row[edge]])})"
     )
 
 

@@ -1,4 +1,4 @@
-"""What the readers share: their error, numbers from text, the choice of node features, arcs to a ``GraphBatch``."""
+"""What the readers share: their error, numbers from text, the choice of node features, edges to a ``GraphBatch``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
-from ..graphs import GraphBatch
+from ..graphs.batch import GraphBatch
 
 FEATURES = ("label", "attribute", "attribute+label", "degree")
 PAPER_FEATURES = {"ENZYMES": "attribute+label", "OHSU": "degree", "Peking_1": "degree"}
@@ -253,16 +253,16 @@ def assemble(
     weight: np.ndarray | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
-    """Build a ``GraphBatch`` from arcs in any order; a repeated arc is kept once.
+    """Build a ``GraphBatch`` from edges in any order; a repeated edge is kept once.
 
     Args:
         rows: ``[E]`` integer, the node that gathers, numbered from 0 over all graphs.
         columns: ``[E]`` integer, the node that it gathers from.
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
-        x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the arcs per row after repeats are
-            gone, a self-loop counting 1.
+        x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after repeats
+            are gone, a self-loop counting 1.
         y: labels, first axis ``G``, or None.
-        weight: ``[E]`` float, or None; a repeated arc gets the mean of its weights.
+        weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
         dtype: of the degree and the weights.
     """
     from scipy.sparse import coo_array
@@ -271,7 +271,7 @@ def assemble(
     shape = (num_nodes, num_nodes)
     narrow = np.int32 if max(num_nodes, len(rows)) < 2**31 else np.int64
     rows, columns = rows.astype(narrow, copy=False), columns.astype(narrow, copy=False)
-    # The values of the pattern are never read: they may wrap where an arc is repeated more than 127 times.
+    # The values of the pattern are never read: they may wrap where an edge is repeated more than 127 times.
     pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
     edge_weight = None
     if weight is not None:

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import ops, reference
-from .graphs import GraphBatch
+from .. import ops
+from ..graphs.batch import GraphBatch
+from ..ops import reference
 
 
 def runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
@@ -67,7 +68,7 @@ def power_chunks(
     """Consecutive chunks of the graphs: their powers ``[B, n, d]``, which the next chunk overwrites, and offsets.
 
     Args:
-        num_bytes: of the powers of a chunk at most, and of its arcs at most, unless it is a single graph.
+        num_bytes: of the powers of a chunk at most, and of its edges at most, unless it is a single graph.
         bytes_beside: count for each node as well.
         float64_sums: as in :func:`spin_fast.power_features`.
     """

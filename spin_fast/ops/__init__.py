@@ -7,7 +7,7 @@ Under the transforms of ``torch.func`` (``vmap``, ``grad``, ``jvp``, ...) and in
 run, which are made of what these can transform. Autocast changes no operation but in this: ``attention_readout`` takes
 ``w`` in the dtype of ``z``, and ``branch_readout`` takes half types as float32, in which it computes.
 
-Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` arcs, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
+Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` edges, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import _check, _native, _register, reference
+from .._common import check
+from . import native, reference, register
 
 
 def _is_transformed() -> bool:
@@ -37,8 +38,8 @@ def _has_kernel(device: torch.device) -> bool:
     if _is_transformed():
         return False
     if device.type == "cpu":
-        return _native.library is not None
-    return device.type == "cuda" and _native.wants_cuda()
+        return native.library is not None
+    return device.type == "cuda" and native.wants_cuda()
 
 
 def _contents_are_readable(value: Tensor) -> bool:
@@ -68,16 +69,16 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
     Raises:
         TypeError, ValueError: name the argument, and the first entry that is wrong.
     """
-    _check.tensor("indptr", indptr, (_check.integer("num_nodes", num_nodes, 0) + 1,), _check.INTEGERS)
-    _check.tensor("indices", indices, ("E",), (indptr.dtype,), indptr.device)
+    check.tensor("indptr", indptr, (check.integer("num_nodes", num_nodes, 0) + 1,), check.INTEGERS)
+    check.tensor("indices", indices, ("E",), (indptr.dtype,), indptr.device)
     if ptr is not None:
-        _check.offsets_shape("ptr", ptr, indptr.device)
+        check.offsets_shape("ptr", ptr, indptr.device)
     if not _contents_are_readable(indptr):
         return
-    if _native.library is None:
+    if native.library is None:
         problem = reference.check_csr(indptr, indices, ptr, num_nodes)
     else:
-        problem = _native.library.check_csr(_array(indptr), _array(indices), _array(ptr), num_nodes)
+        problem = native.library.check_csr(_array(indptr), _array(indices), _array(ptr), num_nodes)
     if problem:
         raise ValueError(problem)
 
@@ -93,20 +94,20 @@ def check_segments(
     Raises:
         TypeError, ValueError: name the argument, and the first entry that is wrong.
     """
-    _check.offsets_shape("ptr", ptr)
-    num_entries = _check.integer("num_rows", num_rows, 0)
+    check.offsets_shape("ptr", ptr)
+    num_entries = check.integer("num_rows", num_rows, 0)
     if index is not None:
-        _check.tensor("index", index, ("nnz",), _check.INTEGERS, ptr.device)
+        check.tensor("index", index, ("nnz",), check.INTEGERS, ptr.device)
         num_entries = index.numel()
     if count is not None:
-        _check.tensor("count", count, (num_entries,), (torch.int32,), ptr.device)
+        check.tensor("count", count, (num_entries,), (torch.int32,), ptr.device)
     if not _contents_are_readable(ptr):
         return
-    if _native.library is None:
+    if native.library is None:
         problem = reference.check_segments(ptr, index, count, num_rows, row_ptr)
     else:
         row_ptr = torch.tensor([0, num_rows]) if row_ptr is None else row_ptr
-        problem = _native.library.check_segments(_array(ptr), _array(index), _array(count), _array(row_ptr))
+        problem = native.library.check_segments(_array(ptr), _array(index), _array(count), _array(row_ptr))
     if problem:
         raise ValueError(problem)
 
@@ -155,16 +156,16 @@ def power_features(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it, before anything is written.
     """
-    _check.tensor("x", x, ("N", "d"), _check.STORED)
+    check.tensor("x", x, ("N", "d"), check.STORED)
     num_nodes = x.shape[0]
-    _check.integer("num_hops", num_hops, 0)
-    _check.operator(operator)
-    _check.flag("float64_sums", float64_sums)
-    _check.flag("check_invariants", check_invariants)
-    _check.tensor("indptr", indptr, (num_nodes + 1,), _check.INTEGERS, x.device)
-    _check.tensor("indices", indices, ("E",), (indptr.dtype,), x.device)
+    check.integer("num_hops", num_hops, 0)
+    check.operator(operator)
+    check.flag("float64_sums", float64_sums)
+    check.flag("check_invariants", check_invariants)
+    check.tensor("indptr", indptr, (num_nodes + 1,), check.INTEGERS, x.device)
+    check.tensor("indices", indices, ("E",), (indptr.dtype,), x.device)
     if ptr is not None:
-        _check.offsets_shape("ptr", ptr, x.device)
+        check.offsets_shape("ptr", ptr, x.device)
         ptr = ptr.contiguous()
     indptr, indices = indptr.contiguous(), indices.contiguous()
     if check_invariants:
@@ -215,15 +216,15 @@ def _power_features_of_run(
         torch.ops.spin_fast.power_features_out.default(*arrays, False, float64_sums, out)
         return out
     first, last = int(ptr[0]), int(ptr[-1])
-    arcs = slice(int(indptr[first]), int(indptr[last]))
-    part = (indptr[first : last + 1] - arcs.start, indices[arcs] - first, x[first:last])
-    weight = None if edge_weight is None else edge_weight[arcs]
+    edges = slice(int(indptr[first]), int(indptr[last]))
+    part = (indptr[first : last + 1] - edges.start, indices[edges] - first, x[first:last])
+    weight = None if edge_weight is None else edge_weight[edges]
     return out.copy_(reference.power_features(*part, num_hops, operator, edge_weight=weight))
 
 
 def _checked_weight(indptr: Tensor, indices: Tensor, x: Tensor, operator: str, edge_weight: Tensor) -> Tensor:
     dtype = torch.float32 if x.dtype.itemsize == 2 else x.dtype
-    _check.tensor("edge_weight", edge_weight, (indices.numel(),), (dtype,), x.device)
+    check.tensor("edge_weight", edge_weight, (indices.numel(),), (dtype,), x.device)
     if edge_weight.requires_grad:
         raise ValueError("edge_weight must not require a gradient: power_features is differentiable in x only")
     if _contents_are_readable(edge_weight):
@@ -232,7 +233,7 @@ def _checked_weight(indptr: Tensor, indices: Tensor, x: Tensor, operator: str, e
 
 
 def _check_out(out: Tensor, x: Tensor, num_hops: int) -> None:
-    _check.tensor("out", out, (num_hops + 1, *x.shape), (x.dtype,), x.device)
+    check.tensor("out", out, (num_hops + 1, *x.shape), (x.dtype,), x.device)
     if not out.is_contiguous():
         raise ValueError("out must be contiguous")
     if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
@@ -264,18 +265,18 @@ def distinct_rows(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
-    _check.tensor("powers", powers, ("branches", "N", "d"), _check.STORED)
+    check.tensor("powers", powers, ("branches", "N", "d"), check.STORED)
     num_branches, num_nodes, _ = powers.shape
     if num_branches == 0:
         raise ValueError("powers must have at least 1 branch, got 0")
-    _check.offsets_shape("ptr", ptr, powers.device)
+    check.offsets_shape("ptr", ptr, powers.device)
     fits = num_branches * num_nodes < 2**31
     index_dtype = (torch.int32 if fits else torch.int64) if index_dtype is None else index_dtype
-    if index_dtype not in _check.INTEGERS:
+    if index_dtype not in check.INTEGERS:
         raise TypeError(f"index_dtype must be torch.int32 or torch.int64, got {index_dtype}")
     if index_dtype == torch.int32 and not fits:
         raise ValueError(f"index_dtype must be torch.int64 for {num_branches * num_nodes} rows, got {index_dtype}")
-    _check.flag("check_invariants", check_invariants)
+    check.flag("check_invariants", check_invariants)
     if (
         check_invariants
         and _contents_are_readable(ptr)
@@ -306,7 +307,7 @@ class DistinctRows:
         self._native: Any = None
         if x.is_cpu and _has_kernel(x.device):
             sizes = (num_branches, *x.shape, num_graphs, x.element_size())
-            self._native = _native.library.DistinctRows(*sizes, wide, node_rows)  # type: ignore[union-attr]
+            self._native = native.library.DistinctRows(*sizes, wide, node_rows)  # type: ignore[union-attr]
         else:
             self._twin = reference.DistinctRows(num_branches, x[:0].detach(), torch.int64 if wide else torch.int32)
 
@@ -378,8 +379,8 @@ def _sum(
     z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, check_invariants: bool
 ) -> Tensor:
     entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
-    return _register.call_readout(
-        _register.SumReadout, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, check_invariants
+    return register.call_readout(
+        register.SumReadout, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, check_invariants
     )
 
 
@@ -440,7 +441,7 @@ def attention_readout(
             return _attention(z, w, ptr, index, count, return_weights, check_invariants)
         except _REFUSALS as error:
             refusal = error
-    _check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), _check.STORED)
+    check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
     num_branches = _check_form(z, ptr, index, 1 if w.dim() == 1 else w.shape[0])
@@ -467,8 +468,8 @@ def _attention(
     check_invariants: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
     entries = (ptr.contiguous(), _contiguous(index), _contiguous(count))
-    readout, weights = _register.call_readout(
-        _register.AttentionReadout,
+    readout, weights = register.call_readout(
+        register.AttentionReadout,
         "attention_readout",
         z.contiguous(),
         w.contiguous(),
@@ -528,13 +529,13 @@ def branch_readout(
         rows, w = _widened(rows), _widened(w)
         weights, biases = [_widened(weight) for weight in weights], [_widened(bias) for bias in biases]
     dense = isinstance(rows, Tensor) and rows.dim() == 3
-    _check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), _check.FLOATS)
+    check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), check.FLOATS)
     num_branches = _check_layers(rows, weights, biases, w)
     _check_form(rows, ptr, index, num_branches, "rows")
     ptr, index, count = _check_entries(rows, ptr, index, count, num_branches, check_invariants)
-    negative_slope = _check.number("negative_slope", negative_slope, 0)
+    negative_slope = check.number("negative_slope", negative_slope, 0)
     if ids is not None:
-        _check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
+        check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
         num_graphs = (ptr.numel() - 1) // (1 if dense else num_branches)
         if _contents_are_readable(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_graphs:
             raise ValueError(f"ids must be in [0, {num_graphs}), got {int(ids.min())} to {int(ids.max())}")
@@ -578,28 +579,28 @@ def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tens
             f"weights and biases must have 1 to {MOST_LAYERS} layers, as many as each other, "
             f"got {len(weights)} and {len(biases)}"
         )
-    _check.tensor("weights[0]", weights[0], ("branches", rows.shape[-1], "d_out"), (rows.dtype,), rows.device)
+    check.tensor("weights[0]", weights[0], ("branches", rows.shape[-1], "d_out"), (rows.dtype,), rows.device)
     num_branches, width = weights[0].shape[0], rows.shape[-1]
     if num_branches == 0:
         raise ValueError("weights[0] must have at least 1 branch, got 0")
     for depth, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        _check.tensor(f"weights[{depth}]", weight, (num_branches, width, "d_out"), (rows.dtype,), rows.device)
+        check.tensor(f"weights[{depth}]", weight, (num_branches, width, "d_out"), (rows.dtype,), rows.device)
         width = weight.shape[2]
         if width == 0:
             raise ValueError(f"weights[{depth}] must have a d_out of at least 1, got 0")
-        _check.tensor(f"biases[{depth}]", bias, (num_branches, width), (rows.dtype,), rows.device)
+        check.tensor(f"biases[{depth}]", bias, (num_branches, width), (rows.dtype,), rows.device)
     if w is not None:
-        _check.tensor("w", w, (num_branches, width), (rows.dtype,), rows.device)
+        check.tensor("w", w, (num_branches, width), (rows.dtype,), rows.device)
     return num_branches
 
 
 def _check_form(z: Tensor, ptr: Tensor, index: Tensor | None, num_branches: int | None, name: str = "z") -> int:
     """Check ``z`` and ``ptr`` together and return the number of branches."""
     dense = isinstance(z, Tensor) and z.dim() == 3
-    _check.tensor(name, z, ("branches", "N", "h") if dense else ("rows", "h"), _check.STORED)
-    _check.offsets_shape("ptr", ptr, z.device)
+    check.tensor(name, z, ("branches", "N", "h") if dense else ("rows", "h"), check.STORED)
+    check.offsets_shape("ptr", ptr, z.device)
     if num_branches is not None:
-        num_branches = _check.integer("num_branches", num_branches, 1)
+        num_branches = check.integer("num_branches", num_branches, 1)
     if dense:
         if index is not None:
             raise ValueError(f"index must come with the ragged form of {name}, got {name} with three axes")
@@ -617,16 +618,16 @@ def _check_entries(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Check offsets, row numbers and counts, and make them contiguous."""
     if index is not None:
-        _check.tensor("index", index, ("nnz",), _check.INTEGERS, z.device)
+        check.tensor("index", index, ("nnz",), check.INTEGERS, z.device)
         index = index.contiguous()
     if count is not None:
         if z.dim() == 3:
             raise ValueError("count must come with the ragged form, got three axes")
         num_entries = z.shape[0] if index is None else index.numel()
-        _check.tensor("count", count, (num_entries,), (torch.int32,), z.device)
+        check.tensor("count", count, (num_entries,), (torch.int32,), z.device)
         count = count.contiguous()
     ptr = ptr.contiguous()
-    _check.flag("check_invariants", check_invariants)
+    check.flag("check_invariants", check_invariants)
     if check_invariants:
         check_segments(ptr, index, count, z.shape[-2])
     return ptr, index, count
@@ -644,7 +645,7 @@ _REFUSALS = (ValueError, RuntimeError, TypeError, AttributeError)
 def _op_checks(z: Tensor) -> bool:
     """Whether to call the op at once: it checks its arguments itself, faster, but says less about what is wrong."""
     return (
-        _native.library is not None
+        native.library is not None
         and not torch.compiler.is_compiling()
         and not _is_transformed()
         and isinstance(z, Tensor)

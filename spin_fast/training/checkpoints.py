@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from . import _files
-from .nn import SPIN
-from .preprocessing import NodeFeatures
+from .._common import files
+from ..graphs.node_features import NodeFeatures
+from ..nn import SPIN
 
-CHECKPOINT_FORMAT = "spin_fast checkpoint 1"
+CHECKPOINT_FORMAT = "spin_fast checkpoint 2"
 STATE_FORMAT = "spin_fast training-state 1"
 
 
@@ -48,7 +48,7 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
     header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
-    _files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)
+    files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)
 
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
@@ -60,7 +60,7 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
         FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
             newer format.
     """
-    state, header = _files.read_tensors(Path(path), CHECKPOINT_FORMAT)
+    state, header = files.read_tensors(Path(path), CHECKPOINT_FORMAT)
     model = SPIN(**json.loads(header["config"]))
     model.load_state_dict(state)
     metadata = json.loads(header["metadata"])
@@ -76,12 +76,12 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
 def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
     """Write a run of training: tensors that share no memory, and JSON values, where floats may be NaN or infinite."""
     tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
-    _files.write_tensors(path, STATE_FORMAT, tensors, {"record": json.dumps(record)})
+    files.write_tensors(path, STATE_FORMAT, tensors, {"record": json.dumps(record)})
 
 
 def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what :func:`save_state` has written; errors are those of :func:`load_checkpoint`."""
-    tensors, header = _files.read_tensors(path, STATE_FORMAT)
+    tensors, header = files.read_tensors(path, STATE_FORMAT)
     try:
         record = json.loads(header["record"])
     except (KeyError, ValueError):

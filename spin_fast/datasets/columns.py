@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ._common import WIDEST_ONE_HOT, DatasetError
+from .common import WIDEST_ONE_HOT, DatasetError
 
 Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
 Label = str | Sequence[str] | None

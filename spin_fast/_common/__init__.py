@@ -1,0 +1,1 @@
+"""What every layer uses: argument checks, index arithmetic, files, progress bars."""

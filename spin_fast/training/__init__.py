@@ -1,0 +1,26 @@
+"""Train and evaluate a model: early stopping, going on after an interruption, prediction, models in files."""
+
+from .checkpoints import load_checkpoint, save_checkpoint
+from .fit import Epoch, Fit, fit
+from .losses import loss_of
+from .metrics import Metric, accuracy, rocauc
+from .prediction import predict, predict_chunks, predict_proba
+from .schedules import SCHEDULES
+from .trainer import Trainer
+
+__all__ = [
+    "SCHEDULES",
+    "Epoch",
+    "Fit",
+    "Metric",
+    "Trainer",
+    "accuracy",
+    "fit",
+    "load_checkpoint",
+    "loss_of",
+    "predict",
+    "predict_chunks",
+    "predict_proba",
+    "rocauc",
+    "save_checkpoint",
+]

@@ -1,0 +1,98 @@
+"""Class scores and probabilities, from features or straight from graphs, chunk by chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from .._common import check
+from .._common.indexing import GraphIds
+from .._common.progress import progress_bar
+from ..features.chunks import power_chunks
+from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
+from ..nn import GraphClassifier
+
+
+@torch.inference_mode()
+def predict(
+    model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
+) -> Tensor:
+    """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
+
+    Raises:
+        TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
+    """
+    model.check_training(features)
+    batch_size = check.integer("batch_size", batch_size, 1)
+    model.eval()
+    selected = features if ids is None else features[ids]
+    if len(selected) == 0:
+        return features.rows.new_empty(0, model.num_outputs(features))
+    return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
+
+
+CHUNK_BYTES = 4 << 20
+"""Of powers, and of edges, that :func:`predict_proba` takes at a time, unless a single graph has more."""
+GPU_CHUNK_BYTES = 256 << 20
+"""The same on a GPU: enough to fill it."""
+
+
+@torch.inference_mode()
+def predict_proba(
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
+) -> Tensor:
+    """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
+
+    Chunk after chunk of the graphs goes through the powers and the model, so that memory does not grow with their
+    number, but for the result. They are what ``model.probabilities`` makes of the scores: of a model for binary tasks
+    side by side, those of each task.
+
+    Args:
+        model: a classifier; it is put into evaluation mode.
+        graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
+            trained with. With edge weights if those of its training had any, which a model does not know.
+        operator: the one that the model was trained with, or those; None for ``model.operator``.
+        progress: show a progress bar on the terminal.
+
+    Raises:
+        TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
+            ``model.operator``; none given where the model does not know its own.
+    """
+    chunks = predict_chunks(model, graphs, operator, progress=progress)
+    return torch.cat([model.probabilities(scores) for scores in chunks])
+
+
+def predict_chunks(
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
+) -> Iterator[Tensor]:
+    """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
+
+    Arguments and errors are those of :func:`predict_proba`.
+    """
+    if not isinstance(graphs, GraphBatch):
+        raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+    if model.node_features is not None:
+        graphs = model.node_features.transform(graphs)
+    if model.in_features not in (None, graphs.num_features):
+        raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
+    if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):
+        raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
+    operator = model.check_operator(operator)
+    model.eval()
+    return _scores_of_chunks(model, graphs, operator, progress)
+
+
+@torch.inference_mode()
+def _scores_of_chunks(model: GraphClassifier, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
+    if len(graphs) == 0:
+        rows = graphs.x.new_empty(model.num_branches, 0, graphs.num_features)
+        yield model.forward_tensors(rows, graphs.ptr, check_invariants=False)
+    chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
+    with progress_bar("graphs", len(graphs), progress) as advance:
+        num_hops = (model.num_branches - 1) // len(operator.split(","))
+        for powers, ptr in power_chunks(graphs, num_hops, operator, chunk_bytes):
+            yield model.forward_tensors(powers, ptr, check_invariants=False)
+            advance("", len(ptr) - 1)
