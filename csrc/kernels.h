@@ -42,14 +42,15 @@ struct Hop {
   int64_t edges;  // E
 };
 
-// What Ā[v, u] is on top of A[v, u]: 1, 1 / degree_v, 1 / sqrt(degree_v degree_u), or what `Hop` says edge by edge.
-enum class Scaling { none, row, symmetric, factors };
+// Ā[v, u] is A[v, u] times 1, 1 / degree_v, 1 / sqrt(degree_v degree_u), or the last one + 1.
+enum class Operator { adj, rw, sym, sym_adj };
 
 // All powers of some graphs.
 template <class T, class I>
 struct Powers {
-  Hop<Compute<T>, I> hop;  // graphs in cache read left and right under Scaling::factors only
-  Scaling scaling;
+  Hop<Compute<T>, I> hop;  // graphs in cache read left and right only if `by_edge`
+  Operator op;
+  bool by_edge;   // each edge has a factor of its own; else degrees tell those of nodes
   int64_t nodes;  // N
   int64_t hops;   // R
   const T* x;     // [N, d]

@@ -29,8 +29,8 @@ void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t
 
 // Of the nodes [first, last), the only ones whose scales are read.
 template <class T, class I>
-Scales scales_of(const Adjacency<T, I>& a, const std::string& op, int64_t first, int64_t last) {
-  if (op == "adj") return {{}, {}, 1.0, first};
+Scales scales_of(const Adjacency<T, I>& a, Operator op, int64_t first, int64_t last) {
+  if (op == Operator::adj) return {{}, {}, 1.0, first};
   std::vector<double> scale(last - first);
   const auto degree_of = [&](int64_t v) {
     if (!a.weight) return static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
@@ -42,15 +42,15 @@ Scales scales_of(const Adjacency<T, I>& a, const std::string& op, int64_t first,
   for_each_row(a, first, last, 16, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       const double degree = degree_of(v);
-      if (op != "rw" && degree < 0) negative = true;
-      scale[v - first] = degree == 0 ? 0 : 1 / (op == "rw" ? degree : std::sqrt(degree));
+      if (op != Operator::rw && degree < 0) negative = true;
+      scale[v - first] = degree == 0 ? 0 : 1 / (op == Operator::rw ? degree : std::sqrt(degree));
     }
   });
   for (int64_t v = first; negative && v < last; ++v)
-    require(degree_of(v) >= 0 || std::isnan(degree_of(v)), "edge_weight must give no negative row sum under ", op,
-            ", got ", degree_of(v), " at node ", v);
-  if (op == "rw") return {std::move(scale), std::vector<double>(last - first, 1.0), 0.0, first};
-  return {scale, scale, op == "sym+adj" ? 1.0 : 0.0, first};
+    require(degree_of(v) >= 0 || std::isnan(degree_of(v)), "edge_weight must give no negative row sum under ",
+            op == Operator::sym ? "sym" : "sym+adj", ", got ", degree_of(v), " at node ", v);
+  if (op == Operator::rw) return {std::move(scale), std::vector<double>(last - first, 1.0), 0.0, first};
+  return {scale, scale, op == Operator::sym_adj ? 1.0 : 0.0, first};
 }
 
 template <class T, class I>
@@ -97,8 +97,8 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 
 // Nodes [first, last), all or those of a run of graphs; `out` has a row for each.
 template <class T, class I, class A>
-void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, int64_t first,
-            int64_t last, const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
+void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
+            const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
   if (hops == 0 || width == 0 || first == last) {
     std::copy(x + first * width, x + last * width, out);
     return;
@@ -115,16 +115,12 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
     if (width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
     return 2 * nodes * stride * sum_bytes > cache_bytes || edges > cache_edges;
   };
-  const bool by_degree = !a.weight && op != "sym+adj";
+  const bool by_edge = a.weight || op == Operator::sym_adj;
   bool any_large = !ptr;
   for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
-  const Scales scales = any_large || !by_degree ? scales_of(a, op, first, last) : Scales{};
-  const Scaling scaling = !by_degree    ? Scaling::factors
-                          : op == "sym" ? Scaling::symmetric
-                          : op == "rw"  ? Scaling::row
-                                        : Scaling::none;
+  const Scales scales = any_large || by_edge ? scales_of(a, op, first, last) : Scales{};
   const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
-  const Powers<T, I> task = {hop_of(a, scales, width), scaling, last - first, hops, x, out, stream};
+  const Powers<T, I> task = {hop_of(a, scales, width), op, by_edge, last - first, hops, x, out, stream};
   if (!ptr) return powers_of_large(a, task.hop, first, last, x, hops, plane, out);
   const auto table = isa_kernels<PowerKernels<T, I>>();
   const auto kernel = float64_sums ? table.float64_powers : table.powers;
@@ -149,7 +145,7 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
 
 // dx = sum_r (Ā^T)^r grad_r, by Horner's rule: t = grad_R; t = Ā^T t + grad_r for r = R-1 .. 0.
 template <class T, class I>
-void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* grad,
+void powers_backward(const Adjacency<T, I>& a, Operator op, const int64_t* ptr, int64_t graphs, const T* grad,
                      int64_t width, int64_t hops, ScalarType value, T* dx) {
   const int64_t plane = a.nodes * width, cost = (a.edges + a.nodes) * width;
   if (hops == 0) {
@@ -185,11 +181,12 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
     for_each_row(back, 0, a.nodes, width, [&](int64_t begin, int64_t end) { step(r, begin, end); });
 }
 
-// Checks the arguments that both directions share, then calls f(adjacency, ptr, graphs, Tag<T>).
+// Checks the arguments that both directions share, then calls f(adjacency, operator, ptr, graphs, Tag<T>).
 template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
-                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op,
+                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& operator_name,
                     bool check_invariants, F f) {
+  const Operator op = parse_operator(operator_name);
   const auto run = [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using A = Compute<T>;
@@ -199,21 +196,21 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
     const int64_t* offsets = data<int64_t>(ptr);
     const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
     if (check_invariants) refuse_if(check_csr(a.indptr, a.indices, a.edges, offsets, graphs, nodes));
-    f(a, offsets, graphs, value_tag);
+    f(a, op, offsets, graphs, value_tag);
   };
-  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
+  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight);
   dispatch_storage(value, [&](auto value_tag) {
     dispatch_index(indptr.scalar_type(), [&](auto index_tag) { run(value_tag, index_tag); });
   });
 }
 
-void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                        OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums,
-                        Tensor out) {
+void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops,
+                        std::string operator_name, OptionalTensor ptr, OptionalTensor edge_weight,
+                        bool check_invariants, bool float64_sums, Tensor out) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
-  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, check_invariants,
-                 [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
+  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, operator_name, check_invariants,
+                 [&](const auto& a, Operator op, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    const int64_t first = offsets ? offsets[0] : 0, last = offsets ? offsets[graphs] : a.nodes;
                    require(0 <= first && first <= last && last <= a.nodes, "ptr must be ascending from 0 to ", a.nodes,
@@ -224,22 +221,24 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                  });
 }
 
-Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                      OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums) {
+Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops,
+                      std::string operator_name, OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants,
+                      bool float64_sums) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, value);
-  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, check_invariants, float64_sums,
-                     out);
+  power_features_out(indptr, indices, x, num_hops, std::move(operator_name), ptr, edge_weight, check_invariants,
+                     float64_sums, out);
   return out;
 }
 
-Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
-                               OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants) {
+Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad,
+                               std::string operator_name, OptionalTensor ptr, OptionalTensor edge_weight,
+                               bool check_invariants) {
   const ScalarType value = check_powers_gradient(grad);
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
-  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, op, check_invariants,
-                 [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
+  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, operator_name, check_invariants,
+                 [&](const auto& a, Operator op, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    if constexpr (sizeof(T) > 2)
                      powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,

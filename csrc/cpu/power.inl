@@ -33,18 +33,24 @@ struct Block {
   int32_t neighbours_begin[classes];  // into neighbours
 };
 
-template <class A>
-A scale_of(Scaling scaling, int64_t degree) {
-  if (scaling == Scaling::none || scaling == Scaling::factors) return 1;
+template <class A, class T, class I>
+A scale_of(const Powers<T, I>& powers, int64_t degree) {
+  if (powers.by_edge || powers.op == Operator::adj) return 1;
   if (degree == 0) return 0;
-  return static_cast<A>(scaling == Scaling::row ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
+  return static_cast<A>(powers.op == Operator::rw ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
 }
 
-template <class A>
-void set_scales(Scaling scaling, Block<A>& block) {
+// Whether sources are scaled by right_u = left_u.
+template <class T, class I>
+bool scales_sources(const Powers<T, I>& powers) {
+  return !powers.by_edge && powers.op == Operator::sym;
+}
+
+template <class A, class T, class I>
+void set_scales(const Powers<T, I>& powers, Block<A>& block) {
   for (int c = 0; c < classes; ++c) {
-    block.left[c] = scale_of<A>(scaling, c);
-    block.right[c] = scaling == Scaling::symmetric ? block.left[c] : 1;
+    block.left[c] = scale_of<A>(powers, c);
+    block.right[c] = scales_sources(powers) ? block.left[c] : 1;
   }
 }
 
@@ -137,13 +143,12 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   for (int32_t i = block.class_begin[long_class]; i < nodes; ++i) {
     const int32_t v = block.order[i], at = i - block.class_begin[long_class];
     const auto degree = static_cast<int32_t>(indptr[v + 1] - indptr[v]);
-    const A scale = scale_of<A>(powers.scaling, degree);
+    const A scale = scale_of<A>(powers, degree);
     block.long_degrees[at] = degree;
     block.long_scales[at] = scale;
     copy_neighbours(indices + indptr[v], degree, base, stride, to);
     to += degree;
-    if (powers.scaling == Scaling::symmetric)
-      scale_row<L>(x + v * width, scale, y + static_cast<int64_t>(v) * stride, width);
+    if (scales_sources(powers)) scale_row<L>(x + v * width, scale, y + static_cast<int64_t>(v) * stride, width);
   }
 }
 
@@ -326,7 +331,7 @@ void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, ch
   block.next = block.y + nodes * block.stride;
   block.long_scales = block.next + nodes * block.stride;
   A* end = block.long_scales + nodes;
-  block.factors = powers.scaling == Scaling::factors ? end : nullptr;
+  block.factors = powers.by_edge ? end : nullptr;
   if (block.factors) end += edges;
   C* const staging = reinterpret_cast<C*>(end);
   block.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
@@ -362,7 +367,7 @@ void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   const int64_t most_nodes = block_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
   Block<A> block;
-  set_scales(powers.scaling, block);
+  set_scales(powers, block);
   int64_t begin = 0;
   for (int64_t g = 0; g <= graphs; ++g) {
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
