@@ -59,8 +59,8 @@ struct Powers {
 };
 
 // Several small graphs are taken together while their sources and edges fit these.
-constexpr int64_t block_bytes = 64 << 10;
-constexpr int64_t block_edges = 32 << 10;
+constexpr int64_t power_chunk_bytes = 64 << 10;
+constexpr int64_t power_chunk_edges = 32 << 10;
 
 // A graph of one feature and no more nodes than this may be taken as a matrix of bits.
 constexpr int64_t dense_nodes = 1024;
@@ -102,13 +102,13 @@ struct Piece {
 // Memory of one thread, with rows padded to whole registers.
 template <class T>
 struct Scratch {
-  T* rows;      // [block_entries, padded h]
+  T* rows;      // [tile_entries, padded h]
   T* w;         // [padded h]
-  T* grad;      // [block_entries, padded h]
+  T* grad;      // [tile_entries, padded h]
   double* sum;  // [padded h]
 };
 
-constexpr int64_t block_entries = 64;  // entries whose sum is in T; sums of blocks are in float64
+constexpr int64_t tile_entries = 64;  // entries whose sum is in T; sums of blocks are in float64
 
 // For each row of z the entries that refer to it; `place` is where an entry's graph and branch stand in a readout seen
 // as [G * (R + 1), h], which is graph * branches + branch.
@@ -154,8 +154,8 @@ struct Mlp {
 };
 
 constexpr int64_t column_multiple = 16;
-constexpr int64_t row_multiple = 4;     // rows of a matrix product are padded to a multiple of this
-constexpr int64_t mlp_block_rows = 96;  // rows that go through an MLP together
+constexpr int64_t row_multiple = 4;    // rows of a matrix product are padded to a multiple of this
+constexpr int64_t mlp_tile_rows = 96;  // rows that go through an MLP together
 constexpr int64_t most_layers = 8;
 
 constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
@@ -163,7 +163,7 @@ constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple 
 // One branch of some graphs whose distinct rows are evaluated together, and the memory for it. Its entries are those of
 // the graphs' segments, one after the other; those of one row are linked, the last one first.
 template <class T>
-struct Branch {
+struct BranchChunk {
   Mlp<T> mlp;
   const T* w;  // [stride], or null for the sum readout
   const T* x;  // [U, d], the rows of all graphs
@@ -190,12 +190,12 @@ struct Branch {
 
 // What a block of rows needs besides.
 template <class T>
-struct BlockScratch {
+struct TileScratch {
   T* inputs;  // as in Branch, of one block, where it keeps none
   int32_t* columns;
   T* weight;    // [padded d, stride] of the first layer, the rows of those columns
   T* gradient;  // the same of its gradient, and a row for the bias
-  T* first;     // [mlp_block_rows, widest stride]
+  T* first;     // [mlp_tile_rows, widest stride]
   T* second;
   T* third;
 };
@@ -208,7 +208,7 @@ struct Affine {
 
 // One branch of some graphs with one feature x, and the memory for it: an affine function of x on each interval.
 template <class T>
-struct Line {
+struct PiecewiseLinearChunk {
   Mlp<T> mlp;
   const T* w;                 // [stride], or null for the sum readout
   int64_t graphs, intervals;  // intervals are padded
@@ -274,20 +274,21 @@ struct BranchKernels {
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
-  void (*forward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n);
+  void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).
-  void (*readout)(const Branch<T>&, double* sum, int64_t begin, int64_t end);
+  void (*readout)(const BranchChunk<T>&, double* sum, int64_t begin, int64_t end);
   // Their ds and t.
-  void (*readout_backward)(const Branch<T>&, const T* grad, int64_t begin, int64_t end);
+  void (*readout_backward)(const BranchChunk<T>&, const T* grad, int64_t begin, int64_t end);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers.
-  void (*backward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
+  void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
   // The readouts of graphs [begin, end) of a line; sum: [2 * intervals].
-  void (*line_readout)(const Line<T>&, double* sum, int64_t begin, int64_t end);
+  void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
   // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded
   // graphs, 2 * intervals] for <ds, z>.
-  void (*line_readout_backward)(const Line<T>&, const T* grad, T* products, double* dlogit, int64_t begin, int64_t end);
+  void (*piecewise_linear_readout_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* products, double* dlogit,
+                                            int64_t begin, int64_t end);
   // The gradient dz [2 * intervals, stride] of what goes into the last LeakyReLU; adds to that of w.
-  void (*line_backward)(const Line<T>&, const double* dlogit, T* dz, T* dw);
+  void (*piecewise_linear_backward)(const PiecewiseLinearChunk<T>&, const double* dlogit, T* dz, T* dw);
 };
 
 // The kernels compiled for each instruction set; `Kernels` is one of the tables above.

@@ -11,8 +11,8 @@ namespace {
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                       bool attention, double negative_slope, bool /*tf32*/, bool shared, bool check_invariants) {
-  const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                    negative_slope, shared, check_invariants);
+  const Arguments of = checked_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                         negative_slope, shared, check_invariants);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -30,8 +30,8 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
                                                    bool /*tf32*/, bool shared, bool check_invariants, bool with_rows) {
-  const Arguments of = arguments_of(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                    negative_slope, shared, check_invariants);
+  const Arguments of = checked_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                         negative_slope, shared, check_invariants);
   const ScalarType value = rows.scalar_type();
   expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);

@@ -6,7 +6,7 @@
 // A block of rows, [n, stride], and its MLP. Columns that are 0 in every row of the block are left out of the rows and
 // of the first layer's weights: one-hot features and what becomes of them in a few hops have few others.
 template <class T>
-struct RowBlock {
+struct RowTile {
   const T* x;
   int64_t stride;
   const int32_t* column;  // what the columns are in the rows of the storage
@@ -32,7 +32,7 @@ inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t
 
 // The columns of rows [begin, begin + n) that are not all 0; to look for some among a few does not pay.
 template <class T>
-int32_t used_columns(const Branch<T>& branch, int64_t begin, int64_t n, int32_t* column) {
+int32_t used_columns(const BranchChunk<T>& branch, int64_t begin, int64_t n, int32_t* column) {
   constexpr int64_t L = lanes<T>;
   const int64_t width = branch.mlp.layers[0].in;
   const int64_t* source = branch.source + begin;
@@ -66,13 +66,14 @@ int32_t used_columns(const Branch<T>& branch, int64_t begin, int64_t n, int32_t*
 
 // `kept`: the forward pass has left its inputs.
 template <class T>
-RowBlock<T> block_of(const Branch<T>& branch, const BlockScratch<T>& scratch, int64_t begin, int64_t n, bool kept) {
-  RowBlock<T> block;
+RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n,
+                         bool kept) {
+  RowTile<T> block;
   for (int64_t l = 0; l < branch.mlp.depth; ++l) block.layers[l] = branch.mlp.layers[l];
   Layer<T>& first = block.layers[0];
   const int64_t width = first.in;
   T* x = branch.inputs ? branch.inputs + begin * padded_to(row_multiple, width) : scratch.inputs;
-  int32_t* columns = branch.inputs ? branch.columns + begin / mlp_block_rows * (width + 1) : scratch.columns;
+  int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
   if (!kept) columns[0] = used_columns(branch, begin, n, columns + 1);
   first.in = columns[0];
   block.x = x;
@@ -112,9 +113,9 @@ inline __attribute__((always_inline)) Vector<T> products(F row, G with, int64_t 
 }
 
 template <class T>
-void branch_forward(const Branch<T>& branch, const BlockScratch<T>& scratch, int64_t begin, int64_t n) {
+void branch_forward(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n) {
   constexpr int L = lanes<T>;
-  const RowBlock<T> block = block_of(branch, scratch, begin, n, false);
+  const RowTile<T> block = make_row_tile(branch, scratch, begin, n, false);
   T* activations[most_layers] = {};
   for (int64_t l = 0; l < branch.mlp.depth; ++l) {
     T* kept = branch.activations[l];
@@ -134,8 +135,6 @@ void branch_forward(const Branch<T>& branch, const BlockScratch<T>& scratch, int
     store_first(branch.mass + begin + i, mass, n - i);
   }
 }
-
-constexpr int64_t entry_block = 64;
 
 // sum = (sum +) sum_e weight(e) z[row[e], :] over n entries, in T where there is room for it, else in float64.
 template <class T, class W>
@@ -165,7 +164,7 @@ inline void add_entries(const T* z, int64_t stride, const int32_t* row, int64_t 
 
 // The readout of graph g with the weights mass(e), but for their sum, which is returned.
 template <class T, class W>
-double readout_of_graph(const Branch<T>& branch, int64_t g, W mass, double* sum) {
+double readout_of_graph(const BranchChunk<T>& branch, int64_t g, W mass, double* sum) {
   constexpr int L = lanes<T>;
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   const T* z = branch.activations[branch.mlp.depth - 1];
@@ -173,13 +172,13 @@ double readout_of_graph(const Branch<T>& branch, int64_t g, W mass, double* sum)
   const int32_t* row = branch.row + branch.ptr[g];
   const int32_t* count = branch.count ? branch.count + branch.ptr[g] : nullptr;
   T* readout = branch.readout + g * branch.readout_stride;
-  T* direct = n <= entry_block ? reinterpret_cast<T*>(sum) : nullptr;
+  T* direct = n <= tile_entries ? reinterpret_cast<T*>(sum) : nullptr;
   if (!direct)
     for (int64_t j = 0; j < last.stride; ++j) sum[j] = 0;
   double total = 0;
-  for (int64_t e = 0; e == 0 || e < n; e += entry_block) {
-    const int64_t k = n - e < entry_block ? n - e : entry_block;
-    T weight[entry_block], part = 0;
+  for (int64_t e = 0; e == 0 || e < n; e += tile_entries) {
+    const int64_t k = n - e < tile_entries ? n - e : tile_entries;
+    T weight[tile_entries], part = 0;
     for (int64_t i = 0; i < k; ++i) {
       weight[i] = count ? mass(row[e + i]) * static_cast<T>(count[e + i]) : mass(row[e + i]);
       part += weight[i];
@@ -197,7 +196,7 @@ double readout_of_graph(const Branch<T>& branch, int64_t g, W mass, double* sum)
 }
 
 template <class T>
-void branch_readout(const Branch<T>& branch, double* sum, int64_t begin, int64_t end) {
+void branch_readout(const BranchChunk<T>& branch, double* sum, int64_t begin, int64_t end) {
   constexpr double most = sizeof(T) == 4 ? 1e30 : 1e300;
   for (int64_t g = begin; g < end; ++g) {
     if (!branch.w) {
@@ -219,7 +218,7 @@ void branch_readout(const Branch<T>& branch, double* sum, int64_t begin, int64_t
 }
 
 template <class T>
-void branch_readout_backward(const Branch<T>& branch, const T* grad, int64_t begin, int64_t end) {
+void branch_readout_backward(const BranchChunk<T>& branch, const T* grad, int64_t begin, int64_t end) {
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   for (int64_t g = begin; g < end; ++g) {
     const T* from = grad + g * branch.readout_stride;
@@ -233,7 +232,7 @@ void branch_readout_backward(const Branch<T>& branch, const T* grad, int64_t beg
 // dz_u = sum_e alpha_e ds over the entries of a row, and with t = <ds, s>
 //   dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - sum_e alpha_e t, 0 where the ReLU is shut.
 template <class T>
-void gradients_of_entries(const Branch<T>& branch, int64_t begin, int64_t n, const T* z, T* dz, T* dbeta) {
+void gradients_of_entries(const BranchChunk<T>& branch, int64_t begin, int64_t n, const T* z, T* dz, T* dbeta) {
   constexpr int L = lanes<T>;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
   for (int64_t i = 0; i < n; ++i) {
@@ -271,17 +270,17 @@ void gradients_of_entries(const Branch<T>& branch, int64_t begin, int64_t n, con
 }
 
 template <class T>
-void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, int64_t begin, int64_t n,
+void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n,
                      T* const* gradient) {
   constexpr int L = lanes<T>;
   const int64_t depth = branch.mlp.depth, stride = branch.mlp.layers[depth - 1].stride;
   const T slope = branch.mlp.layers[depth - 1].slope;
-  const RowBlock<T> block = block_of(branch, scratch, begin, n, true);
+  const RowTile<T> block = make_row_tile(branch, scratch, begin, n, true);
   const T* activations[most_layers] = {};
   for (int64_t l = 0; l < depth; ++l) activations[l] = branch.activations[l] + begin * branch.mlp.layers[l].stride;
   const T* z = activations[depth - 1];
   T* dz = scratch.third;
-  T dbeta[mlp_block_rows + L];
+  T dbeta[mlp_tile_rows + L];
   gradients_of_entries(branch, begin, n, z, dz, dbeta);
   for (int64_t j = 0; j < stride; j += L) {  // dz_u += dbeta_u w, dw = sum_u dbeta_u z_u
     Vector<T> dw[2] = {};

@@ -1,12 +1,13 @@
 // A pass of chosen graphs through the branches, forward and backward.
 //
 // Graphs are taken in chunks whose activations stay in the caches. The rows of a chunk that several of its graphs, or
-// nodes, share go through the MLP once. What a chunk is depends on the input alone, as do the groups of rows whose
-// gradients are summed up apart, so results do not depend on the number of threads.
+// nodes, share go through the MLP once. What a chunk is depends on the input alone, as do the tasks, ranges of rows
+// whose gradients are summed up apart, so results do not depend on the number of threads.
 #pragma once
 
 #include <atomic>
 #include <cmath>
+#include <concepts>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -16,9 +17,9 @@
 
 namespace spin_fast {
 
-inline constexpr int64_t chunk_bytes = 4 << 20;  // of activations and their gradients
-inline constexpr int64_t ahead = 4;              // graphs between asking for the entries of one and reading them
-inline constexpr int64_t group_rows = 16 * mlp_block_rows;
+inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and their gradients
+inline constexpr int64_t ahead = 4;                     // graphs between asking for the entries of one and reading them
+inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
 
 // Runs f(i) for i in [0, n): the next free thread takes the next.
 template <class F>
@@ -34,7 +35,7 @@ void parallel_tasks(int64_t n, bool tiny, F f) {
 }
 
 // What one branch of a chunk refers to, as in Branch. The vectors only grow: `rows` and `entries` of them count.
-struct Part {
+struct BranchEntries {
   int64_t rows = 0, entries = 0;
   uint32_t stamp = 0;
   std::vector<int64_t> source, ptr;
@@ -89,13 +90,22 @@ struct Part {
   }
 };
 
+// The graph at position i of those that a call chooses, and how many entries all branches have of it.
+inline int64_t graph_of(const Arguments& of, int64_t i) { return of.ids ? of.ids[i] : i; }
+inline int64_t entries_of(const Arguments& of, int64_t i) {
+  int64_t entries = 0;
+  for (int64_t b = 0; b < of.model.branches; ++b)
+    entries += first_entry(of.seg, b, graph_of(of, i) + 1) - first_entry(of.seg, b, graph_of(of, i));
+  return entries;
+}
+
 // What a thread keeps from call to call.
 struct Workspace {
   Arena arena;
   std::vector<Arena> branch_arenas;
-  std::vector<uint64_t> marks;  // as in Part::add
+  std::vector<uint64_t> marks;  // as in BranchEntries::add
   uint32_t stamp = 0;           // the last one given
-  std::vector<Part> parts;
+  std::vector<BranchEntries> entries;
 };
 
 inline Workspace& workspace() {
@@ -104,48 +114,54 @@ inline Workspace& workspace() {
   return workspace;
 }
 
-// One call: chunk after chunk of the chosen graphs, forward and, if asked, backward.
+// A pass of one call: chunk after chunk of the chosen graphs, forward and, if asked, backward.
+template <class P, class T>
+concept Pass = requires(P pass, const P& done, T* values, const T* grad, int64_t stride) {
+  { pass.next() } -> std::same_as<bool>;  // selects the next graphs; false if none are left
+  { done.begin() } -> std::same_as<int64_t>;
+  { done.end() } -> std::same_as<int64_t>;
+  pass.forward(values, stride);  // writes the readouts of the chunk, (R + 1) * h in rows of `stride`
+  pass.backward(grad);           // adds to the gradients, from that of the readouts in rows of the same stride
+  done.write_gradient(values);   // writes those of all chunks into the flat vector
+};
+
 template <class T>
-class Pass {
+class BranchPass {
  public:
-  Pass(Workspace& workspace, const Model& model, const T* x, const T* parameters, const Segments& seg,
-       const int64_t* ids, int64_t graphs, bool backward, T* dx)
+  BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
       : workspace_(workspace),
-        parts_(workspace.parts),
-        model_(model),
-        seg_(seg),
-        ids_(ids),
-        graphs_(graphs),
+        entries_(workspace.entries),
+        arguments_(arguments),
+        model_(arguments.model),
+        seg_(arguments.seg),
         backward_(backward),
-        dx_(dx) {
-    int64_t bytes_per_row = 0;
-    for (int64_t b = 0; b < model.branches; ++b) {
-      packed_.emplace_back(workspace.arena, model, b, parameters, dx != nullptr);
-    }
-    if (static_cast<int64_t>(parts_.size()) < model.branches) parts_.resize(model.branches);
+        dx_(dx),
+        x_(x) {
+    for (int64_t b = 0; b < model_.branches; ++b)
+      packed_.emplace_back(workspace.arena, model_, b, parameters, dx != nullptr);
+    if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
     const Packed<T>& mlp = packed_[0].mlp;
-    for (const Layer<T>& layer : mlp.layers) bytes_per_row += layer.stride;
-    const int64_t stride = mlp.layers.back().stride;
-    bytes_per_row = (backward ? bytes_per_row + stride : stride) * static_cast<int64_t>(sizeof(T));
-    chunk_rows_ = std::max<int64_t>(chunk_bytes / bytes_per_row, 4 * mlp_block_rows);
-    if (backward) total_.resize(model.branches * mlp.gradient_size);
-    const bool indexed = seg.narrow_index || seg.wide_index;
-    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg.rows) workspace.marks.resize(seg.rows);
-    x_ = x;
+    int64_t width = 0;  // of all activations that are kept, and of the gradient of the last
+    for (const Layer<T>& layer : mlp.layers) width += backward ? layer.stride : 0;
+    width += padded_width();
+    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (width * sizeof(T)), 4 * mlp_tile_rows);
+    if (backward) total_.resize(model_.branches * mlp.gradient_size);
+    const bool indexed = seg_.narrow_index || seg_.wide_index;
+    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg_.rows) workspace.marks.resize(seg_.rows);
   }
-  Pass(const Pass&) = delete;
-  Pass& operator=(const Pass&) = delete;
+  BranchPass(const BranchPass&) = delete;
+  BranchPass& operator=(const BranchPass&) = delete;
 
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
 
   // Selects the next graphs, up to some thousand distinct rows; false where there are none left.
   bool next() {
-    for (Part& part : parts_) clear(part);
+    for (BranchEntries& of : entries_) clear(of);
     begin_ = end_;
-    if (begin_ == graphs_) return false;
+    if (begin_ == arguments_.graphs) return false;
     const int64_t most_entries = 16 * chunk_rows_;
-    int64_t rows = 0, entries = entries_of(end_);
+    int64_t rows = 0, entries = entries_of(arguments_, end_);
     long_ = entries > 4 * chunk_rows_;
     if (long_) {
       ++end_;
@@ -153,16 +169,18 @@ class Pass {
     }
     do {
       for (int64_t b = 0; b < model_.branches; ++b) {
-        if (end_ + 2 * ahead < graphs_) __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(end_ + 2 * ahead));
-        if (end_ + ahead < graphs_) prefetch_entries(seg_, b, graph_of(end_ + ahead));
-        const int64_t first = first_entry(seg_, b, graph_of(end_)), last = first_entry(seg_, b, graph_of(end_) + 1);
-        rows -= parts_[b].rows;
-        parts_[b].add(seg_, first, last, workspace_.marks.data());
-        rows += parts_[b].rows;
+        if (end_ + 2 * ahead < arguments_.graphs)
+          __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, end_ + 2 * ahead));
+        if (end_ + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, end_ + ahead));
+        const int64_t first = first_entry(seg_, b, graph_of(arguments_, end_)),
+                      last = first_entry(seg_, b, graph_of(arguments_, end_) + 1);
+        rows -= entries_[b].rows;
+        entries_[b].add(seg_, first, last, workspace_.marks.data());
+        rows += entries_[b].rows;
       }
-      if (++end_ == graphs_) break;
-      entries += entries_of(end_);
-    } while (rows + entries_of(end_) <= chunk_rows_ && entries <= most_entries);
+      if (++end_ == arguments_.graphs) break;
+      entries += entries_of(arguments_, end_);
+    } while (rows + entries_of(arguments_, end_) <= chunk_rows_ && entries <= most_entries);
     prepare();
     return true;
   }
@@ -204,7 +222,7 @@ class Pass {
       evaluate();
       for (int64_t b = 0; b < model_.branches; ++b) {  // the weights are those in the whole graph
         const double* sum = sums_.data() + b * (model_.width() + 2);
-        Branch<T>& branch = branches_[b];
+        BranchChunk<T>& branch = branches_[b];
         branch.readout = long_readout_ + b * model_.width();
         kernels.readout_backward(branch, grad + b * model_.width(), 0, 1);
         branch.top[0] = static_cast<T>(sum[0]);
@@ -225,14 +243,14 @@ class Pass {
   // because nothing of a piece is kept, once more backward.
   template <class F>
   void for_each_piece(F f) {
-    const int64_t graph = graph_of(begin_), most = chunk_rows_ / model_.branches;
+    const int64_t graph = graph_of(arguments_, begin_), most = chunk_rows_ / model_.branches;
     piece_readout_.resize(model_.readout_width());
     for (int64_t at = 0, more = 1; more; at += most) {
       more = 0;
       for (int64_t b = 0; b < model_.branches; ++b) {
-        clear(parts_[b]);
+        clear(entries_[b]);
         const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
-        parts_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
+        entries_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
         more |= first + at + most < last;
       }
       prepare();
@@ -247,7 +265,7 @@ class Pass {
   // Adds the readout of a piece to the largest logit, the denominator and the sum so far; without attention the
   // denominator is 1.
   void add_piece(int64_t b) {
-    const Branch<T>& branch = branches_[b];
+    const BranchChunk<T>& branch = branches_[b];
     double* sum = sums_.data() + b * (model_.width() + 2);
     double weight = 1, keep = 1;
     if (model_.attention) {
@@ -267,16 +285,16 @@ class Pass {
   // The rows of the chunk through the MLPs, then the readouts of its graphs.
   void evaluate() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    constexpr int64_t step = 4 * mlp_block_rows, graphs = 16;
+    constexpr int64_t step = 4 * mlp_tile_rows, graphs = 16;
     std::vector<std::pair<int64_t, int64_t>> tasks;
     for (int64_t b = model_.branches; b-- > 0;)
       for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
     parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
       const auto [b, first] = tasks[task];
-      const BlockScratch<T> scratch = block_scratch(b);
+      const TileScratch<T> scratch = block_scratch(b);
       const int64_t end = std::min(branches_[b].rows, first + step);
-      for (int64_t i = first; i < end; i += mlp_block_rows)
-        kernels.forward(branches_[b], scratch, i, std::min(mlp_block_rows, end - i));
+      for (int64_t i = first; i < end; i += mlp_tile_rows)
+        kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
     });
     const int64_t number = end_ - begin_;
     parallel_tasks((number + graphs - 1) / graphs, tiny_, [&](int64_t task) {
@@ -286,58 +304,50 @@ class Pass {
     });
   }
 
-  // What the rows of the chunk add to the gradients, group by group.
+  // What the rows of the chunk add to the gradients, task by task.
   void add_gradients() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    std::vector<std::pair<int64_t, int64_t>> groups;
+    std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
     for (int64_t b = model_.branches; b-- > 0;)
-      for (int64_t i = 0; i < branches_[b].rows; i += group_rows) groups.emplace_back(b, i);
-    const int64_t size = packed_[0].mlp.gradient_size, number = static_cast<int64_t>(groups.size());
+      for (int64_t i = 0; i < branches_[b].rows; i += task_rows) tasks.emplace_back(b, i);
+    const int64_t size = packed_[0].mlp.gradient_size, number = static_cast<int64_t>(tasks.size());
     if (static_cast<int64_t>(partial_.size()) < number * size) partial_.resize(number * size);
     parallel_tasks(number, tiny_, [&](int64_t task) {
-      const auto [b, first] = groups[task];
+      const auto [b, first] = tasks[task];
       T* partial = partial_.data() + task * size;
       std::memset(partial, 0, size * sizeof(T));
       T* gradient[most_layers + 1];
       for (size_t l = 0; l < model_.widths.size(); ++l) gradient[l] = partial + packed_[b].mlp.places[l].gradient;
       gradient[model_.widths.size()] = partial + packed_[b].w_gradient;
-      const BlockScratch<T> scratch = block_scratch(b);
-      const int64_t end = std::min(branches_[b].rows, first + group_rows);
-      for (int64_t i = first; i < end; i += mlp_block_rows)
-        kernels.backward(branches_[b], scratch, i, std::min(mlp_block_rows, end - i), gradient);
+      const TileScratch<T> scratch = block_scratch(b);
+      const int64_t end = std::min(branches_[b].rows, first + task_rows);
+      for (int64_t i = first; i < end; i += mlp_tile_rows)
+        kernels.backward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i), gradient);
     });
     for (int64_t task = 0; task < number; ++task) {
       const T* partial = partial_.data() + task * size;
-      double* total = total_.data() + groups[task].first * size;
+      double* total = total_.data() + tasks[task].first * size;
       for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(partial[i]);
     }
     for (int64_t b = 0; dx_ && b < model_.branches; ++b) add_row_gradients(branches_[b]);
   }
 
   // One after the other: branches may share rows of x, and so may rows of a branch where a graph is chosen twice.
-  void add_row_gradients(const Branch<T>& branch) {
+  void add_row_gradients(const BranchChunk<T>& branch) {
     const Layer<T>& first = branch.mlp.layers[0];
     for (int64_t i = 0; i < branch.rows; ++i)
       for (int64_t k = 0; k < first.in; ++k) dx_[branch.source[i] * first.in + k] += branch.dx[i * first.below + k];
   }
 
-  void clear(Part& part) {
+  void clear(BranchEntries& entries) {
     if (++workspace_.stamp == 0) {  // all have been given: those in the marks would be given again
       std::fill(workspace_.marks.begin(), workspace_.marks.end(), 0);
       workspace_.stamp = 1;
     }
-    part.clear(workspace_.stamp);
+    entries.clear(workspace_.stamp);
   }
 
-  int64_t graph_of(int64_t i) const { return ids_ ? ids_[i] : i; }
   int64_t padded_width() const { return packed_[0].mlp.layers.back().stride; }
-
-  int64_t entries_of(int64_t i) const {
-    int64_t entries = 0;
-    for (int64_t b = 0; b < model_.branches; ++b)
-      entries += first_entry(seg_, b, graph_of(i) + 1) - first_entry(seg_, b, graph_of(i));
-    return entries;
-  }
 
   // Memory for a chunk that has been selected.
   void prepare() {
@@ -353,32 +363,32 @@ class Pass {
         return at;
       };
       for (int64_t b = 0; b < model_.branches; ++b) {
-        const Part& part = parts_[b];
+        const BranchEntries& of = entries_[b];
         const Mlp<T> mlp = packed_[b].mlp.mlp();
-        const int64_t rows = part.rows, padded = padded_to(column_multiple, rows);
+        const int64_t rows = of.rows, padded = padded_to(column_multiple, rows);
         T** activations = activations_.data() + b * most_layers;
         for (int64_t l = 0; l < depth; ++l) {
           cost += rows * mlp.layers[l].in * mlp.layers[l].out;
           if (backward_ || l + 1 == depth) activations[l] = take(padded * mlp.layers[l].stride);
         }
-        Branch<T>& branch = branches_[b];
+        BranchChunk<T>& branch = branches_[b];
         branch = {};
         branch.mlp = mlp;
         branch.w = packed_[b].w;
         branch.x = x_;
         branch.rows = rows;
         branch.graphs = graphs;
-        branch.source = part.source.data();
-        branch.last = part.last.data();
-        branch.row = part.row.data();
-        branch.before = part.before.data();
-        branch.graph = part.graph.data();
-        branch.ptr = part.ptr.data();
-        branch.count = seg_.count ? part.count.data() : nullptr;
+        branch.source = of.source.data();
+        branch.last = of.last.data();
+        branch.row = of.row.data();
+        branch.before = of.before.data();
+        branch.graph = of.graph.data();
+        branch.ptr = of.ptr.data();
+        branch.count = seg_.count ? of.count.data() : nullptr;
         branch.activations = activations;
         if (backward_) {
           branch.inputs = take(padded * padded_to(row_multiple, model_.features));
-          branch.columns = reinterpret_cast<int32_t*>(take((rows / mlp_block_rows + 1) * (model_.features + 1)));
+          branch.columns = reinterpret_cast<int32_t*>(take((rows / mlp_tile_rows + 1) * (model_.features + 1)));
         }
         branch.beta = take(padded);
         branch.mass = take(padded);
@@ -388,7 +398,7 @@ class Pass {
         branch.t = take(graphs);
         branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
       }
-      tiny_ = cost < 4 * piece_cost;
+      tiny_ = cost < 4 * task_cost;
       if (used > capacity_) {
         capacity_ = used + used / 4;
         memory_ = workspace_.arena.take<T>(capacity_);
@@ -396,11 +406,11 @@ class Pass {
     }
   }
 
-  BlockScratch<T> block_scratch(int64_t b) const {
+  TileScratch<T> block_scratch(int64_t b) const {
     const Packed<T>& mlp = packed_[b].mlp;
     const int64_t features = padded_to(column_multiple, model_.features) + column_multiple;
-    const int64_t first = features * mlp.layers[0].stride, block = mlp_block_rows * mlp.widest;
-    const int64_t sizes[] = {mlp_block_rows * features, features, first, first, block, block, block};
+    const int64_t first = features * mlp.layers[0].stride, block = mlp_tile_rows * mlp.widest;
+    const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, block, block, block};
     int64_t total = line;
     for (const int64_t size : sizes) total += padded_to(line, size * static_cast<int64_t>(sizeof(T)));
     char* memory = thread_scratch(total);
@@ -413,11 +423,10 @@ class Pass {
   }
 
   Workspace& workspace_;
-  std::vector<Part>& parts_;
+  std::vector<BranchEntries>& entries_;
+  const Arguments& arguments_;
   const Model& model_;
   const Segments& seg_;
-  const int64_t* ids_;
-  int64_t graphs_;
   bool backward_;
   T* dx_;
   const T* x_;
@@ -429,12 +438,14 @@ class Pass {
   std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
   T* long_readout_ = nullptr;
   std::vector<PackedBranch<T>> packed_;
-  std::vector<Branch<T>> branches_;
+  std::vector<BranchChunk<T>> branches_;
   std::vector<T*> activations_;
   T* memory_ = nullptr;
   int64_t capacity_ = 0;
   std::vector<T> partial_;
   std::vector<double> total_;
 };
+
+static_assert(Pass<BranchPass<float>, float> && Pass<BranchPass<double>, double>);
 
 }  // namespace spin_fast

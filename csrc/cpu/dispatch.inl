@@ -25,8 +25,15 @@ ReadoutKernels<S> readout_table() {
 
 template <class T>
 BranchKernels<T> branch_table() {
-  return {mlp_forward<T>,     mlp_backward<T>, branch_forward<T>,        branch_readout<T>, branch_readout_backward<T>,
-          branch_backward<T>, line_readout<T>, line_readout_backward<T>, line_backward<T>};
+  return {mlp_forward<T>,
+          mlp_backward<T>,
+          branch_forward<T>,
+          branch_readout<T>,
+          branch_readout_backward<T>,
+          branch_backward<T>,
+          piecewise_linear_readout<T>,
+          piecewise_linear_readout_backward<T>,
+          piecewise_linear_backward<T>};
 }
 
 #define SPIN_FAST_TABLE(make, ...) \

@@ -163,7 +163,7 @@ struct Store {
 
 // One branch of a part: its rows as bits W; numbers of nodes, entries and rows are of type I.
 template <class W, class I>
-struct Branch {
+struct BranchChunk {
   const W* rows;  // [N, d]
   int64_t width;  // d
   int64_t nodes;  // N

@@ -7,7 +7,7 @@
 // A product is made of tiles of rows x columns that stay in registers: of the inner loop, every weight that is loaded
 // serves all rows, and every activation all columns of the tile.
 
-constexpr int tile_rows = vector_bytes == 64 ? 12 : 6;  // what the registers hold, with two vectors of columns
+constexpr int register_rows = vector_bytes == 64 ? 12 : 6;  // what the registers hold, with two vectors of columns
 
 // finish(row, column, sum) of a[row, :] w[:, column] + bias[column], for R rows and V vectors of columns.
 template <int R, int V, class T, class F>
@@ -37,8 +37,8 @@ inline __attribute__((always_inline)) void product_tile(const T* a, int64_t lda,
 template <class F>
 inline __attribute__((always_inline)) void by_tiles(int64_t n, F tile) {
   int64_t i = 0;
-  for (; i + tile_rows <= n; i += tile_rows) tile(std::integral_constant<int, tile_rows>{}, i);
-  if constexpr (tile_rows == 12) {
+  for (; i + register_rows <= n; i += register_rows) tile(std::integral_constant<int, register_rows>{}, i);
+  if constexpr (register_rows == 12) {
     if (n - i == 8) tile(std::integral_constant<int, 8>{}, i);
     if (n - i == 4) tile(std::integral_constant<int, 4>{}, i);
   } else {

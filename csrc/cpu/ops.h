@@ -67,10 +67,10 @@ inline char* thread_scratch(int64_t bytes) {
 }
 
 // Cost that one piece of work should have, in scalar multiply-adds: some ten microseconds.
-inline constexpr int64_t piece_cost = 1 << 16;
+inline constexpr int64_t task_cost = 1 << 16;
 
-inline int64_t number_of_pieces(int64_t cost, int64_t items) {
-  return std::clamp<int64_t>(cost / piece_cost, 1, std::max<int64_t>(1, std::min<int64_t>(items, 1024)));
+inline int64_t number_of_tasks(int64_t cost, int64_t items) {
+  return std::clamp<int64_t>(cost / task_cost, 1, std::max<int64_t>(1, std::min<int64_t>(items, 1024)));
 }
 
 // First item of piece `piece` when items [0, n) with prefix-summed costs `cost(0..n)` are cut into `pieces` pieces.
@@ -106,7 +106,7 @@ void parallel_ranges(int64_t n, F f) {
 // estimates.
 template <class Cost, class F>
 void parallel_items(int64_t n, int64_t total_cost, Cost cost, F f) {
-  const int64_t pieces = number_of_pieces(total_cost, n);
+  const int64_t pieces = number_of_tasks(total_cost, n);
   if (pieces == 1) return f(int64_t{0}, n);
   int64_t step = pieces * 5 / 8 + 1;
   while (std::gcd(step, pieces) != 1) ++step;

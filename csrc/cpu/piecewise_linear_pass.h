@@ -1,4 +1,4 @@
-// A pass of chosen graphs with one feature through the branches, forward and backward: Pass for what
+// A pass of chosen graphs with one feature through the branches, forward and backward: BranchPass for what
 // piecewise_linear.inl explains.
 //
 // The intervals are found layer by layer: on those of one layer the units of the next are affine, and each is cut where
@@ -13,48 +13,49 @@
 namespace spin_fast {
 
 template <class T>
-class LinePass {
+class PiecewiseLinearPass {
  public:
   // Whether so many entries are worth the search for intervals, of which there are usually about as many as units.
-  static bool pays(const Model& model, const Segments& seg, const int64_t* ids, int64_t graphs) {
+  static bool pays(const Arguments& arguments) {
+    const Model& model = arguments.model;
     if (model.features != 1) return false;
     int64_t units = 1, entries = 0;
     for (const int64_t width : model.widths) units += width;
-    for (int64_t i = 0; i < graphs; ++i)
-      for (int64_t b = 0; b < model.branches; ++b) {
-        const int64_t g = ids ? ids[i] : i;
-        entries += first_entry(seg, b, g + 1) - first_entry(seg, b, g);
-      }
+    for (int64_t i = 0; i < arguments.graphs; ++i) entries += entries_of(arguments, i);
     return entries > entries_per_unit * units * model.branches;
   }
 
-  LinePass(Workspace& workspace, const Model& model, const T* x, const T* parameters, const Segments& seg,
-           const int64_t* ids, int64_t graphs, bool backward)
-      : workspace_(workspace), model_(model), seg_(seg), ids_(ids), graphs_(graphs), backward_(backward), x_(x) {
-    for (int64_t b = 0; b < model.branches; ++b) packed_.emplace_back(workspace.arena, model, b, parameters, false);
-    if (backward) total_.resize(model.branches * packed_[0].mlp.gradient_size);
-    branches_.resize(model.branches);
-    workspace.branch_arenas.resize(model.branches);
+  PiecewiseLinearPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward)
+      : workspace_(workspace),
+        arguments_(arguments),
+        model_(arguments.model),
+        seg_(arguments.seg),
+        backward_(backward),
+        x_(x) {
+    for (int64_t b = 0; b < model_.branches; ++b) packed_.emplace_back(workspace.arena, model_, b, parameters, false);
+    if (backward) total_.resize(model_.branches * packed_[0].mlp.gradient_size);
+    branches_.resize(model_.branches);
+    workspace.branch_arenas.resize(model_.branches);
     int64_t chunks = 0;
     for (; take(); ++chunks)
-      for (Of& of : branches_)
-        for (int64_t e = 0; e < of.ptr.back(); ++e) {
-          usable_ &= std::abs(of.x[e]) <= std::numeric_limits<T>::max();
-          of.low = std::min(of.low, of.x[e]);
-          of.high = std::max(of.high, of.x[e]);
+      for (BranchState& state : branches_)
+        for (int64_t e = 0; e < state.ptr.back(); ++e) {
+          usable_ &= std::abs(state.x[e]) <= std::numeric_limits<T>::max();
+          state.low = std::min(state.low, state.x[e]);
+          state.high = std::max(state.high, state.x[e]);
         }
     taken_ = chunks == 1;
     begin_ = 0;
     if (!taken_) end_ = 0;
     if (!usable_) return;
-    parallel_tasks(model.branches, tiny_, [&](int64_t b) { find_intervals(b); });
-    for (const Of& of : branches_) usable_ = usable_ && of.usable;
+    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { find_intervals(b); });
+    for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
-  LinePass(const LinePass&) = delete;
-  LinePass& operator=(const LinePass&) = delete;
+  PiecewiseLinearPass(const PiecewiseLinearPass&) = delete;
+  PiecewiseLinearPass& operator=(const PiecewiseLinearPass&) = delete;
 
   // False if a feature, an offset or a slope is not finite, since the products over all intervals would carry it from
-  // graph to graph, and if there are so many intervals that Pass is faster.
+  // graph to graph, and if there are so many intervals that BranchPass is faster.
   bool usable() const { return usable_; }
 
   int64_t begin() const { return begin_; }
@@ -64,24 +65,24 @@ class LinePass {
     if (!std::exchange(taken_, false) && !take()) return false;
     Arena& arena = workspace_.arena;
     const int64_t stride = packed_[0].mlp.layers.back().stride;
-    const int64_t graphs = padded_to(row_multiple, std::min(graphs_, most_graphs));
-    for (Of& of : branches_) {
-      Line<T>& line = of.line;
-      const int64_t entries = of.ptr.back();
-      if (entries > of.prepared) {
-        of.prepared = entries + entries / 4;
-        line.interval = arena.take<int32_t>(of.prepared);
-        line.weight = arena.take<T>(of.prepared);
+    const int64_t graphs = padded_to(row_multiple, std::min(arguments_.graphs, most_graphs));
+    for (BranchState& state : branches_) {
+      PiecewiseLinearChunk<T>& chunk = state.chunk;
+      const int64_t entries = state.ptr.back();
+      if (entries > state.prepared) {
+        state.prepared = entries + entries / 4;
+        chunk.interval = arena.take<int32_t>(state.prepared);
+        chunk.weight = arena.take<T>(state.prepared);
       }
-      if (!line.moments) {
-        line.scale = arena.take<T>(graphs);
-        line.moments = arena.take<T>(graphs * 2 * line.intervals);
-        line.ds = arena.take<T>(backward_ ? graphs * stride : 0);
+      if (!chunk.moments) {
+        chunk.scale = arena.take<T>(graphs);
+        chunk.moments = arena.take<T>(graphs * 2 * chunk.intervals);
+        chunk.ds = arena.take<T>(backward_ ? graphs * stride : 0);
       }
-      line.graphs = end_ - begin_;
-      line.ptr = of.ptr.data();
-      line.count = of.count;
-      line.x = of.x;
+      chunk.graphs = end_ - begin_;
+      chunk.ptr = state.ptr.data();
+      chunk.count = state.count;
+      chunk.x = state.x;
     }
     return true;
   }
@@ -89,27 +90,28 @@ class LinePass {
   void forward(T* readout, int64_t stride) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     for (int64_t b = 0; b < model_.branches; ++b) {
-      branches_[b].line.readout = readout + b * model_.width();
-      branches_[b].line.readout_stride = stride;
+      branches_[b].chunk.readout = readout + b * model_.width();
+      branches_[b].chunk.readout_stride = stride;
     }
-    for_each_group([&](int64_t b, int64_t, int64_t begin, int64_t end) {
-      const Line<T>& line = branches_[b].line;
-      kernels.line_readout(line, reinterpret_cast<double*>(thread_scratch(2 * line.intervals * 8)), begin, end);
+    for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
+      const PiecewiseLinearChunk<T>& chunk = branches_[b].chunk;
+      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(2 * chunk.intervals * 8)), begin,
+                                       end);
     });
   }
 
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    const int64_t groups = (end_ - begin_ + group - 1) / group;
-    for (Of& of : branches_) of.dlogit.resize(model_.attention ? groups * 2 * of.line.intervals : 0);
-    for_each_group([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
-      Of& of = branches_[b];
-      const int64_t size = 2 * of.line.intervals;
-      T* products = reinterpret_cast<T*>(thread_scratch(group * size * static_cast<int64_t>(sizeof(T))));
-      kernels.line_readout_backward(of.line, grad + b * model_.width(), products, of.dlogit.data() + i * size, begin,
-                                    end);
+    const int64_t tasks = (end_ - begin_ + task_graphs - 1) / task_graphs;
+    for (BranchState& state : branches_) state.dlogit.resize(model_.attention ? tasks * 2 * state.chunk.intervals : 0);
+    for_each_task([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
+      BranchState& state = branches_[b];
+      const int64_t size = 2 * state.chunk.intervals;
+      T* products = reinterpret_cast<T*>(thread_scratch(task_graphs * size * static_cast<int64_t>(sizeof(T))));
+      kernels.piecewise_linear_readout_backward(state.chunk, grad + b * model_.width(), products,
+                                                state.dlogit.data() + i * size, begin, end);
     });
-    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, groups); });
+    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, tasks); });
   }
 
   void write_gradient(T* gradient) const {
@@ -120,19 +122,20 @@ class LinePass {
  private:
   static constexpr int64_t entries_per_unit = 4;
   static constexpr int64_t kinks_per_unit = 4;  // at most: one or less is usual
-  static constexpr int64_t group = 16;          // graphs that are one task
+  static constexpr int64_t task_graphs = 16;    // graphs of one task
   static constexpr int64_t tiny_entries = 1 << 13;
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
   // What is kept of a branch.
-  struct Of {
-    Line<T> line{};
+  struct BranchState {
+    PiecewiseLinearChunk<T> chunk{};
     T low = std::numeric_limits<T>::infinity(), high = -low;
     bool usable = true;
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
     int64_t room = 0, prepared = 0;  // entries: of x and count, and of what comes from them
-    // Of x itself, then of the units of each layer: [2 * intervals, stride] as in Line::z, and [intervals, stride].
+    // BranchState x itself, then of the units of each layer: [2 * intervals, stride] as in Line::z, and [intervals,
+    // stride].
     T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
     std::vector<double> dlogit;
   };
@@ -155,30 +158,31 @@ class LinePass {
   // Takes the next graphs and gathers their features; false where there are none left.
   bool take() {
     begin_ = end_;
-    if (begin_ == graphs_) return false;
+    if (begin_ == arguments_.graphs) return false;
     int64_t entries = 0;
     do {
-      entries += entries_of(end_);
+      entries += entries_of(arguments_, end_);
       ++end_;
-    } while (end_ < graphs_ && end_ - begin_ < most_graphs && entries + entries_of(end_) <= most_entries);
+    } while (end_ < arguments_.graphs && end_ - begin_ < most_graphs &&
+             entries + entries_of(arguments_, end_) <= most_entries);
     tiny_ = entries < tiny_entries;
     for (int64_t b = 0; b < model_.branches; ++b) {
-      Of& of = branches_[b];
-      of.ptr.assign(1, 0);
+      BranchState& state = branches_[b];
+      state.ptr.assign(1, 0);
       for (int64_t i = begin_; i < end_; ++i) {
-        const int64_t first = first_entry(seg_, b, graph_of(i));
-        of.ptr.push_back(of.ptr.back() + first_entry(seg_, b, graph_of(i) + 1) - first);
+        const int64_t first = first_entry(seg_, b, graph_of(arguments_, i));
+        state.ptr.push_back(state.ptr.back() + first_entry(seg_, b, graph_of(arguments_, i) + 1) - first);
       }
-      if (of.ptr.back() > of.room) {
-        of.room = of.ptr.back() + of.ptr.back() / 4;
-        of.x = workspace_.arena.take<T>(of.room);
-        if (seg_.count) of.count = workspace_.arena.take<T>(of.room);
+      if (state.ptr.back() > state.room) {
+        state.room = state.ptr.back() + state.ptr.back() / 4;
+        state.x = workspace_.arena.take<T>(state.room);
+        if (seg_.count) state.count = workspace_.arena.take<T>(state.room);
       }
     }
-    for_each_group([&](int64_t b, int64_t, int64_t begin, int64_t end) {
+    for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
-        if (i + ahead < end) prefetch_entries(seg_, b, graph_of(begin_ + i + ahead));
-        const int64_t first = first_entry(seg_, b, graph_of(begin_ + i));
+        if (i + ahead < end) prefetch_entries(seg_, b, graph_of(arguments_, begin_ + i + ahead));
+        const int64_t first = first_entry(seg_, b, graph_of(arguments_, begin_ + i));
         T* to = branches_[b].x + branches_[b].ptr[i];
         const int64_t n = branches_[b].ptr[i + 1] - branches_[b].ptr[i];
         if (seg_.narrow_index)
@@ -194,13 +198,13 @@ class LinePass {
     return true;
   }
 
-  // f(branch, number of the group, first graph, end) of the chunk.
+  // Runs f(branch, number of the task, first graph, end) over the chunk.
   template <class F>
-  void for_each_group(F f) {
-    const int64_t graphs = end_ - begin_, groups = (graphs + group - 1) / group;
-    parallel_tasks(model_.branches * groups, tiny_, [&](int64_t task) {
-      const int64_t b = task / groups, i = task % groups;
-      f(b, i, i * group, std::min(graphs, (i + 1) * group));
+  void for_each_task(F f) {
+    const int64_t graphs = end_ - begin_, tasks = (graphs + task_graphs - 1) / task_graphs;
+    parallel_tasks(model_.branches * tasks, tiny_, [&](int64_t task) {
+      const int64_t b = task / tasks, i = task % tasks;
+      f(b, i, i * task_graphs, std::min(graphs, (i + 1) * task_graphs));
     });
   }
 
@@ -254,134 +258,125 @@ class LinePass {
 
   void find_intervals(int64_t b) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    Of& of = branches_[b];
-    Line<T>& line = of.line;
+    BranchState& state = branches_[b];
+    PiecewiseLinearChunk<T>& chunk = state.chunk;
     Arena& arena = workspace_.branch_arenas[b];
     arena.clear();
-    line.mlp = packed_[b].mlp.mlp();
-    line.w = packed_[b].w;
-    std::vector<Units> layers = {feature(arena, of.low, of.high)};
+    chunk.mlp = packed_[b].mlp.mlp();
+    chunk.w = packed_[b].w;
+    std::vector<Units> layers = {feature(arena, state.low, state.high)};
     int64_t most = kinks_per_unit;
-    for (int64_t l = 0; l < line.mlp.depth; ++l) {
+    for (int64_t l = 0; l < chunk.mlp.depth; ++l) {
       const Units& below = layers.back();
-      Layer<T> layer = line.mlp.layers[l];
+      Layer<T> layer = chunk.mlp.layers[l];
       const int64_t size = padded_to(row_multiple, below.size()) * layer.stride;
       T *offset = arena.take<T>(size), *slope = arena.take<T>(size);
       layer.slope = 1;
       kernels.mlp_forward({1, &layer}, below.offset, below.stride, below.size(), &offset, nullptr);
       layer.bias = nullptr;
       kernels.mlp_forward({1, &layer}, below.slope, below.stride, below.size(), &slope, nullptr);
-      layers.push_back(cut(arena, below, offset, slope, layer.out, layer.stride, line.mlp.layers[l].slope));
+      layers.push_back(cut(arena, below, offset, slope, layer.out, layer.stride, chunk.mlp.layers[l].slope));
       most += kinks_per_unit * layer.out;
-      of.usable = layers.back().size() <= most;
-      if (!of.usable) return;
+      state.usable = layers.back().size() <= most;
+      if (!state.usable) return;
     }
-    if (line.w) {
+    if (chunk.w) {
       const Units& z = layers.back();
       std::vector<T> offset(z.size()), slope(z.size());
       for (int64_t i = 0; i < z.size(); ++i)
         for (int64_t j = 0; j < z.stride; ++j) {
-          offset[i] += line.w[j] * z.offset[i * z.stride + j];
-          slope[i] += line.w[j] * z.slope[i * z.stride + j];
+          offset[i] += chunk.w[j] * z.offset[i * z.stride + j];
+          slope[i] += chunk.w[j] * z.slope[i * z.stride + j];
         }
       layers.push_back(cut(arena, z, offset.data(), slope.data(), 1, 1, 0));
     }
-    lay_out(arena, of, layers);
+    lay_out(arena, state, layers);
   }
 
   // The arrays of the kernels on the intervals of the last units. Positive denormals count as 0.
-  void lay_out(Arena& arena, Of& of, const std::vector<Units>& layers) const {
+  void lay_out(Arena& arena, BranchState& state, const std::vector<Units>& layers) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
-    Line<T>& line = of.line;
+    PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Units& last = layers.back();
-    const int64_t number = last.size(), depth = line.mlp.depth, intervals = padded_to(column_multiple, number);
-    line.intervals = intervals;
-    line.blocks = padded_to(column_multiple, intervals / column_multiple);
-    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(line.blocks);
+    const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(column_multiple, number);
+    chunk.intervals = intervals;
+    chunk.blocks = padded_to(column_multiple, intervals / column_multiple);
+    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(chunk.blocks);
     Affine<T>* beta = arena.take<Affine<T>>(intervals);
     std::fill_n(start, intervals, infinity);
-    std::fill_n(coarse, line.blocks, infinity);
+    std::fill_n(coarse, chunk.blocks, infinity);
     std::fill_n(beta, intervals, Affine<T>{});
     std::vector<int64_t> row(number);
     for (int64_t i = 0; i < number; ++i) {
       const bool after_zero = last.left[i] == 0 && last.right[i] > 0;
       start[i] = i == 0 ? -infinity : after_zero ? std::numeric_limits<T>::min() : last.left[i];
       if (i % column_multiple == 0) coarse[i / column_multiple] = start[i];
-      if (line.w) beta[i] = {last.offset[i], last.slope[i]};
-      of.usable = of.usable && std::isfinite(beta[i].offset) && std::isfinite(beta[i].slope);
-      row[i] = line.w ? last.below[i] : i;
+      if (chunk.w) beta[i] = {last.offset[i], last.slope[i]};
+      state.usable = state.usable && std::isfinite(beta[i].offset) && std::isfinite(beta[i].slope);
+      row[i] = chunk.w ? last.below[i] : i;
     }
     for (int64_t l = depth; l >= (backward_ ? 0 : depth); --l) {
       const Units& units = layers[l];
       const int64_t stride = units.stride, size = intervals * stride;
-      of.values[l] = arena.take<T>(2 * size);
-      of.middles[l] = arena.take<T>(size);
+      state.values[l] = arena.take<T>(2 * size);
+      state.middles[l] = arena.take<T>(size);
       const auto copy = [&](const T* from, T* to) {
         std::fill_n(to, size, T{0});
         for (int64_t i = 0; from && i < number; ++i) std::copy_n(from + row[i] * stride, stride, to + i * stride);
       };
-      copy(units.offset, of.values[l]);
-      copy(units.slope, of.values[l] + size);
-      copy(units.middle, of.middles[l]);
+      copy(units.offset, state.values[l]);
+      copy(units.slope, state.values[l] + size);
+      copy(units.middle, state.middles[l]);
       for (int64_t& i : row) i = units.below[i];
     }
     const int64_t stride = layers[depth].stride;
-    line.start = start;
-    line.coarse = coarse;
-    line.beta = beta;
-    line.z = of.values[depth];
-    line.gate = of.middles[depth];
-    for (int64_t i = 0; i < 2 * intervals * stride; ++i) of.usable = of.usable && std::isfinite(line.z[i]);
-    if (!backward_ || !line.w) return;
+    chunk.start = start;
+    chunk.coarse = coarse;
+    chunk.beta = beta;
+    chunk.z = state.values[depth];
+    chunk.gate = state.middles[depth];
+    for (int64_t i = 0; i < 2 * intervals * stride; ++i) state.usable = state.usable && std::isfinite(chunk.z[i]);
+    if (!backward_ || !chunk.w) return;
     T* transposed = arena.take<T>(stride * 2 * intervals);
     for (int64_t i = 0; i < 2 * intervals; ++i)
-      for (int64_t j = 0; j < stride; ++j) transposed[j * 2 * intervals + i] = line.z[i * stride + j];
-    line.transposed = transposed;
+      for (int64_t j = 0; j < stride; ++j) transposed[j * 2 * intervals + i] = chunk.z[i * stride + j];
+    chunk.transposed = transposed;
   }
 
-  void add_gradients(int64_t b, int64_t groups) {
+  void add_gradients(int64_t b, int64_t tasks) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    Of& of = branches_[b];
-    Line<T>& line = of.line;
+    BranchState& state = branches_[b];
+    PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Packed<T>& packed = packed_[b].mlp;
-    const int64_t size = packed.gradient_size, depth = line.mlp.depth, intervals = line.intervals;
-    for (int64_t i = 1; i < (line.w ? groups : 0); ++i)
-      for (int64_t k = 0; k < 2 * intervals; ++k) of.dlogit[k] += of.dlogit[i * 2 * intervals + k];
+    const int64_t size = packed.gradient_size, depth = chunk.mlp.depth, intervals = chunk.intervals;
+    for (int64_t i = 1; i < (chunk.w ? tasks : 0); ++i)
+      for (int64_t k = 0; k < 2 * intervals; ++k) state.dlogit[k] += state.dlogit[i * 2 * intervals + k];
     const int64_t tile = intervals * packed.widest;
     T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * tile) * static_cast<int64_t>(sizeof(T))));
     T *dz = memory, *first = dz + 2 * tile, *second = first + tile, *gradients = second + tile;
     std::memset(gradients, 0, size * sizeof(T));
     T* gradient[most_layers];
     for (int64_t l = 0; l < depth; ++l) gradient[l] = gradients + packed.places[l].gradient;
-    kernels.line_backward(line, of.dlogit.data(), dz, gradients + packed_[b].w_gradient);
+    kernels.piecewise_linear_backward(chunk, state.dlogit.data(), dz, gradients + packed_[b].w_gradient);
     for (const int64_t side : {1, 0}) {
       const T* values[most_layers];
-      for (int64_t l = 0; l < depth; ++l) values[l] = of.values[l + 1] + side * intervals * line.mlp.layers[l].stride;
-      kernels.mlp_backward(line.mlp, of.values[0] + side * intervals * row_multiple, row_multiple, intervals, values,
-                           of.middles + 1, dz + side * intervals * line.mlp.layers[depth - 1].stride, first, second,
-                           gradient, nullptr);
+      for (int64_t l = 0; l < depth; ++l)
+        values[l] = state.values[l + 1] + side * intervals * chunk.mlp.layers[l].stride;
+      kernels.mlp_backward(chunk.mlp, state.values[0] + side * intervals * row_multiple, row_multiple, intervals,
+                           values, state.middles + 1, dz + side * intervals * chunk.mlp.layers[depth - 1].stride, first,
+                           second, gradient, nullptr);
       for (int64_t l = 0; side == 1 && l < depth; ++l)  // no bias enters a slope
-        std::fill_n(gradient[l] + padded_to(row_multiple, line.mlp.layers[l].in) * line.mlp.layers[l].stride,
-                    line.mlp.layers[l].stride, T{0});
+        std::fill_n(gradient[l] + padded_to(row_multiple, chunk.mlp.layers[l].in) * chunk.mlp.layers[l].stride,
+                    chunk.mlp.layers[l].stride, T{0});
     }
     double* total = total_.data() + b * size;
     for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(gradients[i]);
   }
 
-  int64_t graph_of(int64_t i) const { return ids_ ? ids_[i] : i; }
-
-  int64_t entries_of(int64_t i) const {
-    int64_t entries = 0;
-    for (int64_t b = 0; b < model_.branches; ++b)
-      entries += first_entry(seg_, b, graph_of(i) + 1) - first_entry(seg_, b, graph_of(i));
-    return entries;
-  }
-
   Workspace& workspace_;
+  const Arguments& arguments_;
   const Model& model_;
   const Segments& seg_;
-  const int64_t* ids_;
-  int64_t graphs_;
   bool backward_;
   const T* x_;
   bool usable_ = true;
@@ -389,8 +384,10 @@ class LinePass {
   bool taken_ = false;  // the features of the next chunk are gathered already
   int64_t begin_ = 0, end_ = 0;
   std::vector<PackedBranch<T>> packed_;
-  std::vector<Of> branches_;
+  std::vector<BranchState> branches_;
   std::vector<double> total_;
 };
+
+static_assert(Pass<PiecewiseLinearPass<float>, float> && Pass<PiecewiseLinearPass<double>, double>);
 
 }  // namespace spin_fast

@@ -111,7 +111,7 @@ void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * width * hops;
   const auto is_large = [&](int64_t g) {
     const int64_t nodes = nodes_of(g), edges = edges_of(g), cost = (edges + nodes) * width * hops;
-    if (cost > 256 * piece_cost && cost > total / 8) return true;  // too much for one thread
+    if (cost > 256 * task_cost && cost > total / 8) return true;  // too much for one thread
     if (width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
     return 2 * nodes * stride * sum_bytes > cache_bytes || edges > cache_edges;
   };
@@ -130,7 +130,7 @@ void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
       end = g + 1;
       continue;
     }
-    int64_t nodes = block_bytes / (2 * width * sum_bytes), edges = block_edges;
+    int64_t nodes = power_chunk_bytes / (2 * width * sum_bytes), edges = power_chunk_edges;
     for (end = g; end < graphs && !is_large(end); ++end) {
       nodes = std::max(nodes, nodes_of(end));
       edges = std::max(edges, edges_of(end));
@@ -169,7 +169,7 @@ void powers_backward(const Adjacency<T, I>& a, Operator op, const int64_t* ptr, 
   int64_t largest = ptr ? 0 : a.edges + a.nodes;
   for (int64_t g = 0; g < graphs; ++g)
     largest = std::max<int64_t>(largest, back.indptr[ptr[g + 1]] - back.indptr[ptr[g]] + ptr[g + 1] - ptr[g]);
-  if (ptr && largest * width <= std::max(16 * piece_cost, cost / 8)) {  // each graph is one thread's
+  if (ptr && largest * width <= std::max(16 * task_cost, cost / 8)) {  // each graph is one thread's
     const auto edges_and_nodes = [&](int64_t g) { return static_cast<int64_t>(back.indptr[ptr[g]]) + ptr[g]; };
     parallel_items(graphs, cost * hops, edges_and_nodes, [&](int64_t first, int64_t last) {
       for (int64_t g = first; g < last; ++g)

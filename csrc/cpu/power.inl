@@ -364,16 +364,15 @@ void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, ch
 template <int L, class T, class I, class A>
 void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   const int64_t stride = (powers.hop.width + L - 1) / L * L;
-  const int64_t most_nodes = block_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
+  const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
   Block<A> block;
   set_scales(powers, block);
   int64_t begin = 0;
   for (int64_t g = 0; g <= graphs; ++g) {
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
-    const bool full =
-        g == graphs ||
-        (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes || indptr[ptr[g + 1]] - indptr[ptr[begin]] > block_edges));
+    const bool full = g == graphs || (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes ||
+                                                    indptr[ptr[g + 1]] - indptr[ptr[begin]] > power_chunk_edges));
     if ((full || dense) && ptr[g] > ptr[begin]) powers_of_block<L>(powers, ptr[begin], ptr[g], scratch, block);
     if (full || dense) begin = g;
     if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;

@@ -55,8 +55,8 @@ struct Plan {
 Plan plan_of(const Segments& seg) {
   Plan plan;
   const int64_t most =
-      std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block_entries * block_entries +
-      block_entries;
+      std::max(task_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / tile_entries * tile_entries +
+      tile_entries;
   plan.tiny = seg.entries <= most;
   if (seg.graphs == 0) return plan;
   for (int64_t branch = 0; branch < seg.branches; ++branch) {
@@ -97,11 +97,11 @@ Scratch<T> scratch_of(int64_t width) {
   thread_local std::vector<T> rows;
   thread_local std::vector<double> sum;
   const size_t stride = padded_width(width), line = 64 / sizeof(T);
-  const size_t size = (2 * block_entries + 1) * stride + line;
+  const size_t size = (2 * tile_entries + 1) * stride + line;
   if (rows.size() < size) rows.resize(size);
   if (sum.size() < stride) sum.resize(stride);
   T* aligned = rows.data() + (line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % line) % line;
-  return {aligned, aligned + 2 * block_entries * stride, aligned + block_entries * stride, sum.data()};
+  return {aligned, aligned + 2 * tile_entries * stride, aligned + tile_entries * stride, sum.data()};
 }
 
 int64_t place_of(const Segments& seg, int64_t s) { return s % seg.graphs * seg.branches + s / seg.graphs; }

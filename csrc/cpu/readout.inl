@@ -132,21 +132,21 @@ void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratc
   const auto add_block = [&](int64_t first, int64_t n, auto take) {
     const T* rows = block_rows(seg, z, first, n, scratch.rows);
     if (!seg.count) return add_rows<V>(rows, vectors, [](int64_t) { return static_cast<T>(1); }, n, take);
-    T weight[block_entries];
+    T weight[tile_entries];
     for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
     add_rows<V>(rows, vectors, [&](int64_t i) { return weight[i]; }, n, take);
   };
   for (int64_t s = piece.begin; s < piece.end; ++s) {
     const Run run = run_of(seg, piece, branch, s);
     T* to = readout + run.place * seg.width;
-    if (!piece.split && run.end - run.begin <= block_entries) {
+    if (!piece.split && run.end - run.begin <= tile_entries) {
       add_block(run.begin, run.end - run.begin,
                 [&](int64_t k, Vector<T> v) { store_first(to + k * L, v, V ? L : seg.width - k * L); });
       continue;
     }
     for (int64_t j = 0; j < vectors * L; ++j) sum[j] = 0;
-    for (int64_t first = run.begin; first < run.end; first += block_entries)
-      add_block(first, run.end - first < block_entries ? run.end - first : block_entries,
+    for (int64_t first = run.begin; first < run.end; first += tile_entries)
+      add_block(first, run.end - first < tile_entries ? run.end - first : tile_entries,
                 [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, 1.0, v); });
     if (!piece.split) store_readout(sum, 1.0, seg.width, to);
   }
@@ -209,7 +209,7 @@ void attention_of_short(const Segments& seg, const Piece& piece, const Scratch<T
   const int64_t vectors = V ? V : vectors_of<T>(seg.width);
   const int64_t first = run_of(seg, piece, branch, begin).begin, n = run_of(seg, piece, branch, end - 1).end - first;
   const T* rows = block_rows(seg, z, first, n, scratch.rows);
-  T beta[block_entries + L], weight[block_entries + L], scale[block_entries];
+  T beta[tile_entries + L], weight[tile_entries + L], scale[tile_entries];
   write_scores<V>(rows, w, vectors, n, beta);
   for (int64_t s = begin; s < end; ++s) {
     const Run run = run_of(seg, piece, branch, s);
@@ -244,13 +244,13 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
   // A register of alpha may spill over into the entries after its segment, which this piece writes later.
   const int64_t last = run_of(seg, piece, branch, piece.end - 1).end;
-  T weight[block_entries + L];
+  T weight[tile_entries + L];
   for (int64_t s = piece.begin; s < piece.end; ++s) {
     const Run run = run_of(seg, piece, branch, s);
-    if (!piece.split && run.end - run.begin <= block_entries) {
+    if (!piece.split && run.end - run.begin <= tile_entries) {
       int64_t end = s + 1;
-      while (end < piece.end && end - s < block_entries &&
-             run_of(seg, piece, branch, end).end - run.begin <= block_entries)
+      while (end < piece.end && end - s < tile_entries &&
+             run_of(seg, piece, branch, end).end - run.begin <= tile_entries)
         ++end;
       attention_of_short<V>(seg, piece, scratch, z, vector, branch, s, end, last, readout, alpha);
       s = end - 1;
@@ -259,8 +259,8 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
     T top = 0;  // beta = ReLU(...) is never below 0
     double total = 0;
     for (int64_t j = 0; j < vectors * L; ++j) sum[j] = 0;
-    for (int64_t first = run.begin; first < run.end; first += block_entries) {
-      const int64_t n = run.end - first < block_entries ? run.end - first : block_entries;
+    for (int64_t first = run.begin; first < run.end; first += tile_entries) {
+      const int64_t n = run.end - first < tile_entries ? run.end - first : tile_entries;
       const T* rows = block_rows(seg, z, first, n, scratch.rows);
       const T block_top = maximum_of<T>(write_scores<V>(rows, vector, vectors, n, weight));
       for (int64_t i = 0; i < n; i += L) store_first(alpha + first + i, load(weight + i), last - first - i);
@@ -320,13 +320,13 @@ void sum_backward_piece(const Segments& seg, const Piece& piece, const Scratch<T
                         const Gradients<S>& gradients) {
   const T* no_rows = nullptr;
   const int64_t branch = piece.begin / seg.graphs;
-  T weight[block_entries];
+  T weight[tile_entries];
   for (T& one : weight) one = 1;
   for (int64_t s = piece.begin; s < piece.end; ++s) {
     const Run run = run_of(seg, piece, branch, s);
     const T* grad = padded(gradients.grad + run.place * seg.width, seg.width, scratch.grad);
-    for (int64_t first = run.begin; first < run.end; first += block_entries) {
-      const int64_t n = run.end - first < block_entries ? run.end - first : block_entries;
+    for (int64_t first = run.begin; first < run.end; first += tile_entries) {
+      const int64_t n = run.end - first < tile_entries ? run.end - first : tile_entries;
       if (seg.count)
         for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
       S* dz = gradients.dz + first * seg.width;
@@ -364,7 +364,7 @@ void attention_backward_of_block(const Segments& seg, const Piece& piece, const 
   const T* rows = block_rows(seg, gradients.z, first, n, scratch.rows);
   const T* alpha = gradients.alpha + first;
   S* dz = gradients.dz + first * seg.width;
-  T dbeta[block_entries + L];
+  T dbeta[tile_entries + L];
   for (int64_t i = 0; i < n; i += L) {
     prefetch(rows + i * stride, L * stride);
     const Vector<T> logit = dots<L, V>(rows + i * stride, [&](int) { return w; }, vectors);
@@ -392,11 +392,11 @@ void attention_backward_piece(const Segments& seg, const Piece& piece, const Scr
   const int64_t stride = (V ? V : vectors_of<T>(seg.width)) * L;
   const int64_t branch = piece.begin / seg.graphs, last = run_of(seg, piece, branch, piece.end - 1).end;
   const T* w = padded(gradients.w + branch * seg.width, seg.width, scratch.w);
-  const T* grad[block_entries + L];
-  T t[block_entries + L];
+  const T* grad[tile_entries + L];
+  T t[tile_entries + L];
   int64_t s = piece.begin;
-  for (int64_t first = run_of(seg, piece, branch, s).begin; first < last; first += block_entries) {
-    const int64_t n = last - first < block_entries ? last - first : block_entries;
+  for (int64_t first = run_of(seg, piece, branch, s).begin; first < last; first += tile_entries) {
+    const int64_t n = last - first < tile_entries ? last - first : tile_entries;
     int64_t segments = 0;
     for (int64_t i = 0; i < n; ++s) {
       const Run run = run_of(seg, piece, branch, s);
