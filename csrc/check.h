@@ -1,5 +1,5 @@
-// How arguments are refused, and contents of index arrays, checked in one pass; no torch. Twins of check_csr and
-// check_segments in spin_fast/reference.py.
+// Errors about arguments, and one-pass checks of the contents of index arrays; no torch header. Reference
+// implementations: check_csr and check_segments in spin_fast/ops/reference.py.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace spin_fast {
 
-// Of a std::invalid_argument Python gets a ValueError; STD_TORCH_CHECK would make a RuntimeError of it, and name a file
-// of the machine that built the library.
+// Python gets a ValueError for std::invalid_argument. STD_TORCH_CHECK would raise a RuntimeError that names a file of
+// the machine that built the library.
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
   std::ostringstream message;
@@ -24,7 +24,7 @@ void require(bool holds, const Parts&... parts) {
     refuse(parts...);
 }
 
-// a * b and a + b of sizes, none negative, refused by the name of what makes them so large.
+// a * b and a + b of sizes that are not negative; an overflow is refused by the name of the argument that causes it.
 inline int64_t product_of(const char* name, int64_t a, int64_t b) {
   int64_t product = 0;
   require(!__builtin_mul_overflow(a, b, &product), name, " must make sizes below 2^63, got ", a, " * ", b);
@@ -37,7 +37,7 @@ inline int64_t sum_of(const char* name, int64_t a, int64_t b) {
   return sum;
 }
 
-// What the checks below found.
+// Refuses what the checks below found: a message, or an empty string.
 inline void refuse_if(const std::string& problem) { require(problem.empty(), problem); }
 
 inline std::string at(const char* name, int64_t i, int64_t value) {
@@ -45,15 +45,15 @@ inline std::string at(const char* name, int64_t i, int64_t value) {
 }
 
 template <class I>
-std::string check_offsets(const char* name, const I* offsets, int64_t runs, int64_t end, const char* of) {
+std::string check_offsets(const char* name, const I* offsets, int64_t ranges, int64_t end, const char* of) {
   if (offsets[0] != 0) return std::string(name) + " must start with 0, got " + std::to_string(offsets[0]);
-  for (int64_t i = 0; i < runs; ++i)
+  for (int64_t i = 0; i < ranges; ++i)
     if (offsets[i + 1] < offsets[i])
       return std::string(name) + " must not decrease, got " + at(name, i, offsets[i]) + ", " +
              at(name, i + 1, offsets[i + 1]);
-  if (offsets[runs] != end)
+  if (offsets[ranges] != end)
     return std::string(name) + " must end with the number of " + of + ", " + std::to_string(end) + ", got " +
-           std::to_string(offsets[runs]);
+           std::to_string(offsets[ranges]);
   return {};
 }
 

@@ -1,16 +1,15 @@
-// Storage types and segments, which CUDA kernels take too, and the CPU kernels as raw pointers and plain structs; no
-// torch header. Letters as in spin_fast/ops.py.
+// Storage types, operators and segments, which CUDA kernels take too, and the interface of the CPU kernels: raw
+// pointers and plain structs, no torch header. Letters as in spin_fast/ops.
 //
-// cpu/*.inl hold one implementation, which cpu/{baseline,avx2,avx512}.cpp each compile for their instruction set. The
-// structs have no member functions: an inline function shared between those three would leave it to the linker which
-// instruction set it uses.
+// cpu/{baseline,avx2,avx512}.cpp each compile cpu/*.inl for their instruction set. The structs have no member
+// functions: of an inline function in all three the linker would keep one, for whatever instruction set.
 #pragma once
 
 #include <cstdint>
 
 namespace spin_fast {
 
-// Storage types: what features, z and dz are kept in; everything else is in Compute<S>.
+// Storage types of features, z and dz; everything else is in Compute<S>.
 struct BFloat16 {
   uint16_t bits;
 };
@@ -50,7 +49,7 @@ template <class T, class I>
 struct Powers {
   Hop<Compute<T>, I> hop;  // graphs in cache read left and right only if `by_edge`
   Operator op;
-  bool by_edge;   // each edge has a factor of its own; else degrees tell those of nodes
+  bool by_edge;   // each edge has a factor of its own; else the factors follow from the degrees
   int64_t nodes;  // N
   int64_t hops;   // R
   const T* x;     // [N, d]
@@ -58,14 +57,14 @@ struct Powers {
   bool stream;    // write `out` past the caches
 };
 
-// Several small graphs are taken together while their sources and edges fit these.
+// Small graphs are one chunk while their sources and edges fit these.
 constexpr int64_t power_chunk_bytes = 64 << 10;
 constexpr int64_t power_chunk_edges = 32 << 10;
 
 // A graph of one feature and no more nodes than this may be taken as a matrix of bits.
 constexpr int64_t dense_nodes = 1024;
 
-// Memory that a block of so many nodes and edges takes, at most.
+// Memory that a chunk of so many nodes and edges takes, at most.
 constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
   const int64_t dense = width == 1 ? (dense_nodes + 4) * (dense_nodes / 8) + 4 * (dense_nodes + 16) * 8 : 0;
@@ -89,9 +88,9 @@ struct Segments {
   int64_t entries;  // nnz
 };
 
-// Work of one thread: the segments [begin, end) of one branch, or, where it is split, the entries [first, last) of the
-// long segment `begin`. `partial` gets what is still to be added up: forward, of a split segment only, the largest
-// logit, the softmax denominator and [padded h] sums; backward, of every piece, the [padded h] of dw.
+// The task of one thread: the segments [begin, end) of one branch or, if `split`, the entries [first, last) of the long
+// segment `begin`. `partial` receives partial sums: forward, of a split segment only, the largest logit, the softmax
+// denominator and [padded h] sums; backward, of every piece, [padded h] of dw.
 struct Piece {
   int64_t begin, end;
   int64_t first, last;
@@ -108,10 +107,10 @@ struct Scratch {
   double* sum;  // [padded h]
 };
 
-constexpr int64_t tile_entries = 64;  // entries whose sum is in T; sums of blocks are in float64
+constexpr int64_t tile_entries = 64;  // entries whose sum is in T; sums of tiles are in float64
 
-// For each row of z the entries that refer to it; `place` is where an entry's graph and branch stand in a readout seen
-// as [G * (R + 1), h], which is graph * branches + branch.
+// The entries that refer to each row of z; `place` is an entry's row, graph * branches + branch, in the readout seen as
+// [G * (R + 1), h].
 struct EntriesOfRow {
   const int64_t* offsets;  // [rows + 1]
   const int32_t* entries;  // [nnz]
@@ -140,9 +139,9 @@ struct Gradients {
 template <class T>
 struct Layer {
   int64_t in, out;
-  int64_t below, stride;  // these, padded
+  int64_t below, stride;  // in and out, padded
   const T* weight;        // [in, stride]
-  const T* transposed;    // [out, below], or null where no gradient goes further down
+  const T* transposed;    // [out, below], or null if no gradient goes below
   const T* bias;          // [stride]
   T slope;
 };
@@ -168,7 +167,7 @@ struct BranchChunk {
   const T* w;  // [stride], or null for the sum readout
   const T* x;  // [U, d], the rows of all graphs
   int64_t rows, graphs;
-  const int64_t* source;   // [rows], where they stand in x
+  const int64_t* source;   // [rows] -> rows of x
   const int32_t* last;     // [rows], the last entry of each
   const int32_t* row;      // [entries] -> rows
   const int32_t* before;   // [entries], the entry before it of the same row, or -1
@@ -176,8 +175,8 @@ struct BranchChunk {
   const int32_t* count;    // [entries], how often, or null for ones
   const int64_t* ptr;      // [graphs + 1] -> entries
   T* const* activations;   // per layer [rows, stride]; the last is z, the others are null where none is kept
-  T* inputs;               // [rows, padded d], kept too: of each block the columns that are not all 0, without gaps
-  int32_t* columns;        // [blocks, d + 1], how many and which these are
+  T* inputs;               // [rows, padded d] or null: of each tile the columns that are not all 0, without gaps
+  int32_t* columns;        // [tiles, d + 1], the number of these columns, and which they are
   T* beta;                 // [rows], ReLU(<w, z>)
   T* mass;                 // [rows], exp(beta), which may be infinite
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
@@ -188,10 +187,10 @@ struct BranchChunk {
   T* dx;                   // [rows, padded d], the gradient of each row, or null
 };
 
-// What a block of rows needs besides.
+// Scratch memory for a tile of rows.
 template <class T>
 struct TileScratch {
-  T* inputs;  // as in Branch, of one block, where it keeps none
+  T* inputs;  // as in BranchChunk, of one tile, if that has none
   int32_t* columns;
   T* weight;    // [padded d, stride] of the first layer, the rows of those columns
   T* gradient;  // the same of its gradient, and a row for the bias
@@ -200,7 +199,7 @@ struct TileScratch {
   T* third;
 };
 
-// offset + x slope.
+// The function offset + x slope.
 template <class T>
 struct Affine {
   T offset, slope;
@@ -212,9 +211,9 @@ struct PiecewiseLinearChunk {
   Mlp<T> mlp;
   const T* w;                 // [stride], or null for the sum readout
   int64_t graphs, intervals;  // intervals are padded
-  int64_t blocks;             // of column_multiple intervals, padded
+  int64_t spans;              // of column_multiple intervals, padded
   const T* start;             // [intervals], where each starts, ascending: from -infinity, infinity where it is padding
-  const T* coarse;            // [blocks], where the blocks start
+  const T* coarse;            // [spans], where these start
   const Affine<T>* beta;      // [intervals], ReLU(<w, z>)
   const T* gate;              // [intervals, stride], z in the middles
   const T* z;                 // [2 * intervals, stride], its offsets, then its slopes
@@ -249,9 +248,9 @@ struct ReadoutKernels {
   using T = Compute<S>;
   // s = sum_v c_v z_v.
   void (*sum)(const Segments&, const Piece&, const Scratch<T>&, const S* z, T* readout);
-  // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a chunk only beta = ReLU(<w, z_v>).
+  // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a split segment only beta = ReLU(<w, z_v>).
   void (*attention)(const Segments&, const Piece&, const Scratch<T>&, const S* z, const T* w, T* readout, T* alpha);
-  // A chunk's alpha from its beta, the largest logit and the denominator of its whole segment.
+  // The alpha of a split segment's piece from its beta, and the largest logit and denominator of the whole segment.
   void (*weights)(const Segments&, const Piece&, T top, double total, T* alpha);
   // dz of the sum readout without an index.
   void (*sum_backward)(const Segments&, const Piece&, const Scratch<T>&, const Gradients<S>&);
@@ -281,7 +280,7 @@ struct BranchKernels {
   void (*readout_backward)(const BranchChunk<T>&, const T* grad, int64_t begin, int64_t end);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
-  // The readouts of graphs [begin, end) of a line; sum: [2 * intervals].
+  // The readouts of graphs [begin, end) with one feature; sum: [2 * intervals].
   void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
   // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded
   // graphs, 2 * intervals] for <ds, z>.

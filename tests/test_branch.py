@@ -260,12 +260,12 @@ def test_large_logits_do_not_overflow(backend: str) -> None:
     )
     weight = arguments["weights"][0].clone().requires_grad_()
     spin_fast.branch_readout(**arguments | {"weights": [weight]}).sum().backward()
-    twin = arguments["weights"][0].double().requires_grad_()
+    exact = arguments["weights"][0].double().requires_grad_()
     double = {name: value.double() for name, value in arguments.items() if name in ("rows", "w")}
     reference.branch_readout(
-        **arguments | double | {"weights": [twin], "biases": [arguments["biases"][0].double()]}
+        **arguments | double | {"weights": [exact], "biases": [arguments["biases"][0].double()]}
     ).sum().backward()
-    torch.testing.assert_close(weight.grad.double(), twin.grad, rtol=1e-4, atol=0)
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=0)
 
 
 def test_nan_stays_in_its_graph(backend: str) -> None:
@@ -301,7 +301,7 @@ def test_a_graph_larger_than_a_chunk(native, poison: None, attention: bool) -> N
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> dict:
+def one_feature(draw: st.DrawFn) -> dict:
     """Arguments of branch_readout with one feature and so many entries that intervals are searched for."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     dtype, branches = draw(st.sampled_from([torch.float32, torch.float64])), draw(st.integers(1, 3))
@@ -336,7 +336,7 @@ def lines(draw: st.DrawFn) -> dict:
     }
 
 
-@given(arguments=lines())
+@given(arguments=one_feature())
 def test_one_feature(backend: str, poison: None, arguments: dict) -> None:
     expected = looped_branches(arguments)
     result = spin_fast.branch_readout(**arguments)
@@ -644,19 +644,19 @@ def test_steps_are_those_of_torchs_adam(native) -> None:
     features = made_features([5, 3, 8, 1])
     torch.manual_seed(0)
     model = SPIN(3, 4, 2, 2).double()
-    twin = copy.deepcopy(model)
+    other = copy.deepcopy(model)
     trainer = training.Trainer(model, learning_rate=1e-2, weight_decay=1e-3)
-    adam = torch.optim.Adam(twin.parameters(), lr=1e-2, weight_decay=1e-3)
+    adam = torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-3)
     for rate in (1e-2, 1e-2, 3e-3, 3e-3):
         for optimizer in (trainer.optimizer, adam):
             optimizer.param_groups[0]["lr"] = rate
-        loss = training.loss_of(twin.forward_tensors(*features.branch_rows()), features.y)
+        loss = training.loss_of(other.forward_tensors(*features.branch_rows()), features.y)
         adam.zero_grad()
         loss.backward()
         adam.step()
         torch.testing.assert_close(trainer.step(features), loss.detach())
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    for one, of_adam in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, of_adam, rtol=1e-6, atol=1e-9)
 
 
 def test_a_trainer_follows_its_model(native) -> None:

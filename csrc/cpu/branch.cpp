@@ -11,8 +11,9 @@ namespace {
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                       bool attention, double negative_slope, bool /*tf32*/, bool shared, bool check_invariants) {
-  const Arguments of = checked_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                         negative_slope, shared, check_invariants);
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, shared, check_invariants, 0);
+  check_ids(of);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
@@ -30,8 +31,9 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
                                                    bool /*tf32*/, bool shared, bool check_invariants, bool with_rows) {
-  const Arguments of = checked_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                         negative_slope, shared, check_invariants);
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, shared, check_invariants, 0);
+  check_ids(of);
   const ScalarType value = rows.scalar_type();
   expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);

@@ -3,13 +3,13 @@
 // Layout: as in mlp.inl. Parallel axis: tiles of rows, then graphs or branches; what tiles add to the gradient of the
 // weights is kept apart by tasks. Accumulator: sums over the rows of a tile in T, over tiles in float64.
 
-// A block of rows, [n, stride], and its MLP. Columns that are 0 in every row of the block are left out of the rows and
+// A tile of rows, [n, stride], and its MLP. Columns that are 0 in every row of the tile are left out of the rows and
 // of the first layer's weights: one-hot features and what becomes of them in a few hops have few others.
 template <class T>
 struct RowTile {
   const T* x;
   int64_t stride;
-  const int32_t* column;  // what the columns are in the rows of the storage
+  const int32_t* column;  // the columns of x that these are
   Layer<T> layers[most_layers];
 };
 
@@ -30,7 +30,7 @@ inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t
   __builtin_memcpy(used, bits, sizeof(bits));
 }
 
-// The columns of rows [begin, begin + n) that are not all 0; to look for some among a few does not pay.
+// Finds the columns of rows [begin, begin + n) that are not all 0; among a few columns the search does not pay.
 template <class T>
 int32_t used_columns(const BranchChunk<T>& branch, int64_t begin, int64_t n, int32_t* column) {
   constexpr int64_t L = lanes<T>;
@@ -64,64 +64,49 @@ int32_t used_columns(const BranchChunk<T>& branch, int64_t begin, int64_t n, int
   return columns;
 }
 
-// `kept`: the forward pass has left its inputs.
+// `kept`: the forward pass has kept its inputs.
 template <class T>
 RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n,
                          bool kept) {
-  RowTile<T> block;
-  for (int64_t l = 0; l < branch.mlp.depth; ++l) block.layers[l] = branch.mlp.layers[l];
-  Layer<T>& first = block.layers[0];
+  RowTile<T> tile;
+  for (int64_t l = 0; l < branch.mlp.depth; ++l) tile.layers[l] = branch.mlp.layers[l];
+  Layer<T>& first = tile.layers[0];
   const int64_t width = first.in;
   T* x = branch.inputs ? branch.inputs + begin * padded_to(row_multiple, width) : scratch.inputs;
   int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
   if (!kept) columns[0] = used_columns(branch, begin, n, columns + 1);
   first.in = columns[0];
-  block.x = x;
-  block.stride = padded_to(row_multiple, first.in);
-  block.column = columns + 1;
+  tile.x = x;
+  tile.stride = padded_to(row_multiple, first.in);
+  tile.column = columns + 1;
   for (int64_t i = 0; i < n && !kept; ++i) {
     const T* from = branch.x + branch.source[begin + i] * width;
-    T* to = x + i * block.stride;
+    T* to = x + i * tile.stride;
     if (first.in == width)
       __builtin_memcpy(to, from, width * sizeof(T));
     else
-      for (int64_t k = 0; k < first.in; ++k) to[k] = from[block.column[k]];
-    for (int64_t k = first.in; k < block.stride; ++k) to[k] = 0;
+      for (int64_t k = 0; k < first.in; ++k) to[k] = from[tile.column[k]];
+    for (int64_t k = first.in; k < tile.stride; ++k) to[k] = 0;
   }
   if (first.in < width) {
     for (int64_t k = 0; k < first.in; ++k)
-      __builtin_memcpy(scratch.weight + k * first.stride, first.weight + block.column[k] * first.stride,
+      __builtin_memcpy(scratch.weight + k * first.stride, first.weight + tile.column[k] * first.stride,
                        first.stride * sizeof(T));
     first.weight = scratch.weight;
   }
-  return block;
-}
-
-// <row(i), with(i)> for Rows pairs: the products of halves of the rows are added lane by lane until one lane is one
-// row.
-template <int Rows, class T, class F, class G>
-inline __attribute__((always_inline)) Vector<T> products(F row, G with, int64_t stride, int first = 0) {
-  if constexpr (Rows > 1) {
-    const Vector<T> low = products<Rows / 2, T>(row, with, stride, first);
-    return merge<T, Rows>(low, products<Rows / 2, T>(row, with, stride, first + Rows / 2));
-  } else {
-    const T *a = row(first), *b = with(first);
-    Vector<T> sum = load(a) * load(b);
-    for (int64_t j = lanes<T>; j < stride; j += lanes<T>) sum += load(a + j) * load(b + j);
-    return sum;
-  }
+  return tile;
 }
 
 template <class T>
 void branch_forward(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n) {
   constexpr int L = lanes<T>;
-  const RowTile<T> block = make_row_tile(branch, scratch, begin, n, false);
+  const RowTile<T> tile = make_row_tile(branch, scratch, begin, n, false);
   T* activations[most_layers] = {};
   for (int64_t l = 0; l < branch.mlp.depth; ++l) {
     T* kept = branch.activations[l];
     activations[l] = kept ? kept + begin * branch.mlp.layers[l].stride : l % 2 ? scratch.second : scratch.first;
   }
-  mlp_forward<T>({branch.mlp.depth, block.layers}, block.x, block.stride, n, activations, nullptr);
+  mlp_forward<T>({branch.mlp.depth, tile.layers}, tile.x, tile.stride, n, activations, nullptr);
   if (!branch.w) return;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
   const T* z = activations[branch.mlp.depth - 1];
@@ -275,7 +260,7 @@ void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch
   constexpr int L = lanes<T>;
   const int64_t depth = branch.mlp.depth, stride = branch.mlp.layers[depth - 1].stride;
   const T slope = branch.mlp.layers[depth - 1].slope;
-  const RowTile<T> block = make_row_tile(branch, scratch, begin, n, true);
+  const RowTile<T> tile = make_row_tile(branch, scratch, begin, n, true);
   const T* activations[most_layers] = {};
   for (int64_t l = 0; l < depth; ++l) activations[l] = branch.activations[l] + begin * branch.mlp.layers[l].stride;
   const T* z = activations[depth - 1];
@@ -294,15 +279,15 @@ void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch
     if (branch.w) store(gradient[depth] + j, load(gradient[depth] + j) + (dw[0] + dw[1]));
   }
   const Layer<T>& first = branch.mlp.layers[0];
-  const bool all = block.layers[0].in == first.in;
+  const bool all = tile.layers[0].in == first.in;
   T* gradients[most_layers];
   for (int64_t l = 0; l < depth; ++l) gradients[l] = gradient[l];
-  const int64_t compact = padded_to(row_multiple, block.layers[0].in) + 1;
+  const int64_t compact = padded_to(row_multiple, tile.layers[0].in) + 1;
   if (!all) {
     gradients[0] = scratch.gradient;
     __builtin_memset(scratch.gradient, 0, compact * first.stride * sizeof(T));
   }
-  mlp_backward<T>({depth, block.layers}, block.x, block.stride, n, activations, activations, dz, scratch.first,
+  mlp_backward<T>({depth, tile.layers}, tile.x, tile.stride, n, activations, activations, dz, scratch.first,
                   scratch.second, gradients, branch.dx ? branch.dx + begin * first.below : nullptr);
   if (!all) {
     const auto add = [&](int64_t from, int64_t to) {
@@ -310,7 +295,7 @@ void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch
       T* sum = gradient[0] + to * first.stride;
       for (int64_t j = 0; j < first.stride; j += L) store(sum + j, load(sum + j) + load(of + j));
     };
-    for (int64_t k = 0; k < block.layers[0].in; ++k) add(k, block.column[k]);
+    for (int64_t k = 0; k < tile.layers[0].in; ++k) add(k, tile.column[k]);
     add(compact - 1, padded_to(row_multiple, first.in));
   }
 }

@@ -1,4 +1,4 @@
-// A pass of chosen graphs through the branches, forward and backward.
+// One pass of chosen graphs through the branches, forward and backward.
 //
 // Graphs are taken in chunks whose activations stay in the caches. The rows of a chunk that several of its graphs, or
 // nodes, share go through the MLP once. What a chunk is depends on the input alone, as do the tasks, ranges of rows
@@ -18,7 +18,7 @@
 namespace spin_fast {
 
 inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and their gradients
-inline constexpr int64_t ahead = 4;                     // graphs between asking for the entries of one and reading them
+inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
 inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
 
 // Runs f(i) for i in [0, n): the next free thread takes the next.
@@ -34,7 +34,8 @@ void parallel_tasks(int64_t n, bool tiny, F f) {
   });
 }
 
-// What one branch of a chunk refers to, as in Branch. The vectors only grow: `rows` and `entries` of them count.
+// The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
+// numbers in use.
 struct BranchEntries {
   int64_t rows = 0, entries = 0;
   uint32_t stamp = 0;
@@ -46,20 +47,20 @@ struct BranchEntries {
     stamp = new_stamp;
     ptr.assign(1, 0);
   }
-  // Adds the entries [begin, end) of the next graph. `marks` [rows of x] tells which row of x is which here: its upper
-  // half is the stamp of this branch in this chunk, so that marks of others, which may share rows, count for nothing.
+  // Adds the entries [begin, end) of the next graph. `marks` [rows of x] maps rows of x to rows of the chunk. The upper
+  // half of a mark is the stamp of the branch and chunk that it holds for, since branches may share rows of x.
   void add(const Segments& seg, int64_t begin, int64_t end, uint64_t* marks) {
     const int64_t n = end - begin, at = entries;
     if (at + n > static_cast<int64_t>(row.size()))
       for (std::vector<int32_t>* of : {&row, &before, &graph, &count}) of->resize(2 * (at + n));
-    if (rows + n >= static_cast<int64_t>(source.size())) {  // one more than there can be is written, in vain
+    if (rows + n >= static_cast<int64_t>(source.size())) {  // the loop writes up to one past the last row
       source.resize(2 * (rows + n) + 1);
       last.resize(2 * (rows + n) + 1);
     }
     const auto number = static_cast<int32_t>(ptr.size() - 1);
     auto next = static_cast<uint32_t>(rows);
     const auto add_all = [&](auto index) {
-      for (int64_t i = 0; i < n; ++i) {  // without a branch, which would be mispredicted
+      for (int64_t i = 0; i < n; ++i) {  // no conditional jumps, which would be mispredicted
         const int64_t u = index[begin + i];
         const bool known = marks[u] >> 32 == stamp;
         const uint32_t here = known ? static_cast<uint32_t>(marks[u]) : next;
@@ -90,7 +91,7 @@ struct BranchEntries {
   }
 };
 
-// The graph at position i of those that a call chooses, and how many entries all branches have of it.
+// The graph at position i of the chosen ones, and the number of its entries in all branches.
 inline int64_t graph_of(const Arguments& of, int64_t i) { return of.ids ? of.ids[i] : i; }
 inline int64_t entries_of(const Arguments& of, int64_t i) {
   int64_t entries = 0;
@@ -125,37 +126,67 @@ concept Pass = requires(P pass, const P& done, T* values, const T* grad, int64_t
   done.write_gradient(values);   // writes those of all chunks into the flat vector
 };
 
+// What both passes are made of.
 template <class T>
-class BranchPass {
+class PassBase {
  public:
-  BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
-      : workspace_(workspace),
-        entries_(workspace.entries),
-        arguments_(arguments),
-        model_(arguments.model),
-        seg_(arguments.seg),
-        backward_(backward),
-        dx_(dx),
-        x_(x) {
-    for (int64_t b = 0; b < model_.branches; ++b)
-      packed_.emplace_back(workspace.arena, model_, b, parameters, dx != nullptr);
-    if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
-    const Packed<T>& mlp = packed_[0].mlp;
-    int64_t width = 0;  // of all activations that are kept, and of the gradient of the last
-    for (const Layer<T>& layer : mlp.layers) width += backward ? layer.stride : 0;
-    width += padded_width();
-    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (width * sizeof(T)), 4 * mlp_tile_rows);
-    if (backward) total_.resize(model_.branches * mlp.gradient_size);
-    const bool indexed = seg_.narrow_index || seg_.wide_index;
-    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg_.rows) workspace.marks.resize(seg_.rows);
-  }
-  BranchPass(const BranchPass&) = delete;
-  BranchPass& operator=(const BranchPass&) = delete;
+  PassBase(const PassBase&) = delete;
+  PassBase& operator=(const PassBase&) = delete;
 
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
 
-  // Selects the next graphs, up to some thousand distinct rows; false where there are none left.
+  void write_gradient(T* gradient) const {
+    for (int64_t b = 0; b < model_.branches; ++b)
+      packed_[b].unpack(model_, b, total_.data() + b * packed_[0].mlp.gradient_size, gradient);
+  }
+
+ protected:
+  PassBase(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward,
+           bool input_gradient)
+      : workspace_(workspace),
+        arguments_(arguments),
+        model_(arguments.model),
+        seg_(arguments.seg),
+        x_(x),
+        backward_(backward) {
+    for (int64_t b = 0; b < model_.branches; ++b)
+      packed_.emplace_back(workspace.arena, model_, b, parameters, input_gradient);
+    if (backward) total_.resize(model_.branches * packed_[0].mlp.gradient_size);
+  }
+
+  Workspace& workspace_;
+  const Arguments& arguments_;
+  const Model& model_;
+  const Segments& seg_;
+  const T* x_;
+  bool backward_;
+  bool tiny_ = true;  // the chunk is not worth a second thread
+  int64_t begin_ = 0, end_ = 0;
+  std::vector<PackedBranch<T>> packed_;
+  std::vector<double> total_;  // the gradients so far, [branches, gradient_size]
+};
+
+template <class T>
+class BranchPass : public PassBase<T> {
+  using Base = PassBase<T>;
+  using Base::begin_, Base::end_, Base::packed_, Base::total_;
+  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::tiny_;
+
+ public:
+  BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
+      : Base(workspace, arguments, x, parameters, backward, dx != nullptr), entries_(workspace.entries), dx_(dx) {
+    if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
+    const Packed<T>& mlp = packed_[0].mlp;
+    int64_t width = 0;  // of the activations that are kept, and of the gradient of the last
+    for (const Layer<T>& layer : mlp.layers) width += backward ? layer.stride : 0;
+    width += padded_width();
+    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (width * sizeof(T)), 4 * mlp_tile_rows);
+    const bool indexed = seg_.narrow_index || seg_.wide_index;
+    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg_.rows) workspace.marks.resize(seg_.rows);
+  }
+
+  // Selects graphs of some thousand distinct rows at most, or a single one.
   bool next() {
     for (BranchEntries& of : entries_) clear(of);
     begin_ = end_;
@@ -185,7 +216,6 @@ class BranchPass {
     return true;
   }
 
-  // The chunk's readouts, (R + 1) * h in rows of `stride`.
   void forward(T* readout, int64_t stride) {
     if (!long_) {
       for (int64_t b = 0; b < model_.branches; ++b) {
@@ -208,8 +238,7 @@ class BranchPass {
     }
   }
 
-  // From the gradient of the chunk's readouts, in rows of the same stride: adds to the gradients of the parameters, and
-  // to dx.
+  // Adds to dx, too.
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     if (!long_) {
@@ -220,7 +249,7 @@ class BranchPass {
     }
     for_each_piece([&] {
       evaluate();
-      for (int64_t b = 0; b < model_.branches; ++b) {  // the weights are those in the whole graph
+      for (int64_t b = 0; b < model_.branches; ++b) {  // attention weights are those of the whole graph
         const double* sum = sums_.data() + b * (model_.width() + 2);
         BranchChunk<T>& branch = branches_[b];
         branch.readout = long_readout_ + b * model_.width();
@@ -232,15 +261,9 @@ class BranchPass {
     });
   }
 
-  // The gradients of all chunks, into the flat vector.
-  void write_gradient(T* gradient) const {
-    for (int64_t b = 0; b < model_.branches; ++b)
-      packed_[b].unpack(model_, b, total_.data() + b * packed_[0].mlp.gradient_size, gradient);
-  }
-
  private:
-  // A graph of more rows than a chunk may have is taken piece by piece, each as if it were a graph: forward and,
-  // because nothing of a piece is kept, once more backward.
+  // Processes a graph of more rows than a chunk may have piece by piece, each as if it were a graph. Nothing of a piece
+  // is kept, so the backward pass evaluates it again.
   template <class F>
   void for_each_piece(F f) {
     const int64_t graph = graph_of(arguments_, begin_), most = chunk_rows_ / model_.branches;
@@ -262,8 +285,7 @@ class BranchPass {
     }
   }
 
-  // Adds the readout of a piece to the largest logit, the denominator and the sum so far; without attention the
-  // denominator is 1.
+  // Merges the readout of a piece into the largest logit, denominator (1 without attention) and sum so far.
   void add_piece(int64_t b) {
     const BranchChunk<T>& branch = branches_[b];
     double* sum = sums_.data() + b * (model_.width() + 2);
@@ -291,7 +313,7 @@ class BranchPass {
       for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
     parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
       const auto [b, first] = tasks[task];
-      const TileScratch<T> scratch = block_scratch(b);
+      const TileScratch<T> scratch = tile_scratch(b);
       const int64_t end = std::min(branches_[b].rows, first + step);
       for (int64_t i = first; i < end; i += mlp_tile_rows)
         kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
@@ -304,7 +326,7 @@ class BranchPass {
     });
   }
 
-  // What the rows of the chunk add to the gradients, task by task.
+  // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order.
   void add_gradients() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
@@ -319,7 +341,7 @@ class BranchPass {
       T* gradient[most_layers + 1];
       for (size_t l = 0; l < model_.widths.size(); ++l) gradient[l] = partial + packed_[b].mlp.places[l].gradient;
       gradient[model_.widths.size()] = partial + packed_[b].w_gradient;
-      const TileScratch<T> scratch = block_scratch(b);
+      const TileScratch<T> scratch = tile_scratch(b);
       const int64_t end = std::min(branches_[b].rows, first + task_rows);
       for (int64_t i = first; i < end; i += mlp_tile_rows)
         kernels.backward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i), gradient);
@@ -332,7 +354,7 @@ class BranchPass {
     for (int64_t b = 0; dx_ && b < model_.branches; ++b) add_row_gradients(branches_[b]);
   }
 
-  // One after the other: branches may share rows of x, and so may rows of a branch where a graph is chosen twice.
+  // Serial, since branches may share rows of x, and a graph that is chosen twice repeats its rows.
   void add_row_gradients(const BranchChunk<T>& branch) {
     const Layer<T>& first = branch.mlp.layers[0];
     for (int64_t i = 0; i < branch.rows; ++i)
@@ -340,7 +362,7 @@ class BranchPass {
   }
 
   void clear(BranchEntries& entries) {
-    if (++workspace_.stamp == 0) {  // all have been given: those in the marks would be given again
+    if (++workspace_.stamp == 0) {  // wrapped around: old marks would seem new
       std::fill(workspace_.marks.begin(), workspace_.marks.end(), 0);
       workspace_.stamp = 1;
     }
@@ -349,12 +371,13 @@ class BranchPass {
 
   int64_t padded_width() const { return packed_[0].mlp.layers.back().stride; }
 
-  // Memory for a chunk that has been selected.
+  // Allocates memory for the selected chunk.
   void prepare() {
+    Arena& arena = workspace_.arena;
     const int64_t graphs = end_ - begin_, depth = model_.widths.size();
     branches_.resize(model_.branches);
     activations_.assign(model_.branches * most_layers, nullptr);
-    // The same walk twice: how much is needed, then where it is.
+    // The same loop twice: the first time measures, the second assigns.
     for (const bool measured : {false, true}) {
       int64_t used = 0, cost = 0;
       const auto take = [&](int64_t n) {
@@ -401,49 +424,39 @@ class BranchPass {
       tiny_ = cost < 4 * task_cost;
       if (used > capacity_) {
         capacity_ = used + used / 4;
-        memory_ = workspace_.arena.take<T>(capacity_);
+        memory_ = arena.take<T>(capacity_);
       }
     }
   }
 
-  TileScratch<T> block_scratch(int64_t b) const {
+  TileScratch<T> tile_scratch(int64_t b) const {
     const Packed<T>& mlp = packed_[b].mlp;
     const int64_t features = padded_to(column_multiple, model_.features) + column_multiple;
-    const int64_t first = features * mlp.layers[0].stride, block = mlp_tile_rows * mlp.widest;
-    const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, block, block, block};
-    int64_t total = line;
-    for (const int64_t size : sizes) total += padded_to(line, size * static_cast<int64_t>(sizeof(T)));
+    const int64_t first = features * mlp.layers[0].stride, wide = mlp_tile_rows * mlp.widest;
+    const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, wide, wide, wide};
+    int64_t total = cache_line;
+    for (const int64_t size : sizes) total += padded_to(cache_line, size * static_cast<int64_t>(sizeof(T)));
     char* memory = thread_scratch(total);
     T* at[std::size(sizes)];
     for (size_t i = 0; i < std::size(sizes); ++i) {
       at[i] = reinterpret_cast<T*>(memory);
-      memory += padded_to(line, sizes[i] * static_cast<int64_t>(sizeof(T)));
+      memory += padded_to(cache_line, sizes[i] * static_cast<int64_t>(sizeof(T)));
     }
     return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6]};
   }
 
-  Workspace& workspace_;
   std::vector<BranchEntries>& entries_;
-  const Arguments& arguments_;
-  const Model& model_;
-  const Segments& seg_;
-  bool backward_;
   T* dx_;
-  const T* x_;
   int64_t chunk_rows_;
-  int64_t begin_ = 0, end_ = 0;
-  bool tiny_ = true;
-  bool long_ = false;             // the chunk is one graph that is taken piece by piece
+  bool long_ = false;             // the chunk is one graph, processed piece by piece
   std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
   std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
   T* long_readout_ = nullptr;
-  std::vector<PackedBranch<T>> packed_;
   std::vector<BranchChunk<T>> branches_;
   std::vector<T*> activations_;
   T* memory_ = nullptr;
   int64_t capacity_ = 0;
   std::vector<T> partial_;
-  std::vector<double> total_;
 };
 
 static_assert(Pass<BranchPass<float>, float> && Pass<BranchPass<double>, double>);

@@ -2,11 +2,11 @@
 // of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
 #include "simd.inl"
-// Vectors, which all of these are written in.
+// These use it.
 #include "mlp.inl"
 #include "readout.inl"
 #include "spmm.inl"
-// These share with those.
+// These use those.
 #include "branch.inl"
 #include "piecewise_linear.inl"
 #include "power.inl"

@@ -23,8 +23,8 @@ T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end) {
   T top = 0;
   for (int64_t e = begin; e < end; ++e) {
     const T x = branch.x[e];
-    const int64_t block = (number_at_most(branch.coarse, branch.blocks, x) - 1) * column_multiple;
-    const int64_t at = block + number_at_most(branch.start + block, column_multiple, x) - 1;
+    const int64_t span = (number_at_most(branch.coarse, branch.spans, x) - 1) * column_multiple;
+    const int64_t at = span + number_at_most(branch.start + span, column_multiple, x) - 1;
     const T beta = branch.beta[at].offset + x * branch.beta[at].slope;
     branch.interval[e] = static_cast<int32_t>(at);
     branch.weight[e] = beta;

@@ -1,8 +1,7 @@
-// A pass of chosen graphs with one feature through the branches, forward and backward: BranchPass for what
-// piecewise_linear.inl explains.
+// One pass of chosen graphs with one feature through the branches, forward and backward: see piecewise_linear.inl.
 //
-// The intervals are found layer by layer: on those of one layer the units of the next are affine, and each is cut where
-// a unit changes its sign, at a kink.
+// The intervals are found layer by layer: on those of one layer the units of the next are affine before their
+// LeakyReLU. Each interval is cut at the kinks, where a unit changes its sign.
 #pragma once
 
 #include <cmath>
@@ -13,9 +12,13 @@
 namespace spin_fast {
 
 template <class T>
-class PiecewiseLinearPass {
+class PiecewiseLinearPass : public PassBase<T> {
+  using Base = PassBase<T>;
+  using Base::begin_, Base::end_, Base::packed_, Base::total_;
+  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::tiny_;
+
  public:
-  // Whether so many entries are worth the search for intervals, of which there are usually about as many as units.
+  // Whether the entries are so many that the search for intervals, usually about as many as units, pays.
   static bool pays(const Arguments& arguments) {
     const Model& model = arguments.model;
     if (model.features != 1) return false;
@@ -26,14 +29,7 @@ class PiecewiseLinearPass {
   }
 
   PiecewiseLinearPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward)
-      : workspace_(workspace),
-        arguments_(arguments),
-        model_(arguments.model),
-        seg_(arguments.seg),
-        backward_(backward),
-        x_(x) {
-    for (int64_t b = 0; b < model_.branches; ++b) packed_.emplace_back(workspace.arena, model_, b, parameters, false);
-    if (backward) total_.resize(model_.branches * packed_[0].mlp.gradient_size);
+      : Base(workspace, arguments, x, parameters, backward, false) {
     branches_.resize(model_.branches);
     workspace.branch_arenas.resize(model_.branches);
     int64_t chunks = 0;
@@ -51,15 +47,10 @@ class PiecewiseLinearPass {
     parallel_tasks(model_.branches, tiny_, [&](int64_t b) { find_intervals(b); });
     for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
-  PiecewiseLinearPass(const PiecewiseLinearPass&) = delete;
-  PiecewiseLinearPass& operator=(const PiecewiseLinearPass&) = delete;
 
   // False if a feature, an offset or a slope is not finite, since the products over all intervals would carry it from
   // graph to graph, and if there are so many intervals that BranchPass is faster.
   bool usable() const { return usable_; }
-
-  int64_t begin() const { return begin_; }
-  int64_t end() const { return end_; }
 
   bool next() {
     if (!std::exchange(taken_, false) && !take()) return false;
@@ -114,11 +105,6 @@ class PiecewiseLinearPass {
     parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, tasks); });
   }
 
-  void write_gradient(T* gradient) const {
-    for (int64_t b = 0; b < model_.branches; ++b)
-      packed_[b].unpack(model_, b, total_.data() + b * packed_[0].mlp.gradient_size, gradient);
-  }
-
  private:
   static constexpr int64_t entries_per_unit = 4;
   static constexpr int64_t kinks_per_unit = 4;  // at most: one or less is usual
@@ -126,16 +112,15 @@ class PiecewiseLinearPass {
   static constexpr int64_t tiny_entries = 1 << 13;
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
-  // What is kept of a branch.
+  // The state of a branch.
   struct BranchState {
     PiecewiseLinearChunk<T> chunk{};
     T low = std::numeric_limits<T>::infinity(), high = -low;
     bool usable = true;
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
-    int64_t room = 0, prepared = 0;  // entries: of x and count, and of what comes from them
-    // BranchState x itself, then of the units of each layer: [2 * intervals, stride] as in Line::z, and [intervals,
-    // stride].
+    int64_t room = 0, prepared = 0;  // capacities in entries: of x and count, and of the rest
+    // Of x, then of the units of each layer: offsets and slopes [2 * intervals, stride], values in the middles.
     T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
     std::vector<double> dlogit;
   };
@@ -144,7 +129,7 @@ class PiecewiseLinearPass {
   struct Units {
     int64_t stride = 0;
     std::vector<T> left{}, right{};                            // of each interval
-    std::vector<int64_t> below{};                              // the interval of the units below that it is part of
+    std::vector<int64_t> below{};                              // the interval of the units below that contains it
     T *offset = nullptr, *slope = nullptr, *middle = nullptr;  // [padded intervals, stride]; the values in the middles
 
     int64_t size() const { return static_cast<int64_t>(left.size()); }
@@ -155,8 +140,9 @@ class PiecewiseLinearPass {
     }
   };
 
-  // Takes the next graphs and gathers their features; false where there are none left.
+  // Selects the next graphs and gathers their features; false if none are left.
   bool take() {
+    Arena& arena = workspace_.arena;
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
     int64_t entries = 0;
@@ -175,8 +161,8 @@ class PiecewiseLinearPass {
       }
       if (state.ptr.back() > state.room) {
         state.room = state.ptr.back() + state.ptr.back() / 4;
-        state.x = workspace_.arena.take<T>(state.room);
-        if (seg_.count) state.count = workspace_.arena.take<T>(state.room);
+        state.x = arena.take<T>(state.room);
+        if (seg_.count) state.count = arena.take<T>(state.room);
       }
     }
     for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
@@ -208,8 +194,8 @@ class PiecewiseLinearPass {
     });
   }
 
-  // The feature itself, from the lowest to the highest. 0 is an interval of one point, for units without a bias have
-  // their kink exactly there, where the gates of neither neighbour hold.
+  // The feature itself, from its lowest to its highest value. 0 is an interval of its own, because units without a bias
+  // have their kink exactly there, where the gates of neither neighbour hold.
   Units feature(Arena& arena, T low, T high) const {
     Units x{row_multiple};
     if (low > high) low = high = 0;
@@ -222,8 +208,8 @@ class PiecewiseLinearPass {
     return x;
   }
 
-  // Units after their LeakyReLU, from their offsets and slopes before it on the intervals of those below: each interval
-  // is cut where a unit changes its sign.
+  // The units after their LeakyReLU, from their offsets and slopes before it on the intervals of the units below. Cuts
+  // each interval where a unit changes its sign.
   Units cut(Arena& arena, const Units& below, const T* offset, const T* slope, int64_t width, int64_t stride,
             T negative_slope) const {
     Units units{stride};
@@ -293,18 +279,18 @@ class PiecewiseLinearPass {
     lay_out(arena, state, layers);
   }
 
-  // The arrays of the kernels on the intervals of the last units. Positive denormals count as 0.
+  // Writes the arrays of the kernels, on the intervals of the last units. Positive denormals count as 0.
   void lay_out(Arena& arena, BranchState& state, const std::vector<Units>& layers) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Units& last = layers.back();
     const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(column_multiple, number);
     chunk.intervals = intervals;
-    chunk.blocks = padded_to(column_multiple, intervals / column_multiple);
-    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(chunk.blocks);
+    chunk.spans = padded_to(column_multiple, intervals / column_multiple);
+    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(chunk.spans);
     Affine<T>* beta = arena.take<Affine<T>>(intervals);
     std::fill_n(start, intervals, infinity);
-    std::fill_n(coarse, chunk.blocks, infinity);
+    std::fill_n(coarse, chunk.spans, infinity);
     std::fill_n(beta, intervals, Affine<T>{});
     std::vector<int64_t> row(number);
     for (int64_t i = 0; i < number; ++i) {
@@ -365,7 +351,7 @@ class PiecewiseLinearPass {
       kernels.mlp_backward(chunk.mlp, state.values[0] + side * intervals * row_multiple, row_multiple, intervals,
                            values, state.middles + 1, dz + side * intervals * chunk.mlp.layers[depth - 1].stride, first,
                            second, gradient, nullptr);
-      for (int64_t l = 0; side == 1 && l < depth; ++l)  // no bias enters a slope
+      for (int64_t l = 0; side == 1 && l < depth; ++l)  // a slope has no bias
         std::fill_n(gradient[l] + padded_to(row_multiple, chunk.mlp.layers[l].in) * chunk.mlp.layers[l].stride,
                     chunk.mlp.layers[l].stride, T{0});
     }
@@ -373,19 +359,9 @@ class PiecewiseLinearPass {
     for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(gradients[i]);
   }
 
-  Workspace& workspace_;
-  const Arguments& arguments_;
-  const Model& model_;
-  const Segments& seg_;
-  bool backward_;
-  const T* x_;
   bool usable_ = true;
-  bool tiny_ = true;    // the chunk is not worth a second thread
-  bool taken_ = false;  // the features of the next chunk are gathered already
-  int64_t begin_ = 0, end_ = 0;
-  std::vector<PackedBranch<T>> packed_;
+  bool taken_ = false;  // the next chunk is selected already
   std::vector<BranchState> branches_;
-  std::vector<double> total_;
 };
 
 static_assert(Pass<PiecewiseLinearPass<float>, float> && Pass<PiecewiseLinearPass<double>, double>);

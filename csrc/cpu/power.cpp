@@ -19,7 +19,7 @@ struct Scales {
   int64_t first;
 };
 
-// Runs `rows(begin, end)` over the rows of nodes [first, last), pieces in parallel.
+// Runs `rows(begin, end)` over the rows of nodes [first, last), tasks in parallel.
 template <class T, class I, class F>
 void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t width, F rows) {
   const auto cost = [&](int64_t v) { return static_cast<int64_t>(a.indptr[first + v]) + v; };
@@ -27,7 +27,7 @@ void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t
                  [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
 }
 
-// Of the nodes [first, last), the only ones whose scales are read.
+// The scales of the nodes [first, last), the only ones that are read.
 template <class T, class I>
 Scales scales_of(const Adjacency<T, I>& a, Operator op, int64_t first, int64_t last) {
   if (op == Operator::adj) return {{}, {}, 1.0, first};
@@ -54,7 +54,7 @@ Scales scales_of(const Adjacency<T, I>& a, Operator op, int64_t first, int64_t l
 }
 
 template <class T, class I>
-Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) {
+Hop<T, I> make_hop(const Adjacency<T, I>& a, const Scales& scales, int64_t width) {
   const bool scaled = !scales.left.empty();
   const double* left = scaled ? scales.left.data() - scales.first : nullptr;
   const double* right = scaled ? scales.right.data() - scales.first : nullptr;
@@ -63,7 +63,7 @@ Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) 
 
 // Graphs with larger sources or more edges go hop by hop, their rows in parallel.
 constexpr int64_t cache_bytes = 2 << 20, cache_edges = 256 << 10;
-// Outputs larger than this are written past the caches, which they would only wash out.
+// Outputs larger than this are written past the caches, since they would evict everything else.
 constexpr int64_t stream_bytes = 32 << 20;
 
 // All powers of one large graph. Between hops values are not rounded: where T is stored in half precision, `planes`
@@ -95,7 +95,7 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
   }
 }
 
-// Nodes [first, last), all or those of a run of graphs; `out` has a row for each.
+// Nodes [first, last), all or those of a range of graphs; `out` has a row for each.
 template <class T, class I, class A>
 void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
             const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
@@ -103,7 +103,7 @@ void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
     std::copy(x + first * width, x + last * width, out);
     return;
   }
-  out -= first * width;  // rows of nodes stand at the nodes' numbers
+  out -= first * width;  // so that row v is that of node v
   const int64_t plane = (last - first) * width;
   const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
@@ -120,7 +120,7 @@ void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
   const Scales scales = any_large || by_edge ? scales_of(a, op, first, last) : Scales{};
   const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
-  const Powers<T, I> task = {hop_of(a, scales, width), op, by_edge, last - first, hops, x, out, stream};
+  const Powers<T, I> task = {make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, stream};
   if (!ptr) return powers_of_large(a, task.hop, first, last, x, hops, plane, out);
   const auto table = isa_kernels<PowerKernels<T, I>>();
   const auto kernel = float64_sums ? table.float64_powers : table.powers;
@@ -157,7 +157,7 @@ void powers_backward(const Adjacency<T, I>& a, Operator op, const int64_t* ptr, 
   const TransposedAdjacency<T, I> t = transpose(a);
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
                                 a.edges};
-  const Hop<T, I> hop = hop_of(back, scales, width);
+  const Hop<T, I> hop = make_hop(back, scales, width);
   const auto kernel = isa_kernels<PowerKernels<T, I>>().hop;
   // Two buffers in turn, the last hop ending in dx.
   Tensor scratch = empty({hops > 1 ? plane : 0}, value);

@@ -95,8 +95,9 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                                          std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
                                          bool attention, double negative_slope, bool /*tf32*/, bool check_invariants) {
   const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
-  const Arguments of = checked_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                         negative_slope, false, check_invariants, more);
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, false, check_invariants, more);
+  check_ids(of);
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, {ScalarType::Long});
   const int64_t* labels = y.const_data_ptr<int64_t>();
