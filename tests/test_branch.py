@@ -505,6 +505,23 @@ def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype
             assert torch.equal(one, other)
 
 
+def test_gradients_of_repeated_rows_for_any_number_of_threads(native, threads) -> None:
+    """Branches refer to the same rows, and graphs are chosen twice."""
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 2, [20, 32, 32], torch.float64)
+    rows = torch.randn(3000, 20, dtype=torch.float64).requires_grad_()
+    ptr, ids = torch.arange(0, 6001, 300), torch.arange(20) % 7
+    arguments = (rows, weights, biases, w, ptr)
+    options = {"index": torch.arange(6000) % 3000, "ids": ids}
+    (expected,) = torch.autograd.grad(reference.branch_readout(*arguments, **options).sum(), rows)
+    results = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        results.append(torch.autograd.grad(spin_fast.branch_readout(*arguments, **options).sum(), rows)[0])
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-10)
+        assert torch.equal(result, results[0])
+
+
 @pytest.mark.parametrize("options", [{}, {"attention": False}, {"negative_slope": 0.0}, {"classifier_features": ()}])
 @pytest.mark.parametrize("num_features", [1, 20])
 def test_training_step_is_autograds(backend: str, poison: None, options: dict, num_features: int) -> None:

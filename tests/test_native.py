@@ -502,6 +502,16 @@ def test_checks_of_contents_check_metadata_first(backend: str) -> None:
         ops.check_segments(PTR, None, torch.ones(1, dtype=torch.int32), 3)
 
 
+def test_rows_of_another_branch_are_refused(backend: str) -> None:
+    ptr, row_ptr = torch.tensor([0, 2, 4]), torch.tensor([0, 2, 3])
+    ops.check_segments(ptr, torch.tensor([1, 0, 2, 2]), None, 3, row_ptr)
+    ops.check_segments(ptr, torch.tensor([1, 0, 2, 1]), None, 3)
+    with pytest.raises(ValueError, match=r"index must be in \[2, 3\), the rows of branch 1, got index\[3\] = 1"):
+        ops.check_segments(ptr, torch.tensor([1, 0, 2, 1]), None, 3, row_ptr)
+    with pytest.raises(ValueError, match="ptr must give branch 0 its rows, 0 to 2, got 0 to 1"):
+        ops.check_segments(torch.tensor([0, 1, 3]), None, None, 3, row_ptr)
+
+
 def test_every_file_of_csrc_is_compiled_or_a_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a changed header rebuilds what includes it, without ninja too."""
     root = Path(__file__).parents[1]
