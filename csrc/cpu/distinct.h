@@ -9,7 +9,7 @@
 
 namespace spin_fast {
 
-// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.py.
+// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.
 using DistinctTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 class DistinctRows {

@@ -12,6 +12,7 @@ from pathlib import Path
 import cuda_kernels
 import pytest
 import torch
+from helpers import ROOT
 
 import spin_fast
 from spin_fast import ops
@@ -63,7 +64,7 @@ def test_build_info(native) -> None:
 
 def test_every_op_has_a_cuda_kernel(native, tmp_path: Path) -> None:
     """In the installed library, loaded without a GPU."""
-    setup = Path(__file__).parents[1] / "setup.py"
+    setup = ROOT / "setup.py"
     library = next(Path(spin_fast.__file__).parent.glob("_C_cuda*.so"), None)
     if library is None:
         assert os.environ.get("SPIN_FAST_CUDA") != "1", "SPIN_FAST_CUDA=1, but what is installed has no _C_cuda"
@@ -514,15 +515,14 @@ def test_rows_of_another_branch_are_refused(backend: str) -> None:
 
 def test_every_file_of_csrc_is_compiled_or_a_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a changed header rebuilds what includes it, without ninja too."""
-    root = Path(__file__).parents[1]
-    if not (root / "setup.py").is_file():
+    if not (ROOT / "setup.py").is_file():
         pytest.skip("no setup.py beside the tests: this is not a checkout")
-    monkeypatch.chdir(root)
+    monkeypatch.chdir(ROOT)
     monkeypatch.setenv("SPIN_FAST_CUDA", "0")
     monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
     setup = runpy.run_path("setup.py")
     (extension,) = setup["native_extensions"]()["ext_modules"]
-    headers = {str(path.relative_to(root)) for path in root.glob("csrc/*.h")}
+    headers = {str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*.h")}
     for built, folder in ((extension, "cpu"), (setup["CudaLibrary"]("nvcc").extension, "cuda")):
         known = {*built.sources, *built.depends}
-        assert known >= headers | {str(path.relative_to(root)) for path in root.glob(f"csrc/{folder}/*.*")}
+        assert known >= headers | {str(path.relative_to(ROOT)) for path in ROOT.glob(f"csrc/{folder}/*.*")}

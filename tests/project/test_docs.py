@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+from helpers import ROOT
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from torch.utils import cpp_extension
@@ -26,7 +27,6 @@ import spin_fast
 from spin_fast.cli import app
 from spin_fast.datasets import DatasetError
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(
     not (ROOT / "README.md").is_file(), reason="no README.md beside the tests: this is not a checkout"
 )
@@ -223,7 +223,7 @@ def test_code_of_a_page(
 def test_pictures_and_pages_exist(page: Path) -> None:
     """For those that are no pages of the site, whose own links are checked when it is built."""
     for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text()):
-        assert (ROOT / target).is_file(), target
+        assert (ROOT / target).exists(), target
 
 
 def test_every_public_name_is_on_the_site() -> None:
