@@ -100,8 +100,8 @@ class HopByHop {
 template <class S>
 void set_scales(Gather<S>& hop, Operator op, const double* scale) {
   hop.left = scale;
-  hop.right = op == Operator::symmetric || op == Operator::mixed ? scale : nullptr;
-  hop.mixed = op == Operator::mixed;
+  hop.right = op == Operator::sym || op == Operator::sym_adj ? scale : nullptr;
+  hop.mixed = op == Operator::sym_adj;
 }
 
 // out: [R + 1, out_rows, d].
@@ -111,7 +111,7 @@ void powers_hop_by_hop(const Device& device, const Adjacency& a, const Rows& row
   using V = Compute<S>;
   constexpr bool half = sizeof(S) == 2;
   const int64_t plane = out_rows * width;
-  const Buffer<double> scale(device, a.op == Operator::plain ? 0 : a.nodes);
+  const Buffer<double> scale(device, a.op == Operator::adj ? 0 : a.nodes);
   const Buffer<V> planes(device, half ? 2 * plane : 0);  // what hops read in half precision
   const auto values = [&](int64_t r) {
     if constexpr (half)
@@ -149,7 +149,7 @@ Levels levels_of(const Device& device, const Footprint& footprint, int64_t nodes
 template <int K, class S, class A>
 void powers_of_graphs(const Device& device, const Graphs<S>& task) {
   const Adjacency& a = task.a;
-  const bool scaled = a.op != Operator::plain;
+  const bool scaled = a.op != Operator::adj;
   const Footprint footprint = {K, units_of<K>(task.width), sizeof(A), scaled};
   const int64_t nodes = (task.rows + a.graphs - 1) / a.graphs;  // of the average graph
   const auto edges = static_cast<int64_t>(static_cast<double>(nodes) / a.nodes * a.edges);
@@ -192,14 +192,11 @@ void powers_of_graphs(const Device& device, const Graphs<S>& task) {
 // Checks the arguments that both directions share.
 Adjacency adjacency_of(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes, int64_t width,
                        const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op) {
-  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
+  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight);
   constexpr int64_t most = INT32_MAX - 4;
   require(width <= most, "x must have at most ", most, " features, got ", width);
   Adjacency a = {{integers_of(indptr), integers_of(indices)}, edge_weight ? edge_weight->const_data_ptr() : nullptr};
-  a.op = op == "adj"   ? Operator::plain
-         : op == "rw"  ? Operator::row
-         : op == "sym" ? Operator::symmetric
-                       : Operator::mixed;
+  a.op = parse_operator(op);
   a.nodes = nodes;
   a.edges = indices.numel();
   a.ptr = data<int64_t>(ptr);
@@ -272,7 +269,7 @@ void powers_backward(const Device& device, const Adjacency& a, const Tensor& ind
     return;
   }
   const Rows rows = all_rows(a.nodes, rows_at_once(width));
-  const Buffer<double> scale(device, a.op == Operator::plain ? 0 : a.nodes);
+  const Buffer<double> scale(device, a.op == Operator::adj ? 0 : a.nodes);
   const V* weight = static_cast<const V*>(a.weight);
   if (scale) HopByHop(device, a.csr, a.edges, rows, 1, a.op, scale, weight);
   const Transposed back = transposed(device, indices.scalar_type(), indices.const_data_ptr(), a.edges, a.nodes);

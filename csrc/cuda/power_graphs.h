@@ -141,7 +141,7 @@ __device__ void hop_in_shared_memory(const SharedGraph<K, S, A>& graph, const Pa
         if (i + j < terms) u[j] = graph.neighbours[e + (i + j) * step];
       for (int j = 0; j < together; ++j) {
         source[j] = unit[u[j] * stride];
-        factor[j] = !Plain && graph.op == Operator::mixed ? own * graph.scale[u[j]] + 1 : A{1};
+        factor[j] = !Plain && graph.op == Operator::sym_adj ? own * graph.scale[u[j]] + 1 : A{1};
         if (!Plain && graph.weight && i + j < terms) factor[j] *= graph.weight[e + (i + j) * step];
       }
       for (int j = 0; j < together; ++j)
@@ -149,10 +149,10 @@ __device__ void hop_in_shared_memory(const SharedGraph<K, S, A>& graph, const Pa
           for (int k = 0; k < K; ++k) sum[k] += Plain ? source[j].at[k] : factor[j] * source[j].at[k];
     }
   };
-  const auto own_of = [&](int v) { return !Plain && graph.op == Operator::mixed ? graph.scale[v] : A{1}; };
+  const auto own_of = [&](int v) { return !Plain && graph.op == Operator::sym_adj ? graph.scale[v] : A{1}; };
   const auto store = [&](int v, int c, const auto& sum) {
-    const A scale = graph.op == Operator::plain ? A{1} : graph.scale[v];
-    const A left = graph.op == Operator::mixed ? A{1} : scale, right = graph.op == Operator::symmetric ? scale : A{1};
+    const A scale = graph.op == Operator::adj ? A{1} : graph.scale[v];
+    const A left = graph.op == Operator::sym_adj ? A{1} : scale, right = graph.op == Operator::sym ? scale : A{1};
     S* const row = out + (v * graph.width + c);
     Pack<A, K> source;
     for (int k = 0; k < K; ++k) {
@@ -220,9 +220,9 @@ __device__ void load_graph(const Graphs<S>& task, int64_t first, int64_t begin, 
   for (int v = threadIdx.x; v < graph.nodes; v += step) {
     const int degree = graph.offsets[v + 1] - graph.offsets[v];
     heavy |= degree > light_edges;
-    if (graph.op != Operator::plain && !graph.weight) graph.scale[v] = static_cast<A>(scale_of(graph.op, degree));
+    if (graph.op != Operator::adj && !graph.weight) graph.scale[v] = static_cast<A>(scale_of(graph.op, degree));
   }
-  if (graph.op != Operator::plain && graph.weight) {
+  if (graph.op != Operator::adj && graph.weight) {
     const Team team(1, 1);
 #pragma unroll 1
     for (int first = team.first_of_warp(); first < graph.nodes; first += team.teams_of_block()) {
@@ -248,14 +248,14 @@ __device__ void powers_of_graph(const Graphs<S>& task, int64_t first, int nodes,
   graph.weight = task.a.weight ? static_cast<const Compute<S>*>(task.a.weight) + begin : nullptr;
   graph.width = task.width;
   graph.scale = reinterpret_cast<A*>(values + 2 * nodes * units);
-  graph.offsets = reinterpret_cast<int*>(graph.scale + (task.a.op == Operator::plain ? 0 : nodes));
+  graph.offsets = reinterpret_cast<int*>(graph.scale + (task.a.op == Operator::adj ? 0 : nodes));
   graph.neighbours = reinterpret_cast<uint16_t*>(graph.offsets + nodes + 1);
   load_graph(task, first, begin, graph);
 
   const int64_t plane = task.rows * task.width;
   const S* const x = task.x + first * task.width;
   S* const out = task.out + (first - task.a.ptr[0]) * task.width;
-  const bool additions = !task.a.weight && task.a.op != Operator::mixed;
+  const bool additions = !task.a.weight && task.a.op != Operator::sym_adj;
   for (int column = 0; column < task.width; column += K * units) {
     graph.columns = task.width - column < K * units ? task.width - column : K * units;
     graph.units = units_of<K>(graph.columns);
@@ -263,7 +263,7 @@ __device__ void powers_of_graph(const Graphs<S>& task, int64_t first, int nodes,
     graph.row_of = Quotient(graph.units);
     for (int i = threadIdx.x; i < nodes * graph.units; i += blockDim.x) {
       const int v = graph.row_of.of(i), c = i - v * graph.units;
-      const A right = task.a.op == Operator::symmetric ? graph.scale[v] : A{1};
+      const A right = task.a.op == Operator::sym ? graph.scale[v] : A{1};
       const int at = v * task.width + column + c;
       const S* const from = x + at;
       S *const to = out + at, row[K] = {};

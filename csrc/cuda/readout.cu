@@ -296,14 +296,11 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
   const ScalarType value = z.scalar_type();
   require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
           z.size(0));
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, false);
+  const Segments seg = checked_segments(num_rows, z.size(-1), ptr, index, count, num_branches, shared, false);
   const Device device(z, {{"ptr", ptr}, {"index", index}, {"count", count}});
-  Tensor readout = device.empty({form.graphs, form.branches * form.width}, value);
+  Tensor readout = device.empty({seg.graphs, seg.branches * seg.width}, value);
   dispatch_storage(value, [&]<class S>(Tag<S>) {
-    readout_sum<S>(device, {.seg = segments_of(form, ptr, index, count, shared),
-                            .z = stored<S>(z),
-                            .out = readout.mutable_data_ptr(),
-                            .type = value});
+    readout_sum<S>(device, {.seg = seg, .z = stored<S>(z), .out = readout.mutable_data_ptr(), .type = value});
   });
   return readout;
 }
@@ -314,11 +311,11 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   check_num_branches(num_branches);
   require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   product_of("num_rows", sum_of("num_rows", num_rows, 2), sizeof(int64_t));  // bytes of the offsets of the rows
-  const Form form = form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, false);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
+  const Segments seg =
+      checked_segments(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, false);
+  expect("grad", grad, {seg.graphs, seg.branches * seg.width}, {value});
   const Device device(grad, {{"ptr", ptr}, {"index", index}, {"count", count}});
-  Tensor dz = device.empty({num_rows, form.width}, value);
-  const Segments seg = segments_of(form, ptr, index, count, shared);
+  Tensor dz = device.empty({num_rows, seg.width}, value);
   if (dz.numel() == 0) return dz;
   dispatch_storage(value, [&]<class S>(Tag<S>) {
     const S* ds = stored<S>(grad);
@@ -335,12 +332,12 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
                                              OptionalTensor count, bool shared, bool) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, false);
+  const Segments seg = checked_segments(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, false);
   const Device device(z, {{"w", w}, {"ptr", ptr}, {"index", index}, {"count", count}});
-  Tensor readout = device.empty({form.graphs, form.branches * form.width}, computed);
-  Tensor alpha = device.empty({form.entries}, computed);
+  Tensor readout = device.empty({seg.graphs, seg.branches * seg.width}, computed);
+  Tensor alpha = device.empty({seg.entries}, computed);
   dispatch_storage(value, [&]<class S>(Tag<S>) {
-    readout_sum<S>(device, {.seg = segments_of(form, ptr, index, count, shared),
+    readout_sum<S>(device, {.seg = seg,
                             .z = stored<S>(z),
                             .alpha = alpha.mutable_data_ptr<Compute<S>>(),
                             .w = stored<S>(w),
@@ -414,11 +411,11 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       bool shared, bool) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type(), computed = compute_type(value);
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, false);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, {computed});
-  expect("readout", readout, {form.graphs, form.branches * form.width}, {computed});
-  expect("alpha", alpha, {form.entries}, {computed});
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {computed});
+  const Segments seg = checked_segments(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, false);
+  expect("grad", grad, {seg.graphs, seg.branches * seg.width}, {computed});
+  expect("readout", readout, {seg.graphs, seg.branches * seg.width}, {computed});
+  expect("alpha", alpha, {seg.entries}, {computed});
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {seg.entries}, {computed});
   const Device device(z, {{"w", w},
                           {"ptr", ptr},
                           {"index", index},
@@ -429,8 +426,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                           {"alpha", alpha}});
   const auto empty = [&](std::initializer_list<int64_t> shape, ScalarType type) { return device.empty(shape, type); };
   Tensor dz = like(z, empty), dw = like(w, empty);
-  if (form.width == 0) return {dz, dw};
-  const Segments seg = segments_of(form, ptr, index, count, shared);
+  if (seg.width == 0) return {dz, dw};
   dispatch_storage(value, [&]<class S>(Tag<S>) {
     attention_backward<S>(device, seg, grad, grad_alpha, z, w, index, readout, alpha, dz, dw);
   });

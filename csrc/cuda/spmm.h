@@ -22,9 +22,6 @@ struct Csr {
   Integers indptr, indices;
 };
 
-// adj, rw, sym, sym+adj: Ā[v, u] is A[v, u] times 1, scale[v], scale[v] scale[u], scale[v] scale[u] + 1.
-enum class Operator { plain, row, symmetric, mixed };
-
 struct Adjacency {
   Csr csr;
   const void* weight;  // [E] or null, in Compute<S> of the values
@@ -34,11 +31,11 @@ struct Adjacency {
   int64_t graphs;
 };
 
-// The host cannot refuse a negative row sum without waiting for the device. Its scale under `symmetric` is NaN, and so
+// The host cannot refuse a negative row sum without waiting for the device. Its scale under `sym` is NaN, and so
 // are that row and all rows that gather from it.
 __device__ inline double scale_of(Operator op, double degree) {
   if (degree == 0) return 0;
-  return op == Operator::row ? 1 / degree : rsqrt(degree);
+  return op == Operator::rw ? 1 / degree : rsqrt(degree);
 }
 
 // A row is divided into units of K columns, one thread each.

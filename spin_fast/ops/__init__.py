@@ -84,8 +84,13 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
         raise ValueError(problem)
 
 
-def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int) -> None:
+def check_segments(
+    ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int, row_ptr: Tensor | None = None
+) -> None:
     """Check the contents of a readout's segments on the CPU: monotone offsets, row numbers in range, counts positive.
+
+    Args:
+        row_ptr: the range of rows that each branch may refer to; None: every branch to all rows.
 
     Raises:
         TypeError, ValueError: name the argument, and the first entry that is wrong.
@@ -100,9 +105,10 @@ def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_
     if not _contents_are_readable(ptr):
         return
     if native.library is None:
-        problem = reference.check_segments(ptr, index, count, num_rows)
+        problem = reference.check_segments(ptr, index, count, num_rows, row_ptr)
     else:
-        problem = native.library.check_segments(_array(ptr), _array(index), _array(count), num_rows)
+        row_ptr = torch.tensor([0, num_rows]) if row_ptr is None else row_ptr
+        problem = native.library.check_segments(_array(ptr), _array(index), _array(count), _array(row_ptr))
     if problem:
         raise ValueError(problem)
 

@@ -12,7 +12,7 @@ constexpr int threads = 64;
 
 unsigned char* shared_of_block() { return spin_fast::dynamic_shared; }
 
-// Every thread reads what its neighbour writes, without a barrier in between.
+// Every thread reads what its neighbour writes, with no barrier between them.
 void race(int* out) {
   int* memory = reinterpret_cast<int*>(shared_of_block());
   const int i = threadIdx.x;
@@ -55,7 +55,7 @@ void load_between_two_vectors(int* out) {
 
 }  // namespace
 
-// Runs one of the kernels with `bytes` of shared memory; `message` gets the emulator's error, or the empty string.
+// Runs one of them with so many bytes of shared memory; `message` gets what the emulator says, or nothing.
 extern "C" __attribute__((visibility("default"))) void emulator_run_fault(int which, int bytes, int* out,
                                                                           char* message) {
   void (*const kernels[])(int*) = {race,
