@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from helpers import ROOT
 
-from spin_fast import ops
+from spin_fast.ops import native
 
 OPS = (
     "power_features",
@@ -155,7 +155,7 @@ def kernels() -> Emulated | Gpu:
 @contextmanager
 def standing_in() -> Iterator[Emulated | Gpu]:
     """Let the CUDA kernels run in place of the CPU's; contents are then checked in Python, as the kernels cannot."""
-    found, op_checks = kernels(), ops._op_checks
+    found, op_checks = kernels(), native.op_checks
     library = torch.library.Library("spin_fast", "IMPL")
 
     def calls(op: str) -> Callable[..., Any]:
@@ -166,9 +166,9 @@ def standing_in() -> Iterator[Emulated | Gpu]:
         for op in OPS:
             if found.has(op):
                 library.impl(op, calls(op), "CPU", allow_override=True)
-    ops._op_checks = lambda z: False
+    native.op_checks = lambda value, *flags: False
     try:
         yield found
     finally:
         library._destroy()
-        ops._op_checks = op_checks
+        native.op_checks = op_checks

@@ -430,26 +430,27 @@ def test_training_step_is_its_reference(backend: str, class_weight: list[float] 
         pytest.skip("there is no op then")
     features = made_features([30, 1, 0, 7], 5)
     model = SPIN(5, 8, 2, 2).double()
-    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01)
-    data = (features.ptr, features.index, features.count, torch.tensor([3, 1, 0, 0]))
     flat = model.flatten_parameters()
-    weight = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
-    arguments = (features.rows, flat, features.labels, weight, *data, *sizes)
-    result = torch.ops.spin_fast.training_step(*arguments, False, False)
-    for one, other in zip(result, reference.training_step(*arguments), strict=True):
+    data = (features.rows, flat, features.labels, features.ptr)
+    options = {
+        "model": model.sizes,
+        "index": features.index,
+        "count": features.count,
+        "ids": torch.tensor([3, 1, 0, 0]),
+        "class_weight": None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64),
+    }
+    for one, other in zip(ops.training_step(*data, **options), reference.training_step(*data, **options), strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_class_weight_is_checked(native) -> None:
     features, model = made_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
-    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01, False, False)
-    data = (features.ptr, features.index, features.count, None)
+    data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
+    options = {"model": model.sizes, "index": features.index, "count": features.count}
     long = torch.ones(3, dtype=torch.float64)
     for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
         with pytest.raises(ValueError, match=f"class_weight must {wrong}"):
-            torch.ops.spin_fast.training_step(
-                features.rows, model.flatten_parameters(), features.labels, weight, *data, *sizes
-            )
+            ops.training_step(*data, **options, class_weight=weight)
 
 
 def test_folded_batch_norm_is_evaluation(backend: str) -> None:
@@ -638,7 +639,7 @@ def test_tensor_cores_multiply_what_they_should(native, monkeypatch: pytest.Monk
         return [out.detach(), *torch.autograd.grad((out * cotangent).sum(), leaves[:-1])]
 
     exact = run(reference.branch_readout)
-    monkeypatch.setattr(ops, "may_use_tf32", lambda: True)
+    monkeypatch.setattr("spin_fast.ops.native.may_use_tf32", lambda: True)
     with cuda_kernels.standing_in() as kernels:
         kernels.set_order(1)
         rounded = run(spin_fast.branch_readout)

@@ -1,0 +1,77 @@
+"""``training_step``: the public function, and the fake kernel of the op."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import native, reference
+from .parameters import ModelSizes
+
+
+def training_step(
+    rows: Tensor,
+    parameters: Tensor,
+    labels: Tensor,
+    ptr: Tensor,
+    *,
+    model: ModelSizes,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    ids: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    check_invariants: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of a ``SPIN`` on a batch, and its gradient in every parameter, in one operation.
+
+    :func:`branch_readout`, then the classifier, then the mean cross-entropy, weighted by ``class_weight`` of each
+    graph's class; 0 where all weigh 0. It runs once per batch, so arguments are checked by the op alone, which takes
+    contiguous tensors.
+
+    Args:
+        rows: ragged ``[U, d]`` float32 or float64.
+        parameters: the flat parameters, see :func:`parameter_shapes`.
+        labels: int64 classes of all graphs.
+        ptr: int64 offsets of the segments into ``index``.
+        model: sizes of the model.
+        index: ``[nnz]`` int32 or int64, the row that an entry refers to; None for the identity.
+        count: ``[nnz]`` int32, how often; None for ones.
+        ids: ``[G']`` int64, the graphs of the batch; None for all.
+        class_weight: ``[C]`` in the dtype of ``rows``; None for ones.
+        check_invariants: check the contents of ``ptr``, ``index`` and ``count``; False where the caller vouches for
+            them.
+
+    Returns:
+        The loss, and the gradient in the shape of ``parameters``.
+
+    Raises:
+        ValueError, RuntimeError: name the argument and what is wrong with it.
+    """
+    if not native.has_kernel(rows.device):
+        return reference.training_step(
+            rows, parameters, labels, ptr, model=model, index=index, count=count, ids=ids, class_weight=class_weight
+        )
+    return torch.ops.spin_fast.training_step.default(
+        rows,
+        parameters,
+        labels,
+        class_weight,
+        ptr,
+        index,
+        count,
+        ids,
+        model.num_branches,
+        model.widths,
+        model.classifier_widths,
+        model.attention,
+        model.negative_slope,
+        native.may_use_tf32(),
+        check_invariants,
+    )
+
+
+def _fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]
+    return rows.new_empty(()), torch.empty_like(parameters)
+
+
+native.register("training_step", _fake)
