@@ -1,4 +1,4 @@
-"""The fused branch and the training step against loops, the reference, and autograd through the unfused model."""
+"""The fused branch against loops, the reference, and autograd through the unfused model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, ops, reference, training
+from spin_fast import SPIN, PowerFeatures, datasets, reference, training
 from spin_fast._common.indexing import offsets
 
 
@@ -395,62 +395,6 @@ def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
             assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("options", [{}, {"attention": False}, {"negative_slope": 0.0}, {"classifier_features": ()}])
-@pytest.mark.parametrize("num_features", [1, 20])
-def test_training_step_is_autograds(backend: str, poison: None, options: dict, num_features: int) -> None:
-    """Loss and gradient of a step, over many chunks of graphs, against the unfused model."""
-    features = made_features([30, 1, 0, 400, 7] * 20, num_features)
-    torch.manual_seed(0)
-    model = SPIN(num_features, 24, 2, 2, **options).double()
-    assert_step_is_autograds(model, features[torch.randperm(100)[:70]])
-
-
-@pytest.mark.parametrize("num_features", [1, 5])
-def test_training_step_with_operators_side_by_side(backend: str, poison: None, num_features: int) -> None:
-    features = made_features([30, 1, 0, 60, 7] * 4, num_features, operator="sym,rw,adj")
-    torch.manual_seed(0)
-    model = SPIN(num_features, 8, 2, 2, num_operators=3).double()
-    assert_step_is_autograds(model, features[torch.randperm(20)[:15]])
-
-
-def assert_step_is_autograds(model: SPIN, selected: PowerFeatures) -> None:
-    loss = training.loss_of(model.forward_tensors(*selected.branch_rows()), selected.y)
-    expected = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
-    trainer = training.Trainer(model, learning_rate=0.0)
-    torch.testing.assert_close(trainer.step(selected), loss.detach())
-    gradient = trainer.optimizer.param_groups[0]["params"][0].grad
-    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("class_weight", [None, [0.25, 3.0], [0.0, 1.0], [0.0, 0.0]])
-def test_training_step_is_its_reference(backend: str, class_weight: list[float] | None) -> None:
-    if backend == "reference":
-        pytest.skip("there is no op then")
-    features = made_features([30, 1, 0, 7], 5)
-    model = SPIN(5, 8, 2, 2).double()
-    flat = model.flatten_parameters()
-    data = (features.rows, flat, features.labels, features.ptr)
-    options = {
-        "model": model.sizes,
-        "index": features.index,
-        "count": features.count,
-        "ids": torch.tensor([3, 1, 0, 0]),
-        "class_weight": None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64),
-    }
-    for one, other in zip(ops.training_step(*data, **options), reference.training_step(*data, **options), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_class_weight_is_checked(native) -> None:
-    features, model = made_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
-    data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
-    options = {"model": model.sizes, "index": features.index, "count": features.count}
-    long = torch.ones(3, dtype=torch.float64)
-    for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
-        with pytest.raises(ValueError, match=f"class_weight must {wrong}"):
-            ops.training_step(*data, **options, class_weight=weight)
 
 
 def test_folded_batch_norm_is_evaluation(backend: str) -> None:
