@@ -19,13 +19,14 @@ from .native import may_use_tf32
 from .parameters import MOST_LAYERS, ModelSizes, parameter_shapes
 from .power import power_features
 from .readout import attention_readout, sum_readout
-from .training_step import training_step
+from .training_step import bind_training_step, training_step
 
 __all__ = [
     "MOST_LAYERS",
     "DistinctRows",
     "ModelSizes",
     "attention_readout",
+    "bind_training_step",
     "branch_readout",
     "check_csr",
     "check_segments",

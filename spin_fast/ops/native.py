@@ -141,13 +141,10 @@ def op_checks(value: Any, *flags: Any) -> bool:
 
     It would take anything for the ``flags``.
     """
-    return (
-        isinstance(value, Tensor)
-        and value.is_cpu
-        and not torch.compiler.is_compiling()
-        and has_kernel(value.device)
-        and all(type(flag) is bool for flag in flags)
-    )
+    for flag in flags:
+        if type(flag) is not bool:
+            return False
+    return isinstance(value, Tensor) and value.is_cpu and not torch.compiler.is_compiling() and has_kernel(value.device)
 
 
 @torch_compat.constant_while_compiling

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -47,27 +49,40 @@ def training_step(
     Raises:
         ValueError, RuntimeError: name the argument and what is wrong with it.
     """
-    if not native.has_kernel(rows.device):
-        return reference.training_step(
-            rows, parameters, labels, ptr, model=model, index=index, count=count, ids=ids, class_weight=class_weight
-        )
-    return torch.ops.spin_fast.training_step.default(
+    step = bind_training_step(
         rows,
         parameters,
         labels,
-        class_weight,
         ptr,
-        index,
-        count,
-        ids,
-        model.num_branches,
-        model.widths,
-        model.classifier_widths,
-        model.attention,
-        model.negative_slope,
-        native.may_use_tf32(),
-        check_invariants,
+        model=model,
+        index=index,
+        count=count,
+        class_weight=class_weight,
+        check_invariants=check_invariants,
     )
+    return step(ids)
+
+
+def bind_training_step(
+    rows: Tensor,
+    parameters: Tensor,
+    labels: Tensor,
+    ptr: Tensor,
+    *,
+    model: ModelSizes,
+    index: Tensor | None,
+    count: Tensor | None,
+    class_weight: Tensor | None,
+    check_invariants: bool,
+) -> Callable[[Tensor | None], tuple[Tensor, Tensor]]:
+    """:func:`training_step` as a function of ``ids`` alone, for a loop over batches: the rest is looked up once."""
+    if not native.has_kernel(rows.device):
+        options = {"index": index, "count": count, "class_weight": class_weight}
+        return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)
+    op = torch.ops.spin_fast.training_step.default
+    before_ids = (rows, parameters, labels, class_weight, ptr, index, count)
+    after_ids = (*model, native.may_use_tf32(), check_invariants)
+    return lambda ids: op(*before_ids, ids, *after_ids)
 
 
 def _fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -237,8 +236,7 @@ class Trainer:
     def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         assert features.labels is not None
         flat, sizes = self._flat.detach(), model.sizes
-        call = partial(
-            ops.training_step,
+        call = ops.bind_training_step(
             features.rows,
             flat,
             features.labels,
@@ -251,7 +249,7 @@ class Trainer:
         )
 
         def step(ids: Tensor) -> Tensor:
-            loss, self._flat.grad = call(ids=ids)
+            loss, self._flat.grad = call(ids)
             self.optimizer.quick_step()
             return loss
 
