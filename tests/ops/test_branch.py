@@ -413,12 +413,9 @@ def test_folded_batch_norm_is_evaluation(backend: str) -> None:
         "NCI1",
         "PROTEINS",
         "ENZYMES",
-        "DD",
         "IMDB-BINARY",
         "IMDB-MULTI",
-        "COLLAB",
-        "REDDIT-BINARY",
-        "ogbg-molhiv",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("DD", "COLLAB", "REDDIT-BINARY", "ogbg-molhiv")),
     ],
 )
 def test_sharing_rows_changes_no_step(native, name: str, request: pytest.FixtureRequest) -> None:
@@ -552,7 +549,9 @@ def readout_and_gradients(op: Callable, leaves: list[torch.Tensor], layers: int,
 
 
 @pytest.mark.parametrize("form", ["rows", "index", "ids"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=pytest.mark.slow if "nothing" in name else ()) for name in SHAPES]
+)
 def test_cuda_kernels_take_every_shape(native, poison: None, shape: str, form: str) -> None:
     layers = SHAPES[shape][-1]
     leaves, others = cuda_case(*SHAPES[shape], form, torch.float64)
