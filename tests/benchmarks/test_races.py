@@ -26,6 +26,7 @@ def test_what_a_visitor_gets(tmp_path: Path) -> None:
     assert not any(name in race for race in by_default for name in ("test_edges", "test_one_large_graph"))
 
 
+@pytest.mark.slow
 def test_without_torch_geometric(tmp_path: Path) -> None:
     """A table for each race that there is, and how to get the others."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch_geometric'] = None\n")
