@@ -13,11 +13,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from helpers.cli import (
-    QUICK,
-    facts_of,
-    invoke,
-)
+from helpers.cli import QUICK, facts_of, invoke
 from typer.testing import CliRunner
 
 from spin_fast import training
