@@ -60,9 +60,9 @@ def test_shared_memory_has_an_end(emulated: cuda_kernels.Emulated) -> None:
 def test_an_access_outside_a_tensor_is_an_error(emulated: cuda_kernels.Emulated) -> None:
     z, ptr = torch.ones(6, 4), torch.tensor([0, 6])
     with emulated.guarded():
-        assert emulated.call("sum_readout", z, ptr, None, None, 1, False, True).tolist() == [[6.0] * 4]
+        assert emulated.call("sum_readout", z, ptr, None, None, 1, False, False).tolist() == [[6.0] * 4]
         with pytest.raises(RuntimeError, match="accesses memory outside its tensors"):
-            emulated.call("sum_readout", z, torch.tensor([0, 40]), None, None, 1, False, True)
+            emulated.call("sum_readout", z, torch.tensor([0, 40]), None, None, 1, False, False)
 
 
 @pytest.mark.parametrize("attention", [True, False])
