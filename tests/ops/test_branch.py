@@ -402,7 +402,9 @@ def test_company_adds_no_more_than_rounding(backend: str, poison: None, drawn: t
 @given(drawn=graphs_with_outliers())
 def test_company_changes_no_gradient(backend: str, poison: None, drawn: tuple[dict, int]) -> None:
     """Of the readout of one graph, in float64."""
-    arguments, _ = drawn
+    arguments, size = drawn
+    alone = arguments | {"rows": arguments["rows"][:size], "ptr": arguments["ptr"][:2]}
+    precision = 32 * torch.finfo(torch.float64).eps * max(float(rounding_bound(alone).max()), 1.0)
     leaves = [*arguments["weights"], *arguments["biases"], *([] if arguments["w"] is None else [arguments["w"]])]
     depth, rows, gradients = len(arguments["weights"]), arguments["rows"].double(), []
     for ptr in (arguments["ptr"][:2], arguments["ptr"]):
@@ -413,7 +415,7 @@ def test_company_changes_no_gradient(backend: str, poison: None, drawn: tuple[di
         out = spin_fast.branch_readout(rows[: ptr[-1]], *layers, w, ptr, negative_slope=slope)
         gradients.append(torch.autograd.grad(out[0].sum(), inputs))
     for one, other in zip(*gradients, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * max(float(one.abs().max()), 1.0))
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=precision * max(float(one.abs().max()), 1.0))
 
 
 def test_an_outlier_stays_in_its_graph(backend: str) -> None:
