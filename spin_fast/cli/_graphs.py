@@ -2,95 +2,53 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from rich.markup import escape
 
 from .. import datasets
+from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import console
 from ._errors import names_in_options
 
 
 def read_dataset(
-    dataset: str,
-    root: Path | None,
+    source: datasets.Source,
     *,
-    download: bool,
     features: Any = None,
     label: tuple[Any] | None = None,
     edge_options: EdgeOptions | None = None,
 ) -> datasets.Folder:
-    """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says.
+    """Read a dataset while the terminal says so; ``label`` is what ``--label`` says.
 
     Raises:
-        ValueError: they are said to be listed once and are listed in both directions.
+        ValueError: ``--undirected`` although edges are listed in both directions.
     """
     chosen = {} if label is None else {"label": label[0]}
     edge_options = edge_options or EdgeOptions()
-    with console.status(f"reading {title_of(dataset)}"), names_in_options():
-        read = datasets.read(dataset, root, download=download, features=features, **chosen, **edge_options)
+    with console.status(f"reading {source.title}"), names_in_options():
+        read = source.read(features=features, **chosen, **edge_options)
         twice = edge_options.get("undirected") and directions_of(read.graphs).twice
     if twice:
-        raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
+        raise ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
     return read
 
 
-class Directions(NamedTuple):
-    """How edges are listed, self-loops aside.
-
-    Attributes:
-        one_way: an edge lacks its reverse.
-        twice: each edge is repeated.
-    """
-
-    one_way: bool
-    twice: bool
-
-
-def directions_of(graphs: GraphBatch) -> Directions:
-    edges = merged_edges(graphs, np.ones(graphs.num_edges, np.int32))
-    reverse = edges.T.tocsr()
-    one_way = not (np.array_equal(edges.indptr, reverse.indptr) and np.array_equal(edges.indices, reverse.indices))
-    times = edges.data[np.repeat(np.arange(graphs.num_nodes), np.diff(edges.indptr)) != edges.indices]
-    return Directions(one_way, len(times) > 0 and int(times.min()) > 1)
-
-
-def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
-    """The adjacency as a ``csr_array`` in canonical form; weights of repeated edges are added up."""
-    from scipy.sparse import csr_array
-
-    shape = (graphs.num_nodes, graphs.num_nodes)
-    edges = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
-    if not edges.has_canonical_format:
-        edges = edges.copy()  # of the graphs' own arrays
-        edges.sum_duplicates()
-    return edges
-
-
-def hint_on_edges(dataset: str, root: Path | None, graphs: GraphBatch) -> str | None:
-    """Which option there is for a folder of one's own whose edges have one direction."""
-    if datasets.own_folder(dataset, root) is None or not directions_of(graphs).one_way:
+def hint_on_edges(source: datasets.Source, graphs: GraphBatch) -> str | None:
+    """Name the option for a folder of one's own whose edges have one direction."""
+    if not source.is_own or not directions_of(graphs).one_way:
         return None
     return "if each edge is listed once, for both directions, add --undirected"
 
 
 def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
-    """Which option takes the node features that a set has and that nobody has decided against."""
+    """Name the option for node features that a TU set has and that are not used, unless some were ``chosen``."""
     if chosen is not None or not read.unused:
         return None
     every = "+".join(part for part in ("attribute", "label") if part in read.unused or part in str(read.features))
     return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
-
-
-def title_of(dataset: str) -> str:
-    """What a dataset is called in tables and file names: the last part of a path."""
-    is_path = "/" in dataset or os.sep in dataset or dataset in (os.curdir, os.pardir)
-    return Path(dataset).expanduser().resolve().name if is_path else dataset
 
 
 def describe(name: str, graphs: GraphBatch) -> str:
@@ -98,12 +56,12 @@ def describe(name: str, graphs: GraphBatch) -> str:
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
         f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
-        f"{graphs.num_edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
+        f"{graphs.num_edges / num_graphs:.2f} directed edges on average, {graphs.num_features} feature(s) per node"
     )
 
 
 def columns_of(read: datasets.Folder) -> str | None:
-    """Which columns of one's own folder became features, with how many words where they are of words."""
+    """The columns of one's own folder that became features, with the number of words of each that has words."""
     if not isinstance(read.features, list):
         return None
     words = {item["column"]: len(item["categories"]) for item in read.features if "categories" in item}
@@ -119,7 +77,7 @@ def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
 
 
 def warn_of_empty(empty: list[str], num_graphs: int) -> None:
-    """They have a prediction like any other graph, but most are mistakes."""
+    """Warn of graphs without nodes: they get a prediction, too, but most are mistakes."""
     if empty:
         has = "has" if len(empty) == 1 else "have"
         first = "it is" if len(empty) == 1 else "the first is"
@@ -127,7 +85,7 @@ def warn_of_empty(empty: list[str], num_graphs: int) -> None:
 
 
 def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
-    """What the graphs are, and the hints."""
+    """Print what the graphs are, and the hints."""
     console.print(describe(name, read.graphs), highlight=False)
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}", highlight=False)

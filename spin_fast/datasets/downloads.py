@@ -1,4 +1,4 @@
-"""Data sets from their official sites: whole, checked, and the same ever after.
+"""Downloads of data sets from their official sites, verified by checksums.
 
 Neither site publishes checksums. ``SHA256SUMS`` beside this module lists those that are known all the same: of files in
 the zips of TU sets and of OGB's molhiv that independent copies agree on, and of ``pcba.zip`` as TensorFlow Datasets has
@@ -41,7 +41,7 @@ def cache() -> Path:
     return Path(pooch.os_cache("spin_fast"))
 
 
-def download(name: str, root: Path, *, url: str | None, verify: bool, progress: bool) -> Path:
+def download(name: str, root: Path, *, url: str | None = None, verify: bool = True, progress: bool = True) -> Path:
     """Get a set that is not under ``root`` yet: ``NAME.zip`` as it is, a set of OGB unpacked to ``ogbg_molhiv/``.
 
     Everything happens in a temporary folder under ``root``, up to one renaming.
@@ -148,7 +148,7 @@ def _digest(stream: IO[bytes]) -> str:
 
 
 def _fetch(source: str, to: Path, name: str, target: Path, progress: bool) -> None:
-    """Download with pooch; what goes wrong becomes one line."""
+    """Download with pooch; errors become a DatasetError of one line."""
     import pooch
     import requests
 
@@ -178,7 +178,7 @@ def _fetch(source: str, to: Path, name: str, target: Path, progress: bool) -> No
 
 
 def _check_zip(archive: Path, source: str) -> None:
-    """Refuse what is no zip, such as a page that asks to log in, and what is damaged."""
+    """Refuse a file that is no zip, such as a login page, or a damaged one."""
     size = archive.stat().st_size
     if not zipfile.is_zipfile(archive):
         with archive.open("rb") as file:

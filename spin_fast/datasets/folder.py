@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -19,7 +19,7 @@ from .tables import WEIGHT
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # rows come in any order: nothing to say about that
+_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 
 
 def holds_graphs(path: Path) -> bool:
@@ -66,9 +66,9 @@ def load_folder(
 
     Names and words are taken without the blanks around them; where that leaves nothing, nothing is filled in.
 
-    Edges are taken as they are: an edge of a table, or of a GraphML file with ``edgedefault="directed"``, is one edge
-    from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line ``i, j`` of TU
-    text is the edge from ``j`` to ``i``, and repeated ones are kept once.
+    Edges are taken as listed: a row of ``edges``, or an edge of a GraphML file with ``edgedefault="directed"``, is one
+    directed edge from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line
+    ``i, j`` of TU text is the directed edge from ``j`` to ``i``, and repeated ones are kept once.
 
     Args:
         path: the folder, a zip of a TU set, or a ``.nel`` file.
@@ -146,8 +146,6 @@ def iter_folder(
 def _check_arguments(
     features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, edge_options: EdgeOptions
 ) -> None:
-    if dtype not in check.FLOATS:
-        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     check_features(features)
     check_label(label, classes)
     if classes is not None:
@@ -155,10 +153,12 @@ def _check_arguments(
             raise TypeError(f"classes must be a list of names (str), got {classes!r}")
         if len(set(classes)) < max(len(classes), 1):
             raise ValueError(f"classes must be different names, at least one, got {classes!r}")
-    check_edge_options(edge_options)
+    check_dtype_and_edges(dtype, edge_options)
 
 
-def check_edge_options(edge_options: EdgeOptions) -> None:
+def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
+    if dtype not in check.FLOATS:
+        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     if unknown := edge_options.keys() - _EDGE_OPTIONS:
         options = ", ".join(_EDGE_OPTIONS)
         raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
@@ -201,7 +201,7 @@ def _load_named(
     dtype: torch.dtype,
     edge_options: EdgeOptions,
 ) -> Folder:
-    """TU text and ``.nel`` files, which a name is a part of."""
+    """Read TU text or a ``.nel`` file."""
     if path.suffix == ".nel" and path.is_file():
         where, read = str(path), nel.read(path, features=features, dtype=dtype)
         if not with_labels:
@@ -234,7 +234,7 @@ def _files_of(path: Path) -> tu.Files:
 
 
 def _in_classes(read: Folder, classes: Sequence[str] | None, where: str) -> Folder:
-    """Number the classes as ``classes`` has them."""
+    """Renumber the classes in the order of ``classes``."""
     if classes is None or read.classes is None:
         return read
     assert read.graphs.y is not None

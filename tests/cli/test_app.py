@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -10,17 +11,12 @@ from pathlib import Path
 
 import pandas
 import pytest
-from helpers.cli import (
-    facts_of,
-    invoke,
-    one_line_error,
-    small_set,
-    spin_fast,
-)
+from helpers.cli import facts_of, invoke, one_line_error, small_set, spin_fast
 from typer.testing import CliRunner
 
 from spin_fast import datasets, training
 from spin_fast.cli import app
+from spin_fast.datasets import sources
 
 
 def test_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,6 +58,17 @@ def test_help_has_an_example_each() -> None:
     assert invoke("--version").startswith("spin-fast 0.")
 
 
+def test_bench_hands_its_options_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of those that a checkout gives its tests, which run side by side."""
+    given: list[str] = []
+    monkeypatch.setattr(pytest, "main", lambda arguments: given.extend(arguments) or 3)
+    options = ["--quick", "--root", "data", "--datasets", "digits,NCI1", "--results", "there"]
+    invoke("bench", *options, "--", "-k", "readout", exit_code=3)
+    pairs = dict(itertools.pairwise(given))
+    assert (pairs["--pyargs"], pairs["-o"], pairs["-k"]) == ("spin_fast.benchmarks", "addopts=", "readout")
+    assert {"--quick", "--root=data", "--datasets=digits,NCI1", "--results=there"} <= set(given)
+
+
 @pytest.mark.slow
 def test_bench_runs(tmp_path: Path) -> None:
     result = spin_fast("bench", "--quick", "--results", tmp_path / "results", "--", "-k", "readout", cwd=tmp_path)
@@ -91,10 +98,12 @@ def test_download_is_offered_and_asked_for(tmp_path: Path, monkeypatch: pytest.M
     for command in ("train", "info", "precompute"):
         assert "Download it by --download" in invoke(command, "MUTAG", "--root", tmp_path, exit_code=1)
     asked = []
-    monkeypatch.setattr(datasets, "read", lambda *_, download, **options: asked.append(download) or small_set(None))
+    monkeypatch.setattr(sources.Missing, "downloaded", lambda source: asked.append(source.name) or source)
+    monkeypatch.setattr(sources.Missing, "read", lambda *_, **options: small_set(None))
     invoke("info", "MUTAG")
+    assert asked == []
     invoke("info", "MUTAG", "--download")
-    assert asked == [False, True]
+    assert asked == ["MUTAG"]
 
 
 def completions(words: str, shell: str = "bash") -> list[str]:

@@ -8,17 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import (
-    facts_of,
-    folder_of_graphs,
-    folds_file,
-    invoke,
-    spin_fast,
-)
+from helpers.cli import facts_of, folder_of_graphs, folds_file, invoke, spin_fast
 from typer.testing import CliRunner
 
-from spin_fast import datasets, native_available, training
+from spin_fast import native_available, training
 from spin_fast.cli import app
+from spin_fast.datasets import sources
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -62,14 +57,19 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = sorted(path.name.partition(".")[0] for path in (tmp_path / "run").iterdir())
     assert names == ["events", "log", "model", "result", "state", "training-curve"]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    monkeypatch.setattr(datasets, "read", lambda *_, **options: pytest.fail("read before tensorboard was missed"))
+    monkeypatch.setattr(sources.Known, "read", lambda *_, **options: pytest.fail("read before tensorboard was missed"))
     error = invoke("train", *options, exit_code=1)
     assert "TensorBoard logs need: pip install tensorboard" in error
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["NCI1", "PROTEINS", "IMDB-BINARY", "DD", "OHSU", "COLLAB", "ogbg-molhiv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "OHSU")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("DD", "COLLAB", "ogbg-molhiv")),
+    ],
+)
 def test_trains_on_real_data(name: str, tmp_path: Path, data_root: Path) -> None:
     result = spin_fast("train", name, "--root", data_root, "--epochs", 1, "--batch-size", 128, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -20,7 +20,7 @@ from helpers import DATA, error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
-from spin_fast.datasets import DatasetError, downloads, nel, ogb, tu
+from spin_fast.datasets import DatasetError, downloads, nel, ogb
 
 
 @cache
@@ -90,19 +90,19 @@ def pack(folder: Path, archive: Path, inside: str = "", method: int = zipfile.ZI
 @pytest.mark.parametrize(
     ("name", "num_graphs", "num_classes", "nodes", "edges", "width", "isolated"),
     [
-        ("DD", 1178, 2, 284.32, 715.66, 89, 0),
+        pytest.param("DD", 1178, 2, 284.32, 715.66, 89, 0, marks=pytest.mark.slow),
         ("NCI1", 4110, 2, 29.87, 32.30, 37, 428),
         ("PROTEINS", 1113, 2, 39.06, 72.82, 3, 5),
         ("PROTEINS_full", 1113, 2, 39.06, 72.82, 3, 5),
         ("ENZYMES", 600, 6, 32.63, 62.14, 21, 106),
         ("IMDB-BINARY", 1000, 2, 19.77, 96.53, 1, 0),
         ("IMDB-MULTI", 1500, 3, 13.00, 65.94, 1, 0),
-        ("REDDIT-BINARY", 2000, 2, 429.63, 497.75, 1, 21),
-        ("COLLAB", 5000, 3, 74.49, 2457.78, 1, 0),
+        pytest.param("REDDIT-BINARY", 2000, 2, 429.63, 497.75, 1, 21, marks=pytest.mark.slow),
+        pytest.param("COLLAB", 5000, 3, 74.49, 2457.78, 1, 0, marks=pytest.mark.slow),
         ("OHSU", 79, 2, 82.01, 199.66, 1, 0),
         ("Peking_1", 85, 2, 39.31, 77.35, 1, 0),
         ("CSL", 150, 10, 41.00, 82.00, 1, 0),
-        ("ogbg-molhiv", 41127, 2, 25.51, 27.47, 9, None),
+        pytest.param("ogbg-molhiv", 41127, 2, 25.51, 27.47, 9, None, marks=pytest.mark.slow),
     ],
 )
 def test_public_set_has_the_published_figures(
@@ -126,6 +126,7 @@ def test_imdb_arcs_listed_twice_are_kept_once(name: str, edges: int) -> None:
     assert public(name).num_edges == 2 * edges
 
 
+@pytest.mark.slow
 def test_collab_keeps_its_self_loops_and_loads_fast() -> None:
     public_file("COLLAB.zip")
     public.cache_clear()
@@ -145,6 +146,7 @@ def test_enzymes_attributes_come_before_labels() -> None:
     assert torch.equal(labels.x.sum(dim=1), torch.ones(labels.num_nodes))
 
 
+@pytest.mark.slow
 def test_dd_one_hot_spans_the_labels_though_some_do_not_occur() -> None:
     x = public("DD").x
     assert x.shape[1] == 89
@@ -153,15 +155,19 @@ def test_dd_one_hot_spans_the_labels_though_some_do_not_occur() -> None:
 
 @pytest.mark.parametrize("name", ["OHSU", "Peking_1"])
 def test_nel_agrees_with_the_zip_graph_by_graph(name: str) -> None:
-    listed, zipped = nel.load(public_file(f"{name}.nel")), tu.load(public_file(f"{name}.zip"))
+    listed, zipped = (
+        nel.read(public_file(f"{name}.nel")).graphs,
+        datasets.load_folder(public_file(f"{name}.zip")).graphs,
+    )
     assert torch.equal(listed.ptr, zipped.ptr)
     assert torch.equal(listed.y, zipped.y)
     ends = listed.ptr.tolist()
     assert torch.equal(listed.indptr[ends], zipped.indptr[ends])
     assert listed.num_features == zipped.num_features == 1
-    assert nel.load(DATA / f"{name}.nel", features="label").num_features == 190
+    assert nel.read(DATA / f"{name}.nel", features="label").graphs.num_features == 190
 
 
+@pytest.mark.slow
 def test_molhiv_split_and_evaluator() -> None:
     graphs = public("ogbg-molhiv")
     y = graphs.y
@@ -211,7 +217,7 @@ def test_a_digit_equals_its_slow_construction() -> None:
 
 
 def test_tiny_set(tmp_path: Path) -> None:
-    graphs = tu.load(write(tmp_path / "TINY"), dtype=torch.float64)
+    graphs = datasets.load_folder(write(tmp_path / "TINY"), dtype=torch.float64).graphs
     assert graphs.ptr.tolist() == [0, 4, 6]
     assert edges(graphs) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2), (4, 5)]
     assert graphs.y.tolist() == [1, 0]  # -1 < 7
@@ -237,7 +243,7 @@ def test_tiny_set(tmp_path: Path) -> None:
 def test_tiny_features(
     tmp_path: Path, features: str | None, changes: dict[str, str | None], expected: list[list[float]]
 ) -> None:
-    assert tu.load(write(tmp_path / "TINY", **changes), features=features).x.tolist() == expected
+    assert datasets.load_folder(write(tmp_path / "TINY", **changes), features=features).graphs.x.tolist() == expected
 
 
 def test_the_name_decides_the_paper_choice(tmp_path: Path) -> None:
@@ -248,7 +254,7 @@ def test_the_name_decides_the_paper_choice(tmp_path: Path) -> None:
 
 
 def test_every_layout_gives_the_same_graphs(tmp_path: Path) -> None:
-    expected = tu.load(write(tmp_path / "plain" / "TINY"))
+    expected = datasets.load_folder(write(tmp_path / "plain" / "TINY")).graphs
     source = tmp_path / "plain" / "TINY"
     write(tmp_path / "raw" / "TINY" / "raw")
     write(tmp_path / "direct")
@@ -261,7 +267,9 @@ def test_every_layout_gives_the_same_graphs(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_nodes(tmp_path: Path) -> None:
-    graphs = tu.load(write(tmp_path / "TINY", graph_indicator="1\n1\n1\n1\n3\n3\n", graph_labels="7\n7\n-1\n"))
+    graphs = datasets.load_folder(
+        write(tmp_path / "TINY", graph_indicator="1\n1\n1\n1\n3\n3\n", graph_labels="7\n7\n-1\n")
+    ).graphs
     assert graphs.ptr.tolist() == [0, 4, 4, 6]
 
 
@@ -320,7 +328,7 @@ def test_wrong_files_are_named(tmp_path: Path, changes: dict[str, str | None], w
 def test_an_attribute_that_is_missing(tmp_path: Path) -> None:
     write(tmp_path / "TINY", node_attributes="0.5, 1\n1.5\n" + "1, 1\n" * 4)
     message = error_of(lambda: datasets.load("TINY", tmp_path, features="attribute"))
-    assert "TINY_node_attributes.txt, line 2 must hold 2 float64" in message
+    assert "TINY_node_attributes.txt, line 2 must hold 2 float32" in message
 
 
 @pytest.mark.parametrize(
@@ -404,7 +412,7 @@ def test_handmade_nel(tmp_path: Path) -> None:
     assert graphs.x.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert graphs.edge_weight is None
     assert datasets.load("LIST", tmp_path, features="degree").x.tolist() == [[1], [2], [2], [0]]
-    weighted = nel.load(tmp_path / "LIST.nel", weights=True, features="degree")
+    weighted = nel.read(tmp_path / "LIST.nel", weights=True, features="degree").graphs
     assert weighted.edge_weight.tolist() == [0.5, 0.5, 2, 2, 4]
     assert weighted.x.tolist() == [[1], [2], [2], [0]]
     (tmp_path / "LIST.nel").write_text(NEL.replace("n_4", "carbon"))
@@ -418,10 +426,10 @@ def test_what_files_call_classes(tmp_path: Path) -> None:
         found = datasets.read(name, tmp_path)
         assert (found.classes, found.features, found.names) == (classes, features, ["0", "1"])
         assert same(found.graphs, datasets.load(name, tmp_path))
-        assert datasets.own_folder(name, tmp_path) is None
+        assert not datasets.find(name, tmp_path).is_own
     assert datasets.read("TINY", tmp_path, features="attribute").num_attributes == 2
     assert datasets.read(tmp_path / "TINY").names == ["1", "2"]  # its own names, by its path
-    assert datasets.own_folder(tmp_path / "TINY") == tmp_path / "TINY"
+    assert datasets.find(tmp_path / "TINY").path == tmp_path / "TINY"
     digits = datasets.read("digits")
     assert (digits.classes, digits.features, digits.num_attributes) == (list("0123456789"), None, 3)
 
