@@ -25,6 +25,7 @@ from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import SPIN
+from ..training.prediction import not_finite
 from ..training.schedules import Schedule
 from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
 
@@ -220,7 +221,11 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1."""
+        """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1.
+
+        Raises:
+            TypeError, ValueError: say what is wrong with ``X``, or which graphs have scores that are not finite.
+        """
         scores = self._scores(X)
         return (scores > 0).long().numpy() if self._multilabel else self.classes_[scores.argmax(1).numpy()]
 
@@ -351,7 +356,13 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         """Class scores ``[G, C]`` on the CPU."""
         check_is_fitted(self)
         with _threads(self.n_jobs), torch.inference_mode():
-            return self._scores_of(X).cpu()
+            scores = self._scores_of(X).cpu()
+        if len(wrong := not_finite(scores)):
+            raise ValueError(
+                f"X has {len(wrong)} graph(s) whose scores are not finite, the first is {int(wrong[0])}; look for node "
+                "features that are too large"
+            )
+        return scores
 
     def _scores_of(self, X: Any) -> Tensor:
         graphs = self._graphs(X)

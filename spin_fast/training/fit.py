@@ -22,7 +22,7 @@ from ..features.power_features import PowerFeatures
 from ..nn import GraphClassifier
 from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
 from .metrics import Metric, accuracy
-from .prediction import predict
+from .prediction import not_finite, predict
 from .resume import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
@@ -73,7 +73,8 @@ def fit(
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
     Of epochs with the same metric the one with the lower validation loss is kept. While the metric is NaN, of which a
-    ``UserWarning`` tells, that loss alone decides, also when to stop.
+    ``UserWarning`` tells, that loss alone decides, also when to stop. An epoch with scores that are not finite has NaN
+    for both and is never the best one.
     Ctrl-C ends training as early stopping does. Whatever ends it, errors too, the model then holds the best weights.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
@@ -112,7 +113,8 @@ def fit(
 
     Raises:
         TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``; a
-            ``state`` that is damaged, or something else.
+            ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a finite metric or
+            loss on the validation graphs.
         OSError: ``state`` cannot be written.
     """
     if not isinstance(model, GraphClassifier):
@@ -203,15 +205,17 @@ def fit(
                     )
                 logits = predict(model, features, validation)
                 of_validation = None if graph_weight is None else graph_weight[validation]
-                validation_loss = loss_of(logits, target, weights, of_validation).item()
-                score = float(metric(logits, target))
+                wrong = len(not_finite(logits))
+                validation_loss = math.nan if wrong else loss_of(logits, target, weights, of_validation).item()
+                score = math.nan if wrong else float(metric(logits, target))
                 if math.isnan(score) and not warned:
                     warned = True
-                    warnings.warn(
-                        f"metric {_name_of(metric)} is NaN on the validation graphs: their loss chooses the epoch, and "
-                        "when to stop",
-                        stacklevel=2,
-                    )
+                    said = f"metric {_name_of(metric)} is NaN on the validation graphs: their loss chooses the epoch, "
+                    said += "and when to stop"
+                    if wrong:
+                        said = f"{wrong} validation graph(s) have scores that are not finite in epoch {number}: "
+                        said += "such an epoch is never the best one"
+                    warnings.warn(said, stacklevel=2)
                 epoch = Epoch(number, loss, validation_loss, score, rate, seconds)
                 if on_epoch is not None:
                     on_epoch(epoch)
@@ -227,10 +231,15 @@ def fit(
         finally:
             model.load_state_dict(run.best)
             model.unflatten_parameters()
-            if not run.epochs:  # it has learnt nothing
+            if not run.has_best:  # it has learnt nothing
                 model.operator, model.multilabel = known_before
             if file is not None:  # last, as it may fail
                 file.keep(run, now=True)
+    if not run.has_best:
+        raise ValueError(
+            "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a lower "
+            "learning_rate, and look for node features that are too large"
+        )
     return Fit(list(run.epochs), run.best_epoch, interrupted)
 
 

@@ -75,6 +75,11 @@ class Run:
         risen = number if metric > self.best_score[0] or metric == -math.inf else self.risen
         return Run(epochs, number, score, risen, copied(weights), last)
 
+    @property
+    def has_best(self) -> bool:
+        """Whether the metric, or else the loss, of any epoch was a number."""
+        return self.best_score > (-math.inf, -math.inf)
+
     def is_over(self, epochs: int, patience: int) -> bool:
         done = len(self.epochs)
         return done >= epochs or (done > 0 and done - 1 - self.risen >= patience)
@@ -299,7 +304,7 @@ class RunFile:
 
     def keep(self, run: Run, *, now: bool = False) -> None:
         """Write ``run`` if it is time to, or at once."""
-        if run is self._written or not run.epochs or (not now and time.monotonic() < self._due):
+        if run is self._written or not run.has_best or (not now and time.monotonic() < self._due):
             return
         best = {f"best.{name}": value for name, value in run.best.items()}
         record = {"settings": self._settings, "epochs": [vars(epoch) for epoch in run.epochs]}
