@@ -7,6 +7,7 @@ from pathlib import Path
 import cuda_kernels
 import pytest
 import torch
+from helpers import DATA
 from hypothesis import HealthCheck, settings
 
 from spin_fast.ops import native as native_module
@@ -84,7 +85,6 @@ def threads() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of real datasets: SPIN_FAST_DATA, or ``shared/data`` beside the checkout."""
-    root = Path(os.environ.get("SPIN_FAST_DATA", Path(__file__).parents[2] / "shared" / "data"))
-    if not root.is_dir():
-        pytest.skip(f"no datasets: set SPIN_FAST_DATA to a folder of TU zips (looked in {root})")
-    return root
+    if not DATA.is_dir():
+        pytest.skip(f"no datasets: set SPIN_FAST_DATA to a folder of TU zips (looked in {DATA})")
+    return DATA

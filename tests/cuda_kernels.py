@@ -11,14 +11,13 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
+from helpers import ROOT
 
 from spin_fast import ops
 
-ROOT = Path(__file__).parents[1]
 OPS = (
     "power_features",
     "power_features_out",

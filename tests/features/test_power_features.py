@@ -5,13 +5,13 @@ import json
 import pickle
 import re
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import graph_batches, random_graphs
+from helpers import assert_same_features, graph_batches, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -90,16 +90,6 @@ def test_rows_that_hardly_repeat_are_not_deduplicated(backend: str) -> None:
         made = PowerFeatures.from_graphs(replace(graphs, x=x), 0)
         assert (made.index is not None) == deduplicated
         assert torch.equal(made.dense_rows()[0], x)
-
-
-def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
-    for name in (field.name for field in fields(one)):
-        value, twin = getattr(one, name), getattr(other, name)
-        if isinstance(value, torch.Tensor):
-            assert value.dtype == twin.dtype, name
-            assert torch.equal(value, twin), name
-        else:
-            assert value == twin, name
 
 
 @given(

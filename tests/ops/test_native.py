@@ -11,6 +11,7 @@ from pathlib import Path
 import cuda_kernels
 import pytest
 import torch
+from helpers import ROOT
 
 import spin_fast
 from spin_fast import ops
@@ -62,7 +63,7 @@ def test_build_info(native) -> None:
 
 def test_every_op_has_a_cuda_kernel(native, tmp_path: Path) -> None:
     """In the installed library, loaded without a GPU."""
-    setup = Path(__file__).parents[1] / "setup.py"
+    setup = ROOT / "setup.py"
     library = next(Path(spin_fast.__file__).parent.glob("_C_cuda*.so"), None)
     if library is None:
         assert os.environ.get("SPIN_FAST_CUDA") != "1", "SPIN_FAST_CUDA=1, but what is installed has no _C_cuda"

@@ -6,7 +6,9 @@ import copy
 import importlib
 import importlib.util
 import itertools
+import os
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(os.environ.get("SPIN_FAST_DATA", ROOT.parent / "shared" / "data"))
+"""The folder of real data sets."""
 
 # Tolerances against a float64 oracle; sizes in these tests are small.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.float64: {"rtol": 1e-11, "atol": 1e-11}}
@@ -71,6 +77,16 @@ def equal(a: GraphBatch, b: GraphBatch) -> bool:
         one is other or (one is not None and other is not None and one.dtype == other.dtype and torch.equal(one, other))
         for one, other in pairs
     )
+
+
+def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
+    for name in (field.name for field in fields(one)):
+        value, twin = getattr(one, name), getattr(other, name)
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == twin.dtype, name
+            assert torch.equal(value, twin), name
+        else:
+            assert value == twin, name
 
 
 def error_of(call: Callable[[], object]) -> str:
@@ -236,5 +252,5 @@ def benchmark_module(name: str):
     """Of this checkout where that is on the path, else of the installed package."""
     pytest.importorskip("cpuinfo", reason="the benchmarks need pytest-benchmark")
     spec = importlib.util.find_spec("benchmarks")
-    here = spec is not None and spec.origin is not None and Path(spec.origin).parents[1] == Path(__file__).parents[1]
+    here = spec is not None and spec.origin is not None and Path(spec.origin).parents[1] == ROOT
     return importlib.import_module(f"{'benchmarks' if here else 'spin_fast.benchmarks'}.{name}")

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import benchmark_module
+from helpers import ROOT, benchmark_module
 from torch.nn import functional as F
 
 from spin_fast import GraphBatch, NodeFeatures, datasets
 from spin_fast.datasets import NodeDataset, Split
 
-ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 committed = pytest.mark.skipif(not RESULTS.is_dir(), reason="no results beside the tests: this is not a checkout")
 

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
 import spin_fast
 
@@ -58,7 +59,7 @@ def test_imports_point_down(path: Path) -> None:
 
 
 def test_kernels_see_no_torch_header() -> None:
-    csrc = Path(__file__).parents[1] / "csrc"
+    csrc = ROOT / "csrc"
     if not csrc.is_dir():
         pytest.skip("no csrc/ beside the tests: this is not a checkout")
     below_the_binding_line = [*csrc.rglob("*.inl"), csrc / "kernels.h", csrc / "check.h", *csrc.glob("cpu/isa.*")]

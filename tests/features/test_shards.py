@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import graph_batches, random_graphs
+from helpers import assert_same_features, graph_batches, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
-from test_features import assert_same_features
 
 import spin_fast
 from spin_fast import PowerFeatures, shards

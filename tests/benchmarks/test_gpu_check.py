@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import benchmark_module
+from helpers import ROOT, benchmark_module
 
 import spin_fast
 from spin_fast import GraphBatch
 
-ROOT = Path(__file__).parents[1]
 CHECK = ROOT / "scripts" / "gpu_check.sh"
 pytestmark = pytest.mark.skipif(not CHECK.is_file(), reason="no scripts beside the tests: this is not a checkout")
 

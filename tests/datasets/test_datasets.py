@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 import shutil
 import subprocess
 import sys
@@ -17,13 +16,11 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers import error_of
+from helpers import DATA, error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
 from spin_fast.datasets import DatasetError, downloads, nel, ogb, tu
-
-DATA = Path(os.environ.get("SPIN_FAST_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 
 
 @cache

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 import typer.main
+from helpers import ROOT
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from torch.utils import cpp_extension
@@ -26,7 +27,6 @@ import spin_fast
 from spin_fast.cli import app
 from spin_fast.datasets import DatasetError
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.skipif(
     not (ROOT / "README.md").is_file(), reason="no README.md beside the tests: this is not a checkout"
 )

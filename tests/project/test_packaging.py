@@ -12,8 +12,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-ROOT = Path(__file__).parents[1]
 RUN = """
 import torch, spin_fast
 print(spin_fast.__file__)

@@ -1,0 +1,133 @@
+"""What all commands share: usage, help, errors of one line, ``--json``, completion; ``bench``."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pandas
+import pytest
+from helpers.cli import (
+    facts_of,
+    invoke,
+    one_line_error,
+    small_set,
+    spin_fast,
+)
+from typer.testing import CliRunner
+
+from spin_fast import datasets, training
+from spin_fast.cli import app
+
+
+def test_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "unknown data set 'nosuch'" in one_line_error(spin_fast("train", "nosuch", cwd=tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPIN_FAST_DATA", raising=False)
+
+    def error(*arguments: object) -> str:
+        stderr = invoke("train", *arguments, exit_code=1)
+        assert stderr.count("\n") == 1
+        return stderr
+
+    (tmp_path / "data" / "EMPTY").mkdir(parents=True)
+    assert "EMPTY" in error("EMPTY")
+    (tmp_path / "data" / "BROKEN.zip").write_bytes(b"PK\x03\x04 this is no zip")
+    assert "BROKEN.zip" in error("BROKEN")
+    with zipfile.ZipFile(tmp_path / "data" / "OTHER.zip", "w") as archive:
+        archive.writestr("readme.txt", "no graphs here")
+    assert "OTHER" in error("OTHER")
+    (tmp_path / "file").write_text("")
+    assert "file" in error("--epochs", 1, "--out", tmp_path / "file" / "x")
+
+
+def test_debug_shows_the_traceback() -> None:
+    result = CliRunner().invoke(app, ["train", "nosuch", "--debug"])
+    assert isinstance(result.exception, datasets.DatasetError)  # Python shows where it is from
+
+
+def test_wrong_usage() -> None:
+    for arguments in (("train", "--hops", "-1"), ("train", "--operator", "gcn"), ("train", "--nosuch"), ("nosuch",)):
+        assert "Usage:" in invoke(*arguments, exit_code=2)
+    assert "Missing argument" in invoke("predict", exit_code=2)
+
+
+def test_help_has_an_example_each() -> None:
+    for command in ("train", "predict", "precompute", "info", "bench"):
+        assert f"Example: spin-fast {command}" in invoke(command, "--help")
+    assert "train" in CliRunner().invoke(app, []).output
+    assert invoke("--version").startswith("spin-fast 0.")
+
+
+@pytest.mark.slow
+def test_bench_runs(tmp_path: Path) -> None:
+    result = spin_fast("bench", "--quick", "--results", tmp_path / "results", "--", "-k", "readout", cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "results" / "results.json").is_file()
+
+
+def test_results_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = facts_of("precompute", "digits", "--hops", 1)
+    assert (made["graphs"], made["files"], made["index"]) == (1797, ["digits.safetensors"], None)
+    assert made["bytes"] == Path("digits.safetensors").stat().st_size
+    trained = facts_of("train", "--features", "digits.safetensors", "--epochs", 2, "--seed", 3)
+    assert trained["graphs"] == {"train": 1437, "validation": 180, "test": 180}
+    assert trained["precomputation_seconds"] is None
+    model, metadata = training.load_checkpoint(trained["model"])
+    assert trained["test"] == metadata["test"]  # not rounded
+    assert trained["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    said = facts_of("predict", trained["model"], "digits")
+    classes = pandas.read_csv(said["out"])["prediction"].astype(str).value_counts().to_dict()
+    assert {name: number for name, number in said["predicted"].items() if number} == classes
+    result = CliRunner().invoke(app, ["info", "nosuch", "--json"])
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (1, "", 1)
+
+
+def test_download_is_offered_and_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for command in ("train", "info", "precompute"):
+        assert "Download it by --download" in invoke(command, "MUTAG", "--root", tmp_path, exit_code=1)
+    asked = []
+    monkeypatch.setattr(datasets, "read", lambda *_, download, **options: asked.append(download) or small_set(None))
+    invoke("info", "MUTAG")
+    invoke("info", "MUTAG", "--download")
+    assert asked == [False, True]
+
+
+def completions(words: str, shell: str = "bash") -> list[str]:
+    environment = {"_SPIN_FAST_COMPLETE": f"complete_{shell}", "COMP_WORDS": words, "_TYPER_COMPLETE_ARGS": words}
+    environment["COMP_CWORD"] = str(len(words.split(" ")) - 1)
+    result = CliRunner().invoke(app, [], env=environment, prog_name="spin-fast")
+    assert result.exit_code == 0, result.output
+    return result.stdout.split()
+
+
+def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "MINE.nel").touch()
+    (tmp_path / "MINE2.nel").touch()
+    monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path / "nothing"))
+    assert completions("spin-fast pre") == ["predict", "precompute"]
+    assert completions("spin-fast train --read") == ["--readout"]
+    assert completions("spin-fast train --readout s") == ["sum"]
+    assert completions("spin-fast info dig") == ["digits"]
+    assert completions(f"spin-fast info --root {tmp_path} MI") == ["MINE", "MINE2"]
+    monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path))
+    assert completions("spin-fast predict model MI") == ["MINE", "MINE2"]
+    assert completions("spin-fast predict mod") == []  # files: the shell's own business
+    assert completions("spin-fast train ./MI") == []
+    assert "MINE2" in " ".join(completions("spin-fast train MI", "zsh"))
+    script = CliRunner().invoke(app, ["--show-completion"], env={"SHELL": "/bin/bash"}, prog_name="spin-fast")
+    assert "_SPIN_FAST_COMPLETE" in script.output or script.exit_code  # where no shell runs the tests, none is found
+
+
+def test_who_reads_may_stop(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "spin_fast.cli", "info", "digits", "--hops", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert not re.search("Traceback|error|Broken", process.stderr.read())
+        assert process.wait(120) == 1

@@ -1,0 +1,137 @@
+"""``spin-fast info``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import networkx
+import numpy as np
+import pytest
+import torch
+from helpers.cli import (
+    facts_of,
+    invoke,
+    small_set,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spin_fast import GraphBatch, datasets
+from spin_fast.cli import info
+
+
+def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path))
+    (tmp_path / "MINE.nel").touch()
+    assert json.loads(invoke("info", "--json"))["datasets"][-1] == "MINE"
+    assert "MINE" in invoke("info")
+
+
+def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(datasets, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
+    facts = facts_of("info", "small", "--hops", 2)
+    assert facts["nodes"] == {"total": 9, "mean": 3, "median": 3, "min": 3, "max": 3}
+    assert facts["edges"]["total"] == 2 * 7 + 1  # each edge, as they are directed; the repeated one once
+    assert facts["density"] == {"mean": pytest.approx(13 / 18), "median": 1, "min": pytest.approx(1 / 6), "max": 1}
+    assert (facts["isolated_nodes"], facts["self_loops"], facts["repeated_edges"]) == (1, 2, 1)
+    assert (facts["directed"], facts["weighted"]) == (True, False)
+    assert facts["features"] == {
+        "width": 3,
+        "dtype": "float32",
+        "parts": [{"width": 1, "kind": "constant"}, {"width": 2, "kind": "one-hot"}],
+        "columns": None,
+        "unused": [],
+    }
+    assert facts["classes"] == [{"name": "no", "graphs": 1}, {"name": "yes", "graphs": 2}]
+    assert facts["bytes"]["powers"] == 3 * 9 * 3 * 4
+    assert facts["duplicates"] == {
+        "graphs": 2,
+        "distinct": 2,
+        "contradicting": 2,
+        "best_accuracy": pytest.approx(2 / 3),
+    }
+    assert facts["splits"] == []
+    assert "10 graphs per class" in facts["splits_missing"]
+    shown = invoke("info", "small")
+    assert all(len(line) <= 80 for line in shown.splitlines()[:-1])
+    for row in ("directed", "1 constant, 2 one-hot (float32)", "no:1  yes:2", "66.6667 %, 2 of all 3 graphs"):
+        assert row in shown.replace("\u2502\n\u2502", " ") or row in " ".join(shown.replace("\u2502", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "isolated", "bound"),
+    [("PROTEINS", (1113, 39.06, 72.82), 5, 1110 / 1113), ("IMDB-MULTI", (1500, 13.00, 65.94), 0, 949 / 1500)],
+)
+def test_info_on_real_data(name: str, expected: tuple, isolated: int, bound: float, data_root: Path) -> None:
+    facts = facts_of("info", name, "--root", data_root)
+    assert (facts["graphs"], round(facts["nodes"]["mean"], 2), round(facts["edges"]["mean"], 2)) == expected
+    assert (facts["isolated_nodes"], facts["directed"]) == (isolated, False)
+    assert facts["duplicates"]["best_accuracy"] == pytest.approx(bound, abs=2e-3)
+    assert len(facts["splits"]) in (1, 11)  # the folds are not everywhere
+    assert facts["bytes"]["features"] < facts["bytes"]["powers"]
+    several = facts_of(
+        "info", name, "--root", data_root, "--operator", "sym,adj", "--hops", 1, "--node-features", "degree"
+    )
+    assert (several["features"]["parts"], len(several["deduplication"])) == ([{"width": 1, "kind": "degree"}], 3)
+    assert several["bytes"]["powers"] == 3 * facts["nodes"]["total"] * 4
+
+
+def test_info_of_unusual_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    nan = float("nan")
+    for y, contradicting in (
+        (torch.tensor([[0.0, nan], [nan, 1], [1, 1]]), 0),
+        (torch.tensor([[0.0, 1], [0, 0], [1, nan]]), 2),
+        (None, None),
+    ):
+        monkeypatch.setattr(datasets, "read", lambda *_, y=y, **options: small_set(y, weight=True))
+        facts = facts_of("info", "small")
+        assert facts["duplicates"]["contradicting"] == contradicting
+        assert facts["duplicates"]["best_accuracy"] is None
+        assert facts["weighted"]
+        assert (facts["tasks"] is None) == (y is None)
+        assert ("no split" in invoke("info", "small")) == (facts["splits_missing"] is not None)
+    assert facts["splits_missing"] == "there are no labels"
+
+
+@given(st.data())
+def test_structure_agrees_with_networkx(data: st.DataObject) -> None:
+    directed = data.draw(st.booleans())
+    graphs = []
+    for size in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4)):
+        pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)) if size else st.nothing()
+        graph = networkx.DiGraph() if directed else networkx.Graph()
+        graph.add_nodes_from(range(size))
+        graph.add_edges_from(data.draw(st.lists(pairs, max_size=12)) if size else [])
+        graphs.append(graph)
+    facts = info._structure(GraphBatch.from_networkx(graphs))
+    if not facts["directed"] and directed:  # by chance each edge has its reverse
+        graphs = [graph.to_undirected() for graph in graphs]
+    assert facts["directed"] <= directed
+    assert facts["nodes"]["total"] == sum(len(graph) for graph in graphs)
+    assert facts["edges"]["total"] == sum(graph.number_of_edges() for graph in graphs)
+    assert facts["edges"]["median"] == np.median([graph.number_of_edges() for graph in graphs])
+    assert facts["self_loops"] == sum(networkx.number_of_selfloops(graph) for graph in graphs)
+    for graph in graphs:
+        graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
+    assert facts["isolated_nodes"] == sum(networkx.number_of_isolates(graph) for graph in graphs)
+    assert facts["density"]["mean"] == pytest.approx(np.mean([networkx.density(graph) for graph in graphs]))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12))
+def test_bound_of_the_accuracy(graphs: list[tuple[int, int]]) -> None:
+    """Against all that a classifier could answer for graphs of each kind."""
+    kinds = [kind for kind, _ in graphs]
+    first = torch.tensor([kinds.index(kind) for kind in kinds])
+    found = info._duplicates(first, torch.tensor([label for _, label in graphs]))
+    right = sum(max(graphs.count((kind, label)) for label in range(3)) for kind in {*kinds})
+    assert found["best_accuracy"] == right / len(graphs)
+    assert found["graphs"] == sum(kinds.count(kind) > 1 for kind in kinds)
+    assert found["contradicting"] == sum(len({label for k, label in graphs if k == kind}) > 1 for kind in kinds)
+
+
+def test_duplicates_across_a_split() -> None:
+    split = datasets.Split(*map(torch.tensor, ([0, 1, 2], [3, 4], [5, 6, 7])))
+    seen = info._overlap("x", split, torch.tensor([0, 0, 2, 2, 4, 4, 0, 2]))
+    assert seen == {"name": "x", "train": 3, "validation": 2, "test": 3, "validation_seen": 1, "test_seen": 2}

@@ -1,0 +1,83 @@
+"""Models in files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.training import knowing, new_model
+
+from spin_fast import SPIN, PowerFeatures, training
+from spin_fast._common import files
+from spin_fast.training import checkpoints
+
+
+def test_checkpoints_keep_the_operator(tmp_path: Path) -> None:
+    def kept(model: SPIN, **metadata: Any) -> tuple[str | None, Any]:
+        training.save_checkpoint(tmp_path / "x", model, **metadata)
+        model, metadata = training.load_checkpoint(tmp_path / "x")
+        return model.operator, metadata.get("operator")
+
+    assert kept(knowing("rw")) == kept(knowing("rw"), operator="rw") == kept(knowing(None), operator="rw")
+    assert kept(knowing("rw")) == ("rw", "rw")
+    assert kept(knowing(("sym", "adj"), num_operators=2)) == ("sym,adj", "sym,adj")
+    assert kept(knowing(None)) == kept(knowing(None), operator=None) == (None, None)
+    for model, operator, message in (
+        (knowing("rw"), "sym", "operator must be 'rw', which the model was trained with, got 'sym'"),
+        (knowing(None), "gcn", "operator must be one of"),
+        (knowing(None), "sym,adj", r"operator must name 1 operator\(s\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            training.save_checkpoint(tmp_path / "y", model, operator=operator)
+    assert not (tmp_path / "y").exists()
+    with pytest.raises(ValueError, match="operator must be one of"):
+        knowing("gcn")
+
+
+@pytest.mark.parametrize("operator", ["our own", 7, ["sym", "adj"], None])
+def test_checkpoints_from_when_operator_was_any_metadata(tmp_path: Path, operator: Any) -> None:
+    header = {"config": json.dumps(SPIN(3, 8, 4, 2).config), "metadata": json.dumps({"operator": operator})}
+    files.write_tensors(tmp_path / "x", checkpoints.CHECKPOINT_FORMAT, SPIN(3, 8, 4, 2).state_dict(), header)
+    model, metadata = training.load_checkpoint(tmp_path / "x")
+    assert (model.operator, metadata) == (None, {"operator": operator})
+
+
+def test_checkpoints_from_before_several_operators(tmp_path, digits: PowerFeatures) -> None:
+    model = new_model()
+    assert model.config.pop("num_operators") == 1
+    training.save_checkpoint(tmp_path / "x", model)
+    model, _ = training.load_checkpoint(tmp_path / "x")
+    assert model.config["num_operators"] == 1
+    assert len(training.predict(model, digits)) == 300
+
+
+def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
+    model = new_model(batch_norm=True, attention=False)
+    training.Trainer(model).epoch(digits, torch.arange(64), 32)
+    path = tmp_path / "deep" / "model.safetensors"
+    training.save_checkpoint(path, model, operator="sym", seed=3)
+    loaded, metadata = training.load_checkpoint(path)
+    assert metadata == {"operator": "sym", "multilabel": False, "seed": 3}
+    assert not loaded.training
+    with pytest.raises(TypeError, match="foo must be a JSON value, got Tensor"):
+        training.save_checkpoint(path, model, seed=3, foo=torch.ones(2))
+    assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_damaged_checkpoints_are_named(tmp_path) -> None:
+    from safetensors.torch import save_file
+
+    path = tmp_path / "model.safetensors"
+    with pytest.raises(FileNotFoundError, match=r"checkpoint .*model.safetensors does not exist"):
+        training.load_checkpoint(path)
+    training.save_checkpoint(path, new_model())
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="is not a readable safetensors file"):
+        training.load_checkpoint(path)
+    save_file({"a": torch.ones(1)}, path)
+    with pytest.raises(ValueError, match="is no file of spin_fast checkpoint: its format is None"):
+        training.load_checkpoint(path)

@@ -1,0 +1,81 @@
+"""Scores and probabilities, of features and straight from graphs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import random_graphs
+from helpers.training import knowing, new_model
+
+import spin_fast
+from spin_fast import SPIN, PowerFeatures, training
+
+
+def test_predict_order_and_batches(digits: PowerFeatures) -> None:
+    model = new_model()
+    ids = torch.tensor([5, 299, 5, 0])
+    logits = training.predict(model, digits, ids)
+    torch.testing.assert_close(logits, training.predict(model, digits, ids, batch_size=1))
+    torch.testing.assert_close(logits, training.predict(model, digits)[ids])
+    assert training.predict(model, digits[[]]).shape == (0, 10)
+    assert not logits.requires_grad
+
+
+@pytest.mark.parametrize("options", [{}, {"batch_norm": True, "attention": False}, {"size_aware": True}])
+def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    graphs = random_graphs([4, 0, 1, 60, 3, 0, 9], dtype=torch.float32)
+    model = SPIN(3, 16, 4, 2, **options)
+    features = PowerFeatures.from_graphs(graphs, 2, "rw")
+    expected = training.predict(model, features).softmax(1)
+    for size in (4 << 20, 400, 1):
+        monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
+        torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
+    assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
+    with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
+        training.predict_proba(model, features)
+    with pytest.raises(ValueError, match="graphs must have 3 features as the model, got 5"):
+        training.predict_proba(model, random_graphs([3], num_features=5))
+    with pytest.raises(ValueError, match="operator must be one of"):
+        training.predict_proba(model, graphs, "nosuch")
+
+
+@pytest.mark.parametrize("options", [{}, {"attention": False, "batch_norm": True}, {"dropout": 0.1}])
+def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
+    graphs = replace(random_graphs([4, 1, 60, 3, 0, 9] * 5, dtype=torch.float32), y=torch.arange(30) % 4)
+    features = PowerFeatures.from_graphs(graphs, 2, ("sym", "adj"))
+    model = SPIN(3, 16, 4, 2, num_operators=2, **options)
+    model.calibrate(features)
+    before = training.loss_of(training.predict(model, features), graphs.y)
+    training.fit(model, features, slice(20), slice(20, None), epochs=3, batch_size=8)
+    assert training.loss_of(training.predict(model, features), graphs.y) < before
+    training.save_checkpoint(tmp_path / "x", model)
+    model, _ = training.load_checkpoint(tmp_path / "x")
+    monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 5000)
+    expected = training.predict(model, features).softmax(1)
+    torch.testing.assert_close(training.predict_proba(model, graphs), expected)
+    torch.testing.assert_close(training.predict_proba(model, graphs, ["sym", "adj"]), expected)
+    model.operator = None
+    with pytest.raises(ValueError, match=r"operator must name 2 operator\(s\) as the model has, got 'sym'"):
+        training.predict_proba(model, graphs, "sym")
+
+
+def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks of powers do not grow with the number of graphs, and no chunk is far from full."""
+    graphs = random_graphs([4, 9, 20, 1], dtype=torch.float32)
+    model = knowing("sym")
+    expected = training.predict_proba(model, graphs)
+    sizes, power_features = [], spin_fast.ops.power_features
+
+    def recorded(*args, **options):
+        powers = power_features(*args, **options)
+        sizes.append((powers.untyped_storage().nbytes(), powers.nbytes))
+        return powers
+
+    monkeypatch.setattr(spin_fast.ops, "power_features", recorded)
+    monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 8000)
+    result = training.predict_proba(model, graphs[list(range(4)) * 300])
+    torch.testing.assert_close(result, expected.repeat(300, 1))
+    assert max(memory for memory, _ in sizes) <= 8000
+    assert all(used > 4000 for _, used in sizes[:-1])
