@@ -14,11 +14,6 @@ from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, training
 from spin_fast.training.losses import loss_of
 
 
-@pytest.fixture(scope="module")
-def digits() -> PowerFeatures:
-    return PowerFeatures.from_graphs(datasets.load("digits")[:300], 2)
-
-
 def new_model(**options) -> SPIN:
     torch.manual_seed(0)
     return SPIN(3, 8, 10, 2, **options)
