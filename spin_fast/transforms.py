@@ -54,7 +54,7 @@ class SIGN(BaseTransform):
         graph = GraphBatch.from_edge_index(
             convert.plain(data.edge_index),
             x.new_empty(len(x), 0, dtype=summed),
-            edge_weight=None if weight is None else weight.to(summed),
+            edge_weight=None if weight is None else convert.narrowed("edge_weight", weight, summed),
         )
         powers = ops.power_features(
             graph.indptr, graph.indices, x, self.K, self.operator, edge_weight=graph.edge_weight, check_invariants=False

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,26 +15,24 @@ from ._errors import names_in_options
 
 
 def read_dataset(
-    dataset: str,
-    root: Path | None,
+    source: datasets.Source,
     *,
-    download: bool,
     features: Any = None,
     label: tuple[Any] | None = None,
     edge_options: EdgeOptions | None = None,
 ) -> datasets.Folder:
-    """The graphs of a dataset or a folder, while the terminal says so; ``label`` is what ``--label`` says.
+    """Read a dataset while the terminal says so; ``label`` is what ``--label`` says.
 
     Raises:
         ValueError: they are said to be listed once and are listed in both directions.
     """
     chosen = {} if label is None else {"label": label[0]}
     edge_options = edge_options or EdgeOptions()
-    with console.status(f"reading {title_of(dataset)}"), names_in_options():
-        read = datasets.read(dataset, root, download=download, features=features, **chosen, **edge_options)
+    with console.status(f"reading {source.title}"), names_in_options():
+        read = source.read(features=features, **chosen, **edge_options)
         twice = edge_options.get("undirected") and directions_of(read.graphs).twice
     if twice:
-        raise ValueError(f"--undirected: {dataset} lists each edge in both directions already; leave the option out")
+        raise ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
     return read
 
 
@@ -72,9 +68,9 @@ def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
     return edges
 
 
-def hint_on_edges(dataset: str, root: Path | None, graphs: GraphBatch) -> str | None:
-    """Which option there is for a folder of one's own whose edges have one direction."""
-    if datasets.own_folder(dataset, root) is None or not directions_of(graphs).one_way:
+def hint_on_edges(source: datasets.Source, graphs: GraphBatch) -> str | None:
+    """Name the option for a folder of one's own whose edges have one direction."""
+    if not source.is_own or not directions_of(graphs).one_way:
         return None
     return "if each edge is listed once, for both directions, add --undirected"
 
@@ -85,12 +81,6 @@ def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
         return None
     every = "+".join(part for part in ("attribute", "label") if part in read.unused or part in str(read.features))
     return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
-
-
-def title_of(dataset: str) -> str:
-    """What a dataset is called in tables and file names: the last part of a path."""
-    is_path = "/" in dataset or os.sep in dataset or dataset in (os.curdir, os.pardir)
-    return Path(dataset).expanduser().resolve().name if is_path else dataset
 
 
 def describe(name: str, graphs: GraphBatch) -> str:

@@ -23,7 +23,7 @@ from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, console, reports
 from ._device import kernels_on
 from ._errors import one_line_errors
-from ._graphs import columns_of, hint_on_edges, hint_on_features, merged_edges, read_dataset, title_of
+from ._graphs import columns_of, hint_on_edges, hint_on_features, merged_edges, read_dataset
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -86,8 +86,11 @@ def info(
     torch.set_num_threads(threads)
     if dataset is None:
         return _installation(root)
-    name, edge_options = title_of(dataset), edge_options_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, label=label, edge_options=edge_options)
+    source = datasets.find(dataset, root)
+    if download:
+        source = source.downloaded()
+    name, edge_options = source.title, edge_options_of(undirected, coalesce, self_loops)
+    read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
     operator = operator_of(operators) or "sym"
     graphs = read.graphs
     with console.status(f"counting in {name}"):
@@ -103,9 +106,9 @@ def info(
         facts["deduplication"] = features.deduplication
         first = features.identical_graphs()
         facts["duplicates"] = _duplicates(first, graphs.y)
-    facts["splits"], facts["splits_missing"] = _splits(dataset, root, graphs.y, first, seed, splits, fold)
+    facts["splits"], facts["splits_missing"] = _splits(source, graphs.y, first, seed, splits, fold)
     hints = {
-        "edges": hint_on_edges(dataset, root, graphs),
+        "edges": hint_on_edges(source, graphs),
         "node features": hint_on_features(read, own_features),
     }
     return Report(facts, _shown(facts, hints, columns_of(read)))
@@ -245,8 +248,7 @@ def _duplicates(first: Tensor, y: Tensor | None) -> dict[str, Any]:
 
 
 def _splits(
-    dataset: str,
-    root: Path | None,
+    source: datasets.Source,
     y: Tensor | None,
     first: Tensor,
     seed: int,
@@ -260,13 +262,13 @@ def _splits(
     missing = None
     if splits is None and fold is None:
         try:
-            split = datasets.split(dataset, y, root, seed=seed)
-            name = "official" if dataset.startswith(("ogbg-", "ogbg_")) else f"drawn, seed {seed}"
+            split = source.split(y, seed=seed)
+            name = "official" if source.has_official_split else f"drawn, seed {seed}"
             found.append(_overlap(name, split, first))
         except datasets.DatasetError as error:
             missing = str(error)
     try:
-        folds = list(enumerate(datasets.published_splits(dataset, len(y), root, splits=splits)))
+        folds = list(enumerate(source.published_splits(len(y), splits=splits)))
     except datasets.NoPublishedSplits:
         if splits is not None or fold is not None:
             raise

@@ -13,14 +13,16 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from .. import datasets
 from .._common.progress import progress_bar
 from ..features import shards
 from ..features.chunks import num_branches_of
-from ..features.power_features import PowerFeatures, index_of
+from ..features.power_features import PowerFeatures
+from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, reports
 from ._errors import one_line_errors
-from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell, title_of
+from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -88,13 +90,16 @@ def precompute(
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """
     torch.set_num_threads(threads)
-    name = title_of(dataset)
+    source = datasets.find(dataset, root)
+    name = source.title
     out = Path(f"{name}.safetensors") if out is None else out
     shards.check_path(out)
     edge_options = edge_options_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, label=label, edge_options=edge_options)
+    if download:
+        source = source.downloaded()
+    read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
     graphs = read.graphs
-    tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
+    tell(name, read, hint_on_edges(source, graphs), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
     if shard_size is not None:

@@ -20,7 +20,7 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, app, console, reports
 from ._device import Device, device_of
 from ._errors import as_option, one_line_errors
-from ._graphs import directions_of, empty_graphs, read_dataset, title_of, warn_of_empty
+from ._graphs import directions_of, empty_graphs, read_dataset, warn_of_empty
 from ._options import DATASET, Debug, Download, Json, Root, data_option, operator_of, operator_option
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time
@@ -61,7 +61,8 @@ def predict(
     torch.set_num_threads(threads)
     place = device_of(device)
     table_writer = _table_writer(out)
-    _check_overwrites(out, checkpoint, datasets.own_folder(dataset, root))
+    source = datasets.find(dataset, root)
+    _check_overwrites(out, checkpoint, source)
     files.check_writable(out)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
@@ -75,7 +76,9 @@ def predict(
     classes = _classes(checkpoint, metadata, num_outputs)
     task_names = metadata.get("task_names") or range(num_outputs)
     predicted = np.zeros(num_outputs, np.int64)
-    parts = _parts(dataset, root, metadata, undirected, download)
+    if download:
+        source = source.downloaded()
+    parts = _parts(source, metadata, undirected)
     first = next(parts, None)
     if first is None or len(first[0]) == 0:
         raise ValueError(f"{dataset} has no graphs to predict")
@@ -115,7 +118,7 @@ def predict(
     warn_of_empty(empty, done)
     facts = {
         "model": checkpoint,
-        "dataset": title_of(dataset),
+        "dataset": source.title,
         "operator": operator,
         "out": out,
         "graphs": done,
@@ -124,11 +127,12 @@ def predict(
     return Report(facts, [Text(f"{out}: {done:,} graphs")])
 
 
-def _check_overwrites(out: Path, checkpoint: Path, folder: Path | None) -> None:
+def _check_overwrites(out: Path, checkpoint: Path, source: datasets.Source) -> None:
     """Refuse to write what is read, now or the next time."""
     place = out.resolve()
     if place == checkpoint.resolve():
         raise ValueError(f"--out {out} is the model; choose another name")
+    folder = source.path if source.is_own else None
     if folder is not None and place.parent == folder.resolve() and place.stem in ("edges", "nodes", "graphs"):
         raise ValueError(f"--out {out} would be read as a table of {folder}; choose another name")
 
@@ -143,7 +147,7 @@ def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[st
 
 
 def _parts(
-    dataset: str, root: Path | None, metadata: dict[str, Any], undirected: bool | None, download: bool
+    source: datasets.Source, metadata: dict[str, Any], undirected: bool | None
 ) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
     """Graphs, their names if they are of a folder, and how many there are in all if that is known.
 
@@ -151,21 +155,21 @@ def _parts(
         ValueError: they are not as those in training were.
     """
     features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
-    folder = datasets.own_folder(dataset, root)
+    dataset, folder = source.name, source.path if source.is_own else None
     if folder is None:
         edge_options = _of_a_set(dataset, edge_options)
     asked = edge_options if undirected is None else edge_options | EdgeOptions(undirected=undirected)
     num_graphs = None
     try:
         if folder is None:
-            read = read_dataset(dataset, root, download=download, features=features, edge_options=asked)
+            read = read_dataset(source, features=features, edge_options=asked)
             parts, num_graphs = iter([read]), len(read.graphs)
         else:
             weight = None if metadata.get("weighted") is False else "weight"
             parts = datasets.iter_folder(
                 folder, CHUNK_GRAPHS, features=features, label=None, edge_weight=weight, **asked
             )
-        with console.status(f"reading {title_of(dataset)}"):
+        with console.status(f"reading {source.title}"):
             first = next(parts, None)
     except datasets.DatasetError as error:
         if error.argument == "features":  # nobody has asked for them here

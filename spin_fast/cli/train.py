@@ -25,7 +25,7 @@ from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
 from ._errors import errors_in_options, one_line_errors, one_line_warnings
 from ._features_file import check_features
-from ._graphs import directions_of, hint_on_edges, hint_on_features, read_dataset, tell, title_of
+from ._graphs import directions_of, hint_on_edges, hint_on_features, read_dataset, tell
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -177,10 +177,11 @@ def train(
     torch.set_num_threads(threads)
     operator = operator_of(operators)
     place = device_of(device)
-    name = title_of(dataset)
+    source = datasets.find(dataset, root)
+    name = source.title
     out = Path("runs") / name if out is None else out
     outputs = Outputs(out)
-    metric_name, metric = metric_of(dataset, label, metric_choice)
+    metric_name, metric = metric_of(source, label, metric_choice)
     if features_file is not None and (degree is not None or standardize):
         option = "--standardize" if degree is None else f"--degree {degree.value}"
         raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
@@ -191,13 +192,15 @@ def train(
         console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
     made = None if features_file is None else PowerFeatures.load(features_file)
     edge_options = edge_options_of(undirected, coalesce, self_loops)
-    read = read_dataset(dataset, root, download=download, features=own_features, label=label, edge_options=edge_options)
+    if download:
+        source = source.downloaded()
+    read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
     graphs = read.graphs
     if graphs.y is None:
-        of_folder = "; --label names the column that has them" if datasets.own_folder(dataset, root) is not None else ""
+        of_folder = "; --label names the column that has them" if source.is_own else ""
         raise ValueError(f"{dataset} has no labels to train by{of_folder}")
-    split = datasets.split(dataset, graphs.y, root, seed=seed, splits=splits, fold=fold)
-    tell(name, read, hint_on_edges(dataset, root, graphs), hint_on_features(read, own_features))
+    split = source.split(graphs.y, seed=seed, splits=splits, fold=fold)
+    tell(name, read, hint_on_edges(source, graphs), hint_on_features(read, own_features))
     num_outputs = num_outputs_of(graphs.y)
     if metric_choice is Metric.rocauc and num_outputs != 2 and not graphs.y.is_floating_point():
         raise ValueError(f"--metric rocauc is of two classes, and {dataset} has {num_outputs}")
@@ -311,19 +314,19 @@ def num_outputs_of(y: Tensor) -> int:
     return y.shape[1] if y.is_floating_point() else int(y.max()) + 1
 
 
-def metric_of(dataset: str, label: tuple[Any] | None, chosen: Metric | None) -> tuple[str, training.Metric]:
+def metric_of(source: datasets.Source, label: tuple[Any] | None, chosen: Metric | None) -> tuple[str, training.Metric]:
     """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator unless another one is chosen.
 
     ``label`` is what ``--label`` says: of tasks, which are mostly 0, accuracy would tell little.
     """
-    official = datasets.metric(dataset)
+    official = source.metric
     of_tasks = label is not None and isinstance(label[0], list)
     name = chosen.value if chosen is not None else "rocauc" if of_tasks else official
     if name == "accuracy":
         return name, training.accuracy
     if name != official:
         return METRICS[name], training.rocauc
-    evaluator = datasets.evaluator(dataset)
+    evaluator = datasets.evaluator(source.name)
 
     def score(logits: Tensor, y: Tensor) -> float:
         scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]

@@ -18,15 +18,16 @@ from .ogb import evaluator
 from .registry import (
     cora,
     download,
+    find,
     load,
     metric,
     names,
     num_node_attributes,
-    own_folder,
     published_splits,
     read,
     split,
 )
+from .sources import Source
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 
@@ -35,19 +36,20 @@ __all__ = [
     "Folder",
     "NoPublishedSplits",
     "NodeDataset",
+    "Source",
     "Split",
     "cora",
     "csl",
     "download",
     "erdos_renyi",
     "evaluator",
+    "find",
     "iter_folder",
     "load",
     "load_folder",
     "metric",
     "names",
     "num_node_attributes",
-    "own_folder",
     "power_law",
     "published_splits",
     "random_regular",

@@ -117,7 +117,7 @@ def read_numbers(
     Args:
         stream: an open file that can be rewound.
         where: what error messages call it.
-        dtype: int32 or float64; a number that does not fit, or is infinite, is an error.
+        dtype: int32, float32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
 
@@ -129,7 +129,7 @@ def read_numbers(
     """
     import pandas
 
-    with reading(where):
+    with reading(where), np.errstate(over="ignore"):  # what overflows is infinite, and then refused
         try:
             table = pandas.read_csv(stream, header=None, dtype=dtype, skipinitialspace=True).to_numpy()
             wrong = not _are_numbers(table, missing)

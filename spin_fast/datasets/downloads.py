@@ -41,7 +41,7 @@ def cache() -> Path:
     return Path(pooch.os_cache("spin_fast"))
 
 
-def download(name: str, root: Path, *, url: str | None, verify: bool, progress: bool) -> Path:
+def download(name: str, root: Path, *, url: str | None = None, verify: bool = True, progress: bool = True) -> Path:
     """Get a set that is not under ``root`` yet: ``NAME.zip`` as it is, a set of OGB unpacked to ``ogbg_molhiv/``.
 
     Everything happens in a temporary folder under ``root``, up to one renaming.

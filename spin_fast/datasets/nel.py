@@ -104,6 +104,9 @@ def read(
                         raise DatasetError(f"{where} names node {unknown[0]}, which its graph has not; correct it")
                     edges.append((node_of[fields[0]], node_of[fields[1]]))
                     weight.append(float(fields[2]))
+                    if weights and not abs(weight[-1]) <= torch.finfo(dtype).max:
+                        kind = str(dtype).removeprefix("torch.")
+                        raise DatasetError(f"{where} must have a weight that is finite as {kind}, got {fields[2]}")
                 else:
                     classes.append(int(fields[0]))
                     sizes.append(len(node_of))

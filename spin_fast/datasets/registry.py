@@ -1,13 +1,9 @@
-"""Data sets by name or path: where each is looked for, and what reads it."""
+"""Data sets by name or path."""
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,26 +11,24 @@ from torch import Tensor
 
 from .._common import check
 from ..graphs.batch import EdgeOptions, GraphBatch
-from . import citation, digits, downloads, folder, nel, ogb, tu
-from . import splits as _splits
+from . import citation, downloads, sources
 from .citation import NodeDataset
 from .columns import LABEL, Features, Label
 from .common import DatasetError, Folder
-from .folder import load_folder
+from .sources import BUILT_IN, STAND_INS, Source
 from .splits import Split
-from .synthetic import csl, erdos_renyi, power_law, random_regular
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
-    "digits": digits.load,
-    "erdos-renyi": partial(erdos_renyi, p=(0.05, 0.1)),
-    "random-regular": partial(random_regular, degree=(3, 4)),
-    "power-law": partial(power_law, num_graphs=1000, num_nodes=100, mean_degree=6.0, exponent=(2.3, 4.0)),
-}
-_STAND_IN: dict[str, Callable[..., GraphBatch]] = {"CSL": csl}  # for the files of that name
-_BUILT_IN_ATTRIBUTES = {"digits": 3, "erdos-renyi": 50}
+
+def find(name: str | Path = "digits", root: str | Path | None = None) -> Source:
+    """Find a data set once, for all that is to be asked of it; nothing is read.
+
+    Args:
+        name, root: as for :func:`load`.
+    """
+    return sources.find(name, _roots(root))
 
 
 def load(
@@ -89,54 +83,10 @@ def read(
     Classes are called as in the files of TU and ``.nel`` sets and of your own graphs, ``"-1"`` and ``"1"`` perhaps; of
     other sets by their numbers. The graphs of a set by name are called by their numbers, from 0.
     """
-    check.flag("download", download)
-    if (path := own_folder(name, root)) is not None:
-        return load_folder(path, features=features, label=label, dtype=dtype, **edge_options)
-    name = str(name)
-    folder.check_edge_options(edge_options)
-    found = None if name in BUILT_IN else _locate(name, root)
-    if name.lower() == "cora" and (found is None or found[0] is tu):
-        raise DatasetError(f"{name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()")
-    if found is None and name not in (*BUILT_IN, *_STAND_IN) and not download:
-        raise _unknown(name, root)  # before its arguments: it may be the mistyped path of a folder
-    _refuse_edge_options(name, edge_options)
-    if label != LABEL:
-        raise DatasetError(
-            f"label={label!r} is impossible for {name}, which is no folder of your own; leave it out", argument="label"
-        )
-    if name in BUILT_IN:
-        _refuse_features(name, features)
-        return _numbered(BUILT_IN[name](dtype=dtype), _BUILT_IN_ATTRIBUTES.get(name, 0))
-    if found is None and name in _STAND_IN:
-        if features not in (None, "degree"):
-            raise DatasetError(
-                f"features={features!r} is impossible for {name}, which has no labels or attributes",
-                argument="features",
-            )
-        return _numbered(_STAND_IN[name](dtype=dtype), 0)
-    if found is None:
-        _download_to(name, root)
-        found = _locate(name, root)
-    if found is None:
-        raise _unknown(name, root)
-    source, path = found
-    downloads.check(path)
-    if source is ogb:
-        _refuse_features(name, features)
-        return _numbered(ogb.load(path, dtype=dtype), 0)
-    if source is nel:
-        return nel.read(path, name, features=features, dtype=dtype)
-    files = tu.Files(path, name)
-    files.require("A", "graph_indicator", "graph_labels")
-    named = tu.read(files, features=features, dtype=dtype)
-    return named._replace(names=list(map(str, range(len(named.graphs)))))
-
-
-def _numbered(graphs: GraphBatch, num_attributes: int) -> Folder:
-    """Graphs whose files have no names for them, nor for their classes."""
-    y = graphs.y
-    classes = None if y is None or y.is_floating_point() else list(map(str, range(int(y.max()) + 1)))
-    return Folder(graphs, list(map(str, range(len(graphs)))), classes, None, num_attributes)
+    source = find(name, root)
+    if check.flag("download", download):
+        source = source.downloaded()
+    return source.read(features=features, label=label, dtype=dtype, **edge_options)
 
 
 def download(
@@ -172,10 +122,12 @@ def download(
     """
     check.flag("verify", verify)
     check.flag("progress", progress)
-    if name in BUILT_IN or name in _STAND_IN:
+    if name in BUILT_IN or name in STAND_INS:
         raise DatasetError(f"{name} is built in: there is nothing to download, load it")
-    found = _locate(name, root)
-    return _download_to(name, root, url, verify, progress) if found is None else found[1]
+    roots = _roots(root)
+    if (found := sources.locate(name, roots)) is not None and found.path is not None:
+        return found.path
+    return downloads.download(name, roots[-1], url=url, verify=verify, progress=progress)
 
 
 def split(
@@ -210,17 +162,7 @@ def split(
         DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
             divided. ValueError: there is no such fold.
     """
-    if splits is not None or fold is not None:
-        folds = published_splits(name, len(y), root, splits=splits)
-        if check.integer("fold", 0 if fold is None else fold, 0) >= len(folds):
-            raise ValueError(f"fold must be below {len(folds)}, the number of folds of {name}, got {fold}")
-        return folds[fold or 0]
-    name = str(name)
-    if ogb.owns(name):
-        if (found := _locate(name, root)) is None:
-            raise _unknown(name, root)
-        return Split(*ogb.scaffold_split(found[1], len(y)))
-    return _splits.draw(name, y, seed)
+    return find(name, root).split(y, seed=seed, splits=splits, fold=fold)
 
 
 def published_splits(
@@ -246,10 +188,7 @@ def published_splits(
     Raises:
         NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
     """
-    check.integer("num_graphs", num_graphs, 1)
-    own = own_folder(name, root)
-    places = _roots(root) if own is None else [own.parent]  # the set of that name is another one
-    return _splits.read(_splits.locate(Path(name).name, places, splits), num_graphs)
+    return find(name, root).published_splits(num_graphs, splits=splits)
 
 
 def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torch.dtype = torch.float32) -> NodeDataset:
@@ -281,7 +220,7 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
 
 def metric(name: str | Path) -> str:
     """How a set is scored: ``"rocauc"`` for ogbg-molhiv (other OGB sets: what OGB says), ``"accuracy"`` otherwise."""
-    return ogb.metric(str(name)) if ogb.owns(str(name)) else "accuracy"
+    return find(name).metric
 
 
 def num_node_attributes(name: str | Path, root: str | Path | None = None, *, features: Features = None) -> int:
@@ -292,94 +231,15 @@ def num_node_attributes(name: str | Path, root: str | Path | None = None, *, fea
     Args:
         name, root, features: as for ``load``.
     """
-    if (path := own_folder(name, root)) is not None:
-        return load_folder(path, features=features, label=None).num_attributes
-    name = str(name)
-    if name in BUILT_IN:
-        return _BUILT_IN_ATTRIBUTES.get(name, 0)
-    found = _locate(name, root)
-    if found is None and name not in _STAND_IN:
-        raise _unknown(name, root)
-    return tu.num_attributes(found[1], name, features=features) if found is not None and found[0] is tu else 0
-
-
-def own_folder(name: str | Path, root: str | Path | None = None) -> Path | None:
-    """The folder of your own graphs, or ``.nel`` file, that ``load`` takes ``name`` for, or None for a set by name."""
-    path = Path(name).expanduser()
-    if isinstance(name, Path) or "/" in name or os.sep in name or name in (os.curdir, os.pardir):
-        return path
-    if name in BUILT_IN or ogb.owns(name):
-        return None
-    for place in _roots(root):
-        if folder.holds_graphs(place / name):
-            return place / name
-    if Path(name).suffix == ".nel":
-        return next((file for place in (*_roots(root), Path()) if (file := place / name).is_file()), None)
-    return path if name and path.is_dir() and name not in _STAND_IN and _locate(name, root) is None else None
+    return find(name, root).num_node_attributes(features)
 
 
 def names(root: str | Path | None = None) -> list[str]:
     """The names that ``load`` knows: the built-in sets, then those found in the folder or folders."""
-    found: set[str] = set()
-    for place in _roots(root):
-        found.update(*(source.names(place) for source in (ogb, nel, tu, folder)))
-    known = [*BUILT_IN, *_STAND_IN]
-    return [*known, *sorted(found.difference(known))]
+    return [*BUILT_IN, *STAND_INS, *sources.found_in(_roots(root))]
 
 
-def _roots(root: str | Path | None) -> list[Path]:
-    """Where files are looked for, in that order."""
+def _roots(root: str | Path | None) -> tuple[Path, ...]:
+    """The folders where files are looked for, in that order."""
     chosen = root if root is not None else os.environ.get("SPIN_FAST_DATA")
-    return [Path(chosen).expanduser()] if chosen else [Path("data"), downloads.cache()]
-
-
-def _download_to(
-    name: str, root: str | Path | None, url: str | None = None, verify: bool = True, progress: bool = True
-) -> Path:
-    return downloads.download(name, _roots(root)[-1], url=url, verify=verify, progress=progress)
-
-
-def _locate(name: str, root: str | Path | None) -> tuple[ModuleType, Path] | None:
-    """The module that reads a set, and the file or folder for it."""
-    for place in _roots(root):
-        for source in (ogb, nel, tu):
-            if (path := source.locate(name, place)) is not None:
-                return source, path
-    return None
-
-
-def _refuse_features(name: str, features: Features) -> None:
-    if features is not None:
-        raise DatasetError(
-            f"features={features!r} is impossible for {name}, whose features are fixed; leave them out",
-            argument="features",
-        )
-
-
-def _refuse_edge_options(name: str, edge_options: EdgeOptions) -> None:
-    for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
-        if (value := edge_options.get(argument, default)) is not default:
-            raise DatasetError(
-                f"{argument}={value!r} is impossible for {name}, whose edges are known; "
-                "it is for folders of your own graphs",
-                argument=argument,
-            )
-
-
-def _unknown(name: str, root: str | Path | None) -> DatasetError:
-    ogb.refuse_others(name)
-    built_in = [*BUILT_IN, *_STAND_IN]
-    found = names(root)[len(built_in) :]
-    by_lower_case = {known.lower(): known for known in [*built_in, *found]}
-    close = [by_lower_case[match] for match in difflib.get_close_matches(name.lower(), by_lower_case)]
-    here = Path(name).expanduser()
-    close += [f"{os.curdir}{os.sep}{name}"] if name and here.is_file() else []
-    hint = f"; did you mean {' or '.join(close)}?" if close else "."
-    places = " and ".join(f"{place}{'' if place.is_dir() else ' (which is no folder)'}" for place in _roots(root))
-    looked = f"ogbg_{name[5:]}/" if ogb.owns(name) else f"{name}.nel, {name}.zip, {name}/ and {name}/raw/"
-    return DatasetError(
-        f"unknown data set {name!r}{hint} "
-        f"Built in: {', '.join(built_in)}. Found in {places}: {', '.join(found) or 'nothing'} "
-        f"(looked for {looked}). Download it by download=True, put its files there, or name their folder by root or "
-        "SPIN_FAST_DATA."
-    )
+    return (Path(chosen).expanduser(),) if chosen else (Path("data"), downloads.cache())

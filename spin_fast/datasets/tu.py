@@ -170,10 +170,9 @@ def read(
             code, spans = one_hot(labels, files.where("node_labels"), dtype, spans)
             blocks.append(code)
         else:
-            attributes = files.read("node_attributes", np.float64, lines=len(graph))
+            attributes = files.read("node_attributes", str(dtype).removeprefix("torch."), lines=len(graph))
             width = attributes.shape[1]
-            blocks.append(torch.tensor(attributes, dtype=dtype))
-            _check_fits(files, attributes, blocks[-1])
+            blocks.append(torch.tensor(attributes))
     x = torch.cat(blocks, dim=1) if blocks else None
     rows, columns = _edges(files, graph)
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
@@ -182,16 +181,6 @@ def read(
     unused = [part for part in ("label", "attribute") if files.has(f"node_{part}s") and part not in parts]
     names = [str(g + 1) for g in range(num_graphs)]
     return Folder(graphs, names, classes, described(parts, spans), width, unused=unused)
-
-
-def _check_fits(files: Files, attributes: np.ndarray, rounded: Tensor) -> None:
-    """Refuse an attribute that is infinite in the dtype of the features."""
-    if len(wrong := (~rounded.isfinite()).nonzero()):
-        line, column = wrong[0].tolist()
-        raise DatasetError(
-            f"{files.where('node_attributes')}, line {line + 1} holds {attributes[line, column]:g}, which is infinite "
-            f"as {str(rounded.dtype).removeprefix('torch.')}; scale that column down, or use float64"
-        )
 
 
 def _check_indicator(files: Files, graph: np.ndarray) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,18 @@ import torch
 from torch import Tensor
 
 from .. import ops
-from .._common import check, files
+from .._common import check
 from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
 from .._common.progress import progress_bar
 from ..graphs.batch import GraphBatch
 from ..ops import reference
+from . import storage
 from .chunks import check_weights, num_branches_of, power_chunks, powers_of, runs
+from .identical import identical_segments
 
 WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
 CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
 NODE_BYTES = 24  # that finding distinct rows takes for each node
-FORMAT, INDEX_FORMAT = "spin_fast features 1", "spin_fast features-index 1"
 SAMPLE_NODES = 4096  # before so many, a few nodes that repeat no row do not tell that hardly any will
 
 
@@ -118,20 +118,20 @@ class PowerFeatures:
 
     def __getattr__(self, name: str) -> Any:
         """Arrays of a mapped file that are not read before one of them is asked for."""
-        if name in _ENTRIES and "_unchecked" in vars(self):
+        if name in storage.ENTRIES and "_unchecked" in vars(self):
             self._check_mapped()
             return vars(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check_mapped(self) -> None:
         """Check the arrays of a mapped file that have not been; selections of one storage share the outcome."""
-        mapped: _Mapped | None = vars(self).get("_unchecked")
+        mapped: storage.Mapped | None = vars(self).get("_unchecked")
         if mapped is None:
             return
         if not mapped.checked:
             whole = copy.copy(self)
             vars(whole).update(mapped.arrays)
-            with _naming(mapped.path):
+            with storage.naming(mapped.path):
                 whole._check_entries()
             mapped.checked = True
         vars(self).update(mapped.arrays)
@@ -279,11 +279,7 @@ class PowerFeatures:
         Raises:
             OSError: the file cannot be written; names it. ValueError: its name is that of an index.
         """
-        if Path(path).suffix == ".json":
-            raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
-        arrays = self.take()._arrays().items()
-        tensors = {name: value.cpu().contiguous() for name, value in arrays if isinstance(value, Tensor)}
-        files.write_tensors(Path(path), FORMAT, tensors, {"operator": self.operator})
+        storage.write(Path(path), self.take()._arrays(), self.operator)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = True) -> PowerFeatures:
@@ -305,40 +301,30 @@ class PowerFeatures:
                 newer format; names it.
         """
         path = Path(path)
-        if path.suffix == ".json" or (not path.exists() and index_of(path).exists()):
-            return cls._load_shards(index_of(path))
-        tensors, metadata = files.read_tensors(path, FORMAT, mmap=mmap)
+        if storage.is_indexed(path):
+            return cls._load_shards(storage.index_of(path))
         features = object.__new__(cls)
-        with _naming(path):
-            if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
-                raise ValueError(f"its arrays must be {', '.join(sorted(_REQUIRED))}, got {', '.join(sorted(tensors))}")
-            settings = {"operator": metadata.get("operator"), "ids": None}
-            vars(features).update(dict.fromkeys(_OPTIONAL) | tensors | settings)
+        vars(features).update(storage.read(path, mmap=mmap), ids=None)
+        with storage.naming(path):
             features._check_shapes()
             if not mmap:
                 features._check_entries()
                 return features
             num_entries = len(features.rows) if features.index is None else features.index.numel()
             ops.check_segments(features.ptr, None, None, num_entries)
-        entries = {name: vars(features).pop(name) for name in _ENTRIES if name in tensors}
-        vars(features)["_unchecked"] = _Mapped(path, entries)
+        entries = {name: vars(features).pop(name) for name in storage.ENTRIES if vars(features)[name] is not None}
+        vars(features)["_unchecked"] = storage.Mapped(path, entries)
         return features
 
     @classmethod
-    def _load_shards(cls, path: Path) -> PowerFeatures:
-        content = files.read_json(path, INDEX_FORMAT)
-        with _naming(path):
-            try:
-                shards = [(path.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
-            except (KeyError, TypeError) as error:
-                raise ValueError(f"shards must be a list of files and their num_graphs: {error}") from error
+    def _load_shards(cls, index: Path) -> PowerFeatures:
         parts = []
-        for file, num_graphs in shards:
+        for file, num_graphs in storage.read_index(index):
             part = cls.load(file)
             if len(part) != num_graphs:
-                raise ValueError(f"{file} must have {num_graphs} graphs, as {path} says, got {len(part)}")
+                raise ValueError(f"{file} must have {num_graphs} graphs, as {index} says, got {len(part)}")
             parts.append(part)
-        with _naming(path):
+        with storage.naming(index):
             return cls.concatenate(parts)
 
     def _arrays(self) -> dict[str, Any]:
@@ -593,57 +579,3 @@ class PowerFeatures:
 
 
 _NO_NODE_ROWS = "features must know the rows of their nodes: make them with node_rows=True"
-_REQUIRED = {"rows", "row_ptr", "ptr", "node_ptr"}
-_ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
-_OPTIONAL = {*_ENTRIES, "labels"}
-
-
-@dataclass
-class _Mapped:
-    """Arrays of a mapped file, and whether they have been checked."""
-
-    path: Path
-    arrays: dict[str, Tensor]
-    checked: bool = False
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """What is wrong with the arrays of a file is said with its name."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def index_of(path: Path) -> Path:
-    """The index of the files that together are the features ``path``."""
-    return path if path.suffix == ".json" else path.with_name(path.name + ".index.json")
-
-
-def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:
-    """For each graph the first one that has the same entries in every branch, ``[G]`` int64.
-
-    Graphs are grouped by a hash of their entries and compared with the first of their group; those that differ from it
-    are grouped once more, among themselves.
-    """
-    sizes, starts = ptr.diff().view(num_branches, -1), ptr[:-1].view(num_branches, -1)
-    first = torch.arange(sizes.shape[1], device=ptr.device)
-    graph_of_entry = first.repeat(num_branches).repeat_interleave(sizes.flatten())
-    key = (index.long() ^ (count.long() << 32)) * -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
-    key = (key ^ (key >> 32)) * -0x61C8864680B583EB
-    key = torch.zeros_like(first).index_add(0, graph_of_entry, key)
-    key = key if hash_bits == 64 else key & ((1 << hash_bits) - 1)
-    left = first.clone()
-    while left.numel():
-        candidate = left[reference.first_positions(key[left])]
-        same = (sizes[:, left] == sizes[:, candidate]).all(0)
-        pairs = (same & (left != candidate)).nonzero().squeeze(1)
-        runs = sizes[:, left[pairs]].flatten()
-        one = ragged_arange(starts[:, left[pairs]].flatten(), runs)
-        other = ragged_arange(starts[:, candidate[pairs]].flatten(), runs)
-        differ = (index[one] != index[other]) | (count[one] != count[other])
-        same[pairs.repeat(num_branches).repeat_interleave(runs)[differ]] = False
-        first[left[same]] = candidate[same]
-        left = left[~same]
-    return first

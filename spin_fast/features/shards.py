@@ -12,7 +12,8 @@ import torch
 from .._common import check, files
 from ..graphs.batch import GraphBatch
 from .chunks import num_branches_of
-from .power_features import FORMAT, INDEX_FORMAT, PowerFeatures, index_of
+from .power_features import PowerFeatures
+from .storage import FORMAT, index_of, read_index, write_index
 
 HEADER_BYTES = 2048  # of a file, beside its arrays
 FILL = 0.9  # of the bytes asked for: what further graphs take is a guess
@@ -74,9 +75,8 @@ def _name_of(path: Path, number: int, count: int) -> Path:
 def _listed(path: Path) -> set[Path]:
     """What the index of ``path`` lists; nothing where it is damaged, or not there."""
     try:
-        shards = files.read_json(index_of(path), INDEX_FORMAT)["shards"]
-        return {path.with_name(str(shard["file"])) for shard in shards}
-    except (OSError, ValueError, KeyError, TypeError):
+        return {file for file, _ in read_index(index_of(path))}
+    except (OSError, ValueError):
         return set()
 
 
@@ -97,8 +97,7 @@ def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earl
         for (temporary, _), file in zip(written, paths, strict=True):
             temporary.replace(file)
             placed.append(file)
-        shards = [{"file": file.name, "num_graphs": size} for file, (_, size) in zip(paths, written, strict=True)]
-        files.write_json(index, INDEX_FORMAT, {"shards": shards})
+        write_index(index, [(file, size) for file, (_, size) in zip(paths, written, strict=True)])
     except BaseException:
         with suppress(OSError):  # what went wrong before is what counts
             for file in placed:

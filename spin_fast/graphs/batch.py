@@ -316,7 +316,7 @@ class GraphBatch:
         Raises:
             ImportError: networkx is not installed. TypeError, ValueError: name the graph and what is wrong with it.
         """
-        return cls._from_parts(convert.from_networkx(graphs, x, y, edge_weight), dtype, edge_options)
+        return cls._from_parts(convert.from_networkx(graphs, x, y, edge_weight, dtype), dtype, edge_options)
 
     @classmethod
     def from_scipy(
@@ -356,13 +356,16 @@ class GraphBatch:
         x = convert.features(x, dtype)
         if len(x) != num_nodes:
             raise ValueError(f"x must have one row per node, {num_nodes}, got {len(x)}")
+        edge_weight = parts.edge_weight
+        if edge_weight is not None:
+            edge_weight = convert.narrowed("edge_weight", edge_weight, x.dtype)
         graphs = cls.from_edge_index(
             parts.edge_index,
             x,
             parts.batch,
             num_graphs=parts.num_graphs,
             y=None if parts.y is None else convert.labels(parts.y, x.dtype).to(x.device),
-            edge_weight=None if parts.edge_weight is None else parts.edge_weight.to(x.dtype),
+            edge_weight=edge_weight,
             **edge_options,
         )
         return graphs if parts.x is not None else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,18 +51,38 @@ def numbers(name: str, values: Any) -> np.ndarray:
     return array
 
 
+def narrowed(name: str | Callable[[int], str], values: Tensor, dtype: torch.dtype) -> Tensor:
+    """The values in another dtype.
+
+    Args:
+        name: what to call them, or a function that names the value in a row.
+
+    Raises:
+        ValueError: a finite value would become infinite.
+    """
+    converted = values.to(dtype)
+    if values.dtype == torch.float64 and dtype != torch.float64:
+        overflows = (converted.isinf() & values.isfinite()).nonzero()
+        if len(overflows):
+            first = overflows[0].tolist()
+            where = name if isinstance(name, str) else name(first[0])
+            kind = str(dtype).removeprefix("torch.")
+            raise ValueError(f"{where} must be finite as {kind}, got {values[tuple(first)].item()}")
+    return converted
+
+
 def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """``[N, d]`` or ``[N]`` of any real dtype as ``[N, d]`` of ``dtype``; None keeps float32 and float64.
 
     Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded
-    are an error: they may be categories, of which two would become one.
+    are an error: they may be categories, of which two would become one. So are numbers that would become infinite.
     """
     if dtype is not None and dtype not in check.FLOATS:
         raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
     if x.is_complex():
         raise TypeError(f"x must be real numbers, got {str(x.dtype).removeprefix('torch.')}")
     wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
-    converted = x.to(wanted)
+    converted = narrowed("x", x, wanted)
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
         rounded = converted.double() != x.double()
         if bool(rounded.any()):
@@ -245,7 +265,9 @@ def _dgl_labels(label: Any, num_graphs: int, at: str) -> Tensor:
     return _pyg_labels(label, num_graphs, at)
 
 
-def from_networkx(graphs: Any, x: str | Sequence[str] | None, y: Any, edge_weight: str | None) -> Parts:
+def from_networkx(
+    graphs: Any, x: str | Sequence[str] | None, y: Any, edge_weight: str | None, dtype: torch.dtype
+) -> Parts:
     networkx = library("networkx", "from_networkx")
     items = [graphs] if isinstance(graphs, networkx.Graph) else _items("graphs", graphs, "a networkx graph or a list")
     if not items:
@@ -272,26 +294,31 @@ def from_networkx(graphs: Any, x: str | Sequence[str] | None, y: Any, edge_weigh
         torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(),
         torch.arange(len(items)).repeat_interleave(torch.tensor([len(graph) for graph in items])),
         len(items),
-        None if x is None else _networkx_features(items, [x] if isinstance(x, str) else x),
+        None if x is None else _networkx_features(items, [x] if isinstance(x, str) else x, dtype),
         y,
         None if edge_weight is None else torch.from_numpy(numbers(f"edge attribute {edge_weight!r}", weights)),
     )
 
 
-def _networkx_features(graphs: list[Any], names: Sequence[str]) -> Tensor:
-    columns = []
-    for name in names:
-        for number, graph in enumerate(graphs):
-            for node, value in graph.nodes(data=name):
-                if value is None:
-                    raise ValueError(f"node {node!r} of graph {number} must have the attribute {name!r}, got none")
-        values = numbers(f"node attribute {name!r}", [value for graph in graphs for _, value in graph.nodes(data=name)])
-        if values.ndim > 2:
-            raise ValueError(f"node attribute {name!r} must be numbers or vectors, got shape {list(values.shape[1:])}")
-        columns.append(values[:, None] if values.ndim == 1 else values)
-    if not columns:
+def _networkx_features(graphs: list[Any], names: Sequence[str], dtype: torch.dtype) -> Tensor:
+    if not names:
         raise ValueError("x must name at least one node attribute, or be None for the degree, got none")
-    return torch.from_numpy(np.concatenate(columns, axis=1))
+    return torch.from_numpy(np.concatenate([_networkx_attribute(graphs, name, dtype) for name in names], axis=1))
+
+
+def _networkx_attribute(graphs: list[Any], name: str, dtype: torch.dtype) -> np.ndarray:
+    """``[N, width]`` of the dtype that numpy finds."""
+    found = [(graph, node, value) for graph, of in enumerate(graphs) for node, value in of.nodes(data=name)]
+    for graph, node, value in found:
+        if value is None:
+            raise ValueError(f"node {node!r} of graph {graph} must have the attribute {name!r}, got none")
+    values = numbers(f"node attribute {name!r}", [value for *_, value in found])
+    if values.ndim > 2:
+        raise ValueError(f"node attribute {name!r} must be numbers or vectors, got shape {list(values.shape[1:])}")
+    values = values[:, None] if values.ndim == 1 else values
+    where = "attribute {3!r} of node {1!r} of graph {0}".format
+    narrowed(lambda row: where(*found[row], name), torch.from_numpy(values), dtype)
+    return values
 
 
 def _networkx_label(graph: Any, name: str, number: int) -> Any:

@@ -418,10 +418,10 @@ def test_what_files_call_classes(tmp_path: Path) -> None:
         found = datasets.read(name, tmp_path)
         assert (found.classes, found.features, found.names) == (classes, features, ["0", "1"])
         assert same(found.graphs, datasets.load(name, tmp_path))
-        assert datasets.own_folder(name, tmp_path) is None
+        assert not datasets.find(name, tmp_path).is_own
     assert datasets.read("TINY", tmp_path, features="attribute").num_attributes == 2
     assert datasets.read(tmp_path / "TINY").names == ["1", "2"]  # its own names, by its path
-    assert datasets.own_folder(tmp_path / "TINY") == tmp_path / "TINY"
+    assert datasets.find(tmp_path / "TINY").path == tmp_path / "TINY"
     digits = datasets.read("digits")
     assert (digits.classes, digits.features, digits.num_attributes) == (list("0123456789"), None, 3)
 

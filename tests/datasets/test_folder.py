@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch, datasets
-from spin_fast.datasets import iter_folder, load_folder
+from spin_fast.datasets import iter_folder, load_folder, nel
 
 EDGES = "graph,source,target\nb,1,2\na,x,y\nb,2,1\na,y,y\n"
 NODES = "graph,node,charge,mass\na,x,0.5,1\nb,2,-1,4\na,y,1.5,2\nb,1,0,3\nb,3,7,5\n"
@@ -982,3 +982,25 @@ def test_arguments_are_checked(
         load_folder(tmp_path, **options)
     with pytest.raises(ValueError, match="num_graphs must be at least 1"):
         iter_folder(tmp_path, 0)
+
+
+def test_numbers_beyond_float32_are_refused_by_name(tmp_path: Path) -> None:
+    """They would be infinite, and nothing would say so."""
+    write_tu(tmp_path / "tu", node_attributes="1\n3\n1e300\n7\n")
+    assert "TINY_node_attributes.txt, line 3 must hold 1 float32" in error_of(lambda: load_folder(tmp_path / "tu"))
+    assert load_folder(tmp_path / "tu", features="attribute", dtype=torch.float64).graphs.x.max() == 1e300
+    (tmp_path / "xml").mkdir()
+    path = tmp_path / "xml" / "bad.graphml"
+    nodes = "".join(f"<node id='{node}'><data key='f'>{value}</data></node>" for node, value in ("a1", ("b", "1e300")))
+    path.write_text(f"{KEYS}<graph>{nodes}</graph></graphml>")
+    message = error_of(lambda: load_folder(tmp_path / "xml"))
+    assert "bad.graphml: attribute 'f' of node 'b' must be finite as float32, got 1e+300" in message
+    edge = "<edge source='a' target='a'><data key='w'>1e39</data></edge>"
+    path.write_text(f"{KEYS}<graph><node id='a'/>{edge}</graph></graphml>")
+    assert "bad.graphml: edge_weight must be finite as float32, got 1e+39" in error_of(lambda: load_folder(path.parent))
+    nel_file = tmp_path / "x.nel"
+    nel_file.write_text("n 1 a\nn 2 b\ne 1 2 1e300\nx 1\n")
+    assert nel.load(nel_file).num_edges == 2  # weights are not read unless asked for
+    message = error_of(lambda: nel.load(nel_file, weights=True))
+    assert "x.nel, line 3 must have a weight that is finite as float32, got 1e300" in message
+    assert nel.load(nel_file, weights=True, dtype=torch.float64).edge_weight.tolist() == [1e300, 1e300]

@@ -19,7 +19,8 @@ from safetensors.torch import load_file, save_file
 import spin_fast
 from spin_fast import SPIN, PowerFeatures, datasets, training
 from spin_fast.features import power_features as features
-from spin_fast.features.power_features import identical_segments
+from spin_fast.features.identical import identical_segments
+from spin_fast.features.storage import FORMAT
 
 
 def powers(graphs: spin_fast.GraphBatch, num_hops: int, operator: str, float64_sums: bool = True) -> torch.Tensor:
@@ -400,7 +401,7 @@ def test_features_may_be_saved_to_the_file_they_are_mapped_from(saved: Path) -> 
 def change_array(path: Path, name: str, change) -> None:
     tensors = load_file(path)
     changed = change(tensors.pop(name).clone())
-    metadata = {"format": features.FORMAT, "operator": "sym"}
+    metadata = {"format": FORMAT, "operator": "sym"}
     save_file(tensors | ({} if changed is None else {name: changed}), path, metadata)
 
 
@@ -497,7 +498,7 @@ def test_files_of_others_are_named(saved: Path) -> None:
     save_file({"whatever": torch.ones(3)}, saved, {"format": "spin_fast features 2"})
     with pytest.raises(ValueError, match=f"{saved} has format 'spin_fast features 2', .*; upgrade spin_fast"):
         PowerFeatures.load(saved)
-    save_file({"whatever": torch.ones(3)}, saved, {"format": features.FORMAT})
+    save_file({"whatever": torch.ones(3)}, saved, {"format": FORMAT})
     with pytest.raises(ValueError, match=f"{saved} is damaged: its arrays must be .*, got whatever"):
         PowerFeatures.load(saved)
     with pytest.raises(ValueError, match=r"path must not end with .json, which is for an index"):

@@ -419,3 +419,18 @@ def test_missing_library_is_named(module: str, call, package: str, monkeypatch: 
 def test_graphs_of_another_library_are_no_lists() -> None:
     with pytest.raises(TypeError, match=r"graphs must be a DGLGraph, a dataset, or a list of DGLGraphs, got Graph$"):
         GraphBatch.from_dgl(networkx.path_graph(3))
+
+
+def test_numbers_beyond_float32_are_refused() -> None:
+    graph = networkx.path_graph(2)
+    networkx.set_node_attributes(graph, {0: 1.0, 1: -1e39}, "mass")
+    with pytest.raises(ValueError, match=r"'mass' of node 1 of graph 0 must be finite as float32, got -1e\+39"):
+        GraphBatch.from_networkx(graph, x="mass")
+    assert GraphBatch.from_networkx(graph, x="mass", dtype=torch.float64).x.min() == -1e39
+    adjacency = scipy.sparse.csr_array([[0.0, 1e300], [1.0, 0.0]])
+    with pytest.raises(ValueError, match="edge_weight must be finite as float32"):
+        GraphBatch.from_scipy(adjacency, torch.ones(2, 1))
+    with pytest.raises(ValueError, match="x must be finite as float32"):
+        GraphBatch.from_scipy(adjacency, torch.full((2, 1), 1e300, dtype=torch.float64), dtype=torch.float32)
+    infinite = torch.tensor([[torch.inf], [torch.nan]], dtype=torch.float64)  # stays what it is
+    assert GraphBatch.from_scipy(scipy.sparse.eye_array(2), infinite, dtype=torch.float32).x.isinf().any()

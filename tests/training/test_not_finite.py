@@ -111,22 +111,6 @@ def test_the_estimator_predicts_no_class() -> None:
             getattr(classifier, method)(graph_too_large(graphs, 7))
 
 
-@pytest.mark.parametrize(("dtype", "value"), [(torch.float32, "1e300"), (torch.float32, "-4e38"), (torch.float64, "")])
-def test_attributes_beyond_the_dtype_are_named(tmp_path: Path, dtype: torch.dtype, value: str) -> None:
-    for part, text in (
-        ("A", "1, 2\n2, 1\n3, 4\n4, 3\n"),
-        ("graph_indicator", "1\n1\n2\n2\n"),
-        ("graph_labels", "0\n1\n"),
-        ("node_attributes", f"0, 1\n0, 1\n0, {value or '1e300'}\n0, 1\n"),
-    ):
-        (tmp_path / f"X_{part}.txt").write_text(text)
-    if dtype is torch.float64:
-        assert datasets.load_folder(tmp_path, dtype=dtype).graphs.x[2, 1] == 1e300
-        return
-    with pytest.raises(datasets.DatasetError, match=r"X_node_attributes.txt, line 3 holds .* infinite as float32"):
-        datasets.load_folder(tmp_path)
-
-
 def test_huge_scores_that_are_finite_are_scores(digits: PowerFeatures) -> None:
     scores = torch.tensor([[3e38, -3e38], [0, 1]])
     assert training.accuracy(scores, torch.tensor([0, 1])) == 1

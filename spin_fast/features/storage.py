@@ -1,0 +1,79 @@
+"""Power features in files: one safetensors file with the arrays, or several with an index, each of whole graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .._common import files
+
+FORMAT, INDEX_FORMAT = "spin_fast features 1", "spin_fast features-index 1"
+ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
+_REQUIRED = {"rows", "row_ptr", "ptr", "node_ptr"}
+_OPTIONAL = {*ENTRIES, "labels"}
+
+
+@dataclass
+class Mapped:
+    """Arrays of a mapped file, and whether they have been checked."""
+
+    path: Path
+    arrays: dict[str, Tensor]
+    checked: bool = False
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Name the file in what is wrong with its arrays."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def write(path: Path, arrays: dict[str, Any], operator: str) -> None:
+    """Write the tensors among ``arrays``."""
+    if path.suffix == ".json":
+        raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
+    tensors = {name: value.cpu().contiguous() for name, value in arrays.items() if isinstance(value, Tensor)}
+    files.write_tensors(path, FORMAT, tensors, {"operator": operator})
+
+
+def read(path: Path, *, mmap: bool) -> dict[str, Any]:
+    """Read what :func:`write` has written: all arrays, None for those that are not there, and ``operator``."""
+    tensors, metadata = files.read_tensors(path, FORMAT, mmap=mmap)
+    with naming(path):
+        if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
+            raise ValueError(f"its arrays must be {', '.join(sorted(_REQUIRED))}, got {', '.join(sorted(tensors))}")
+    return dict.fromkeys(_OPTIONAL) | tensors | {"operator": metadata.get("operator")}
+
+
+def index_of(path: Path) -> Path:
+    """The index of the files that together are the features ``path``."""
+    return path if path.suffix == ".json" else path.with_name(path.name + ".index.json")
+
+
+def is_indexed(path: Path) -> bool:
+    """Whether ``path`` is an index, or stands for the files of one."""
+    return path.suffix == ".json" or (not path.exists() and index_of(path).exists())
+
+
+def write_index(index: Path, shards: Sequence[tuple[Path, int]]) -> None:
+    """Write the files that belong together and their numbers of graphs."""
+    content = [{"file": file.name, "num_graphs": num_graphs} for file, num_graphs in shards]
+    files.write_json(index, INDEX_FORMAT, {"shards": content})
+
+
+def read_index(index: Path) -> list[tuple[Path, int]]:
+    """Read what :func:`write_index` has written."""
+    content = files.read_json(index, INDEX_FORMAT)
+    with naming(index):
+        try:
+            return [(index.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"shards must be a list of files and their num_graphs: {error}") from error
