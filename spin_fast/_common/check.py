@@ -75,7 +75,7 @@ def _shown(value: Any) -> str:
         return value.__name__
     if isinstance(value, torch.dtype | torch.layout | torch.device):
         return str(value).removeprefix("torch.")
-    return repr(value)
+    return f"{value!r:.100}"
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -11,7 +11,6 @@ from rich.markup import escape
 from .. import datasets
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import console
-from ._errors import names_in_options
 
 
 def read_dataset(
@@ -28,7 +27,7 @@ def read_dataset(
     """
     chosen = {} if label is None else {"label": label[0]}
     edge_options = edge_options or EdgeOptions()
-    with console.status(f"reading {source.title}"), names_in_options():
+    with console.status(f"reading {source.title}"):
         read = source.read(features=features, **chosen, **edge_options)
         twice = edge_options.get("undirected") and directions_of(read.graphs).twice
     if twice:

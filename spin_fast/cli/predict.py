@@ -15,6 +15,7 @@ from rich.text import Text
 
 from .. import datasets, training
 from .._common import files
+from .._common.check import Argument
 from .._common.progress import progress_bar
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, app, console, reports
@@ -186,7 +187,7 @@ def _parts(
 
 def _of_a_set(dataset: str, edge_options: EdgeOptions) -> EdgeOptions:
     """What training chose for a folder, as far as a set by name, with both directions of an edge, has room for it."""
-    others = [as_option(argument, value) for argument, value in edge_options.items() if argument != "undirected"]
+    others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
     if others:
         raise ValueError(
             f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "

@@ -23,7 +23,7 @@ from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
-from ._errors import errors_in_options, one_line_errors, one_line_warnings
+from ._errors import one_line_errors, one_line_warnings
 from ._features_file import check_features
 from ._graphs import directions_of, hint_on_edges, hint_on_features, read_dataset, tell
 from ._options import (
@@ -258,12 +258,7 @@ def train(
         for log in logs:
             log(epoch)
 
-    with (
-        board or nullcontext(),
-        one_line_warnings(),
-        _termination_as_interruption() as signals,
-        errors_in_options(out, name, fold),
-    ):
+    with board or nullcontext(), one_line_warnings(), _termination_as_interruption() as signals:
         fit = training.fit(
             model,
             features,

@@ -142,7 +142,7 @@ def settings_of(
         "labels": _digest(features.y),
         "num_features": features.num_features,
         "dtype": str(features.rows.dtype),
-        "hops": features.num_hops,
+        "num_hops": features.num_hops,
         "operator": features.operator,
     }
     settings = {f"features.{name}": value for name, value in data.items()} | options
@@ -253,9 +253,7 @@ class StateFile:
         are_numbers = all(type(value) in (int, float) for value in values)
         if not found or not are_numbers or [epoch.number for epoch in found] != list(range(1, len(found) + 1)):
             raise StateError(f"{self.path} is damaged: its epochs must be lines of a log, numbered from 1")
-        if missing := self._settings.keys() - settings.keys():
-            raise StateError(f"{self.path} is damaged, or of another version of spin_fast: it lacks {min(missing)}")
-        pairs = {name: (settings[name], value) for name, value in self._settings.items()}
+        pairs = {name: (settings.get(name), value) for name, value in self._settings.items()}
         if differences := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
             raise _other_settings(self.path, differences)
         return found
