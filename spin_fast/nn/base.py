@@ -193,7 +193,7 @@ class GraphClassifier(nn.Module):
         Raises:
             ValueError: no parameters, or of several dtypes or on several devices.
         """
-        parameters = self.trained_parameters()
+        parameters = [*self.trained_parameters().values()]
         if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
             raise ValueError("model must have parameters to train, all of one dtype and on one device")
         if self._flat is None or not _are_views(parameters, self._flat):
@@ -220,13 +220,13 @@ class GraphClassifier(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GraphClassifier:
         """Copies have parameters of their own; those of this model stay where they are."""
-        memo[id(self)] = twin = type(self).__new__(type(self))
-        twin.__setstate__(copy.deepcopy(self.__dict__ | {"_flat": None}, memo))
-        return twin
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(self.__dict__ | {"_flat": None}, memo))
+        return copied
 
-    def trained_parameters(self) -> list[nn.Parameter]:
-        """The parameters that require a gradient."""
-        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+    def trained_parameters(self) -> dict[str, nn.Parameter]:
+        """The parameters that require a gradient, by name, in the order of :meth:`flatten_parameters`."""
+        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
 
 
 def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:

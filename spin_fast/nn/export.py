@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from .. import ops
-from .._common import check
+from .._common import check, torch_compat
 from .._common.indexing import offsets
 from .spin import SPIN
 
@@ -59,7 +59,7 @@ def _checked_offsets(sizes: Tensor, name: str, num_nodes: int) -> Tensor:
 def _require(condition: Tensor, message: str) -> None:
     """Have the program check an input on the CPU; on a GPU a failed check would leave it unusable."""
     if condition.is_cpu:
-        torch._assert_async(condition, message)
+        torch_compat.assert_on_device(condition, message)
 
 
 def export(
@@ -82,7 +82,7 @@ def export(
     compiles it. A process that loads it must import ``spin_fast`` first, which registers the operations.
 
     Args:
-        model: a ``SPIN``.
+        model: a ``SPIN``; where its layers are not those that the constructor made, they are traced as they are.
         operator: the graph operator, or several; None for ``model.operator``.
         from_rows: export a program from ``rows [R + 1, N, d]``, as :func:`spin_fast.power_features` returns them, or of
             several operators side by side ``[1 + k R, N, d]``, as ``PowerFeatures.dense_rows`` does, and ``sizes``.
@@ -93,6 +93,8 @@ def export(
     """
     if not isinstance(model, SPIN):
         raise TypeError(f"model must be a SPIN, got {type(model).__name__}")
+    if type(model).forward is not SPIN.forward or "forward" in vars(model) or torch_compat.has_hooks(model):
+        raise ValueError("model must have the forward of SPIN and no hooks of its own: a program would leave them out")
     check.flag("from_rows", from_rows)
     check.flag("edge_weight", edge_weight)
     like = next(model.parameters())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
+from .._common import torch_compat
 from .._common.indexing import offsets, without_waiting
 from ..ops import reference
 
@@ -104,6 +105,15 @@ class BranchNorm(nn.BatchNorm1d):
             running = self.get_buffer(name)
             running += rate * (value.flatten() - running)
         self.get_buffer("num_batches_tracked").add_(1)
+
+
+def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a call of ``module`` is ``kind.forward`` and nothing else.
+
+    A subclass (which a parametrization makes of a module), a hook (pruning is one, and ``weight_norm``) or a
+    ``forward`` of the instance does something else.
+    """
+    return type(module) is kind and "forward" not in module.__dict__ and not torch_compat.has_hooks(module)
 
 
 def nodes_per_row(num_rows: int, index: Tensor | None, count: Tensor | None) -> Tensor | None:

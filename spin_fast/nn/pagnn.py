@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.dropout import _DropoutNd
 
 from .. import ops
-from .._common import check
+from .._common import check, torch_compat
 from .._common.indexing import offsets
 from ..features.power_features import PowerFeatures
 from ..ops import reference
@@ -327,7 +325,7 @@ def _is_random(branch: nn.Module) -> bool:
 
     Modules that call functions for their dropout, such as PyG's ``MLP``, keep its rate as an attribute.
     """
-    kinds = (_DropoutNd, _BatchNorm, nn.RReLU)
+    kinds = (torch_compat.Dropout, torch_compat.BatchNorm, nn.RReLU)
     return any(isinstance(part, kinds) or np.any(getattr(part, "dropout", 0)) for part in branch.modules())
 
 

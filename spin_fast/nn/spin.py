@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import ops
-from .._common import check
+from .._common import check, torch_compat
 from .._common.indexing import offsets
 from ..features.power_features import PowerFeatures
 from .base import GraphClassifier
-from .layers import BranchLinear, BranchNorm, Rows, nodes_per_row
+from .layers import BranchLinear, BranchNorm, Rows, is_plain, nodes_per_row
 
 
 class SPIN(GraphClassifier):
@@ -24,6 +24,10 @@ class SPIN(GraphClassifier):
 
     Per branch: an MLP of ``Linear -> (BatchNorm) -> LeakyReLU -> (Dropout)`` layers, then the attention-weighted or
     plain sum of its rows over each graph; the branches side by side go into an MLP classifier.
+
+    Fused operations compute this as long as the modules are what the constructor made (:meth:`is_as_constructed`). A
+    model that was changed since (layers wrapped or replaced, hooks, parametrizations, pruning, ...) is computed module
+    by module with one row per node, which is slower.
 
     Args:
         in_features: ``d``.
@@ -115,9 +119,9 @@ class SPIN(GraphClassifier):
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, out_features]`` of the selected graphs."""
         self.check(features)
-        if self.training and self.config["dropout"] > 0:  # every node has its own mask
+        if self._drops_out() or not self.is_as_constructed():  # equal rows may become different
             return self.forward_tensors(features.dense_rows(), features.selected_ptr, check_invariants=False)
-        if self.training and self.norms:  # the statistics of a layer need all rows before the next layer
+        if self._has_batch_statistics():  # those of a layer need all rows before the next layer
             return self.forward_tensors(*features.branch_rows(), check_invariants=False)
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         data = (features.rows, features.ptr, features.index, features.count, features.ids)
@@ -153,6 +157,64 @@ class SPIN(GraphClassifier):
             raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
         return name
 
+    @property
+    def sizes(self) -> ops.ModelSizes:
+        """What the fused operations are told about the model beside its parameters."""
+        config = self.config
+        return ops.ModelSizes(
+            self.num_branches,
+            [config["hidden_features"]] * config["num_layers"],
+            [*config["classifier_features"], config["out_features"]],
+            config["attention"],
+            config["negative_slope"],
+        )
+
+    def is_as_constructed(self, *, to_train: bool = False) -> bool:
+        """Whether fused operations compute what the modules would, because these are what the constructor made.
+
+        What a forward pass replaces are the layers and norms of the branches: none may be wrapped, replaced,
+        parametrized, pruned, hooked, or have a ``forward`` of its own. Values, dtype and device do not matter.
+
+        Args:
+            to_train: ask for the training step, which replaces everything: the classifier and the model itself must be
+                plain, too, and the parameters exactly those of the flat parameters, in their order, none tied, added
+                or frozen, and without gradient hooks. A model with BatchNorm never is.
+        """
+        config = self.config
+        branches = [is_plain(layer, BranchLinear) for layer in self.layers]
+        norms = [is_plain(norm, BranchNorm) for norm in self.norms]
+        if (
+            torch_compat.module_calls_are_observed()
+            or branches != [True] * config["num_layers"]
+            or norms != [True] * (config["num_layers"] * config["batch_norm"])
+        ):
+            return False
+        if not to_train:
+            return True
+        parameters = dict(self.named_parameters(remove_duplicate=False))
+        shapes = ops.parameter_shapes(config["in_features"], self.sizes)
+        hidden = [nn.Linear, nn.LeakyReLU] * len(config["classifier_features"])
+        parts = [self, self.classifier, *self.classifier.children()]
+        return (
+            {name: tuple(value.shape) for name, value in parameters.items()} == shapes
+            and [*parameters] == [*shapes]
+            and len({*map(id, parameters.values())}) == len(shapes)
+            and all(type(value) is nn.Parameter and value.requires_grad for value in parameters.values())
+            and not any(map(torch_compat.has_gradient_hooks, parameters.values()))
+            and len(parts) == len(hidden) + 3
+            and all(map(is_plain, parts, [SPIN, nn.Sequential, *hidden, nn.Linear]))
+            and all(layer.negative_slope == config["negative_slope"] for layer in parts[3::2])
+        )
+
+    def _layers(self) -> list[BranchLinear]:
+        return cast("list[BranchLinear]", [*self.layers])
+
+    def _drops_out(self) -> bool:
+        return self.training and self.config["dropout"] > 0
+
+    def _has_batch_statistics(self) -> bool:
+        return any(norm.training for norm in self.norms)
+
     def _forward_fused(
         self,
         rows: Tensor,
@@ -163,11 +225,9 @@ class SPIN(GraphClassifier):
         nodes_per_graph: Tensor | None = None,
     ) -> Tensor:
         """Class scores by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it."""
-        layers = [layer for layer in self.layers if isinstance(layer, BranchLinear)]
-        weights: list[Tensor] = [layer.weight for layer in layers]
-        biases: list[Tensor] = [layer.bias for layer in layers]
-        for depth, norm in enumerate(self.norms):
-            assert isinstance(norm, BranchNorm)
+        weights: list[Tensor] = [layer.weight for layer in self._layers()]
+        biases: list[Tensor] = [layer.bias for layer in self._layers()]
+        for depth, norm in enumerate(cast("list[BranchNorm]", [*self.norms])):
             weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
         slope = self.config["negative_slope"]
         readout = ops.branch_readout(
@@ -193,12 +253,12 @@ class SPIN(GraphClassifier):
         Layer by layer, weights and biases are changed so that what goes into each LeakyReLU has mean 0 and variance 1
         over the nodes of (at most 512 of) the selected graphs, and each readout over those graphs (layer-sequential
         unit-variance initialisation, Mishkin & Matas 2016), so that training starts as well scaled as with BatchNorm
-        while its steps stay without. Values that hardly vary are not scaled, and a model with BatchNorm is left as it
-        is.
+        while its steps stay without. Values that hardly vary are not scaled. A model with BatchNorm is left as it is,
+        and one that is not as constructed (:meth:`is_as_constructed`, ``to_train=True``).
         """
         self.check(features)
         selected = features[:512]
-        if selected.num_nodes == 0 or self.norms:
+        if selected.num_nodes == 0 or not self.is_as_constructed(to_train=True):
             return
         with torch.autocast(selected.rows.device.type, enabled=False):
             self._calibrate(selected)
@@ -215,8 +275,7 @@ class SPIN(GraphClassifier):
         sizes, num_rows = [len(x) for x in rows], sum(len(x) for x in rows)
         times = nodes_per_row(num_rows, index, count)
         times_of = (ptr.new_ones(num_rows) if times is None else times).split(sizes)
-        for layer in self.layers:
-            assert isinstance(layer, BranchLinear)
+        for layer in self._layers():
             for branch, (z, times) in enumerate(zip(layer(rows).split(sizes), times_of, strict=True)):
                 std, mean = statistics(z, times)
                 layer.weight[branch] /= std
@@ -230,8 +289,7 @@ class SPIN(GraphClassifier):
             if self.config["size_aware"]:
                 readout = readout * selected.selected_ptr.diff().to(readout.dtype)[:, None]
         std, mean = statistics(readout, ptr.new_ones(len(readout)))
-        first = self.classifier[0]
-        assert isinstance(first, nn.Linear)
+        first = cast(nn.Linear, self.classifier[0])
         first.weight.div_(std)
         first.bias.sub_(first.weight @ mean)
 
@@ -262,9 +320,11 @@ class SPIN(GraphClassifier):
             TypeError, ValueError: name the argument and what is wrong with it.
         """
         self._check_tensors(rows, ptr, index, count, check_invariants)
-        if self.training and self.config["dropout"] > 0 and not isinstance(rows, Tensor):
+        drops_out = self._drops_out()
+        if drops_out and not isinstance(rows, Tensor):
             raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
-        if isinstance(rows, Tensor) and not (self.training and (self.norms or self.config["dropout"] > 0)):
+        fused = not drops_out and not self._has_batch_statistics() and self.is_as_constructed()
+        if fused and isinstance(rows, Tensor):
             return self._forward_fused(rows, ptr, nodes_per_graph=ptr.diff() if self.config["size_aware"] else None)
         sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
         z = self._branches(rows, sizes, index, count)
@@ -285,7 +345,7 @@ class SPIN(GraphClassifier):
 
     def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:
         times = None
-        if self.norms and self.training and sizes is not None:
+        if sizes is not None and self._has_batch_statistics():
             times = nodes_per_row(sum(sizes), index, count)
         for depth, linear in enumerate(self.layers):
             z = linear(rows)

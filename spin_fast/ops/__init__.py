@@ -20,8 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._common import check
+from .._common import check, torch_compat
 from . import native, reference, register
+from .parameters import MOST_LAYERS, flat_parameters
+from .parameters import ModelSizes as ModelSizes
+from .parameters import parameter_shapes as parameter_shapes
 
 
 def _is_transformed() -> bool:
@@ -29,9 +32,7 @@ def _is_transformed() -> bool:
 
     A kernel would be refused by some of them, and others would take it for a constant.
     """
-    if torch._C._are_functorch_transforms_active():
-        return True
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+    return torch_compat.is_transformed()
 
 
 def _has_kernel(device: torch.device) -> bool:
@@ -536,13 +537,12 @@ def branch_readout(
         ids = ids.contiguous()
     if not _has_kernel(rows.device):
         for name, value in (("ptr", ptr), ("ids", ids)):
-            if value is not None and torch._C._functorch.is_batchedtensor(value):
+            if value is not None and torch_compat.is_batched(value):
                 raise ValueError(f"{name} must not be batched by vmap: branch_readout reads it to choose rows")
         return reference.branch_readout(
             rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
         )
-    layers = [part.flatten() for layer in zip(weights, biases, strict=True) for part in layer]
-    parameters = torch.cat(layers if w is None else [w.flatten(), *layers])
+    parameters = flat_parameters(weights, biases, w)
     widths = [weight.shape[2] for weight in weights]
     flat = rows.contiguous().flatten(0, 1) if dense else rows.contiguous()
     check_inside = check_invariants and torch.compiler.is_compiling()
@@ -550,16 +550,12 @@ def branch_readout(
     return torch.ops.spin_fast.branch_readout.default(flat, parameters, ptr, index, count, ids, *options)
 
 
+@torch_compat.constant_while_compiling
 def may_use_tf32() -> bool:
     """Whether torch's settings let products of float32 matrices on a GPU round their factors to TF32."""
     return torch.backends.cuda.matmul.fp32_precision == "tf32"
 
 
-# As torch.compiler.assume_constant_result does, which imports the whole compiler and so doubles the time of our import.
-may_use_tf32._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-MOST_LAYERS = 8
 _AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # float64 is not autocast's
 
 

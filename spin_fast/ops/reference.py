@@ -6,15 +6,15 @@ validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import wraps
-from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .parameters import ModelSizes, split_parameters
 
 Twin = TypeVar("Twin", bound=Callable[..., Any])
 
@@ -177,20 +177,6 @@ def _attention(z: Tensor, w: Tensor, ptr: Tensor, index: Tensor | None, count: T
     return _side_by_side(sums, num_branches), weights
 
 
-def split_parameters(
-    parameters: Tensor, num_branches: int, in_features: int, widths: Sequence[int], attention: bool
-) -> tuple[Tensor | None, list[Tensor], list[Tensor], Tensor]:
-    """Views of the flat parameters: ``w``, the weights and the biases of the branches, and what is left after them."""
-    shapes: list[tuple[int, ...]] = [(num_branches, widths[-1])] if attention else []
-    for width_in, width_out in pairwise([in_features, *widths]):
-        shapes += [(num_branches, width_in, width_out), (num_branches, width_out)]
-    sizes = [math.prod(shape) for shape in shapes]
-    *parts, rest = parameters.split([*sizes, parameters.numel() - sum(sizes)])
-    views = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
-    w = views.pop(0) if attention else None
-    return w, views[::2], views[1::2], rest
-
-
 def select_segments(ptr: Tensor, ids: Tensor | None, num_branches: int) -> tuple[Tensor, Tensor]:
     """The entries of the segments of the graphs ``ids`` in every branch, and the offsets of those segments in them."""
     num_graphs = (ptr.numel() - 1) // num_branches
@@ -255,17 +241,14 @@ def training_step(
     """
     with torch.enable_grad():
         flat = parameters.detach().requires_grad_()
-        w, weights, biases, rest = split_parameters(flat, num_branches, rows.shape[1], widths, attention)
+        w, weights, biases, classifier = split_parameters(
+            flat, rows.shape[1], ModelSizes(num_branches, widths, classifier_widths, attention, negative_slope)
+        )
         scores = branch_readout(
             rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
         )
-        for depth, (width_in, width_out) in enumerate(pairwise([scores.shape[1], *classifier_widths])):
-            weight, bias, rest = rest.split(
-                [width_in * width_out, width_out, rest.numel() - (width_in + 1) * width_out]
-            )
-            scores = F.linear(scores, weight.view(width_out, width_in), bias)
-            if depth + 1 < len(classifier_widths):
-                scores = F.leaky_relu(scores, negative_slope)
+        for depth, (weight, bias) in enumerate(zip(classifier[::2], classifier[1::2], strict=True)):
+            scores = F.linear(scores if depth == 0 else F.leaky_relu(scores, negative_slope), weight, bias)
         labels = y if ids is None else y[ids]
         loss = F.cross_entropy(scores, labels, class_weight, reduction="sum")
         total = loss.new_tensor(len(labels)) if class_weight is None else class_weight[labels].sum()

@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._common import torch_compat
 from . import native, reference
+from .parameters import ModelSizes, split_parameters
 
 Grads = tuple[Tensor | None, ...]
 
@@ -58,7 +60,7 @@ def _call(name: str, *args: Any) -> Any:
     op = getattr(torch.ops.spin_fast, name).default
     if torch.is_inference_mode_enabled() or torch.is_grad_enabled():
         return op(*args)
-    with torch._C._AutoDispatchBelowAutograd():
+    with torch_compat.below_autograd():
         return op(*args)
 
 
@@ -192,7 +194,9 @@ def _branch_readout_backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows
     num_branches, widths, attention, slope, _, shared = ctx.options
     with torch.enable_grad():
         grad, rows, parameters = (value.detach().requires_grad_() for value in (grad, rows, parameters))
-        w, weights, biases, _ = reference.split_parameters(parameters, num_branches, rows.shape[1], widths, attention)
+        w, weights, biases, _ = split_parameters(
+            parameters, rows.shape[1], ModelSizes(num_branches, widths, (), attention, slope)
+        )
         shaped = rows.view(num_branches, -1, rows.shape[1]) if shared else rows
         readout = reference.branch_readout(
             shaped, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=slope

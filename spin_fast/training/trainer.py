@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .._common import check
+from .._common import check, torch_compat
 from .._common.indexing import GraphIds, graph_ids
 from ..features.power_features import PowerFeatures
 from ..nn import SPIN, GraphClassifier
@@ -64,24 +63,9 @@ class _Adam(torch.optim.Adam):
         (group,) = self.param_groups
         (parameter,) = group["params"]
         state = self.state[parameter]
-        self._opt_called = True  # as step does: schedulers ask for it
-        beta1, beta2 = group["betas"]
+        torch_compat.mark_stepped(self)
         state["step"] += 1
-        torch._fused_adam_(
-            [parameter.detach()],
-            [parameter.grad],
-            [state["exp_avg"]],
-            [state["exp_avg_sq"]],
-            [],
-            [state["step"]],
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            weight_decay=group["weight_decay"],
-            eps=group["eps"],
-            amsgrad=False,
-            maximize=False,
-        )
+        torch_compat.fused_adam(parameter.detach(), parameter.grad, state, group)
 
 
 def _is_captured(device: torch.device) -> bool:
@@ -138,9 +122,10 @@ class _Captured:
 class Trainer:
     """A model in training: its parameters as one flat tensor, and Adam on that.
 
-    A step of the standard model (no dropout, no BatchNorm, classes as labels) is one operation that returns the loss
-    and the gradient of every parameter, ``torch.ops.spin_fast.training_step``, and one of the optimiser; on a GPU both
-    are captured in a CUDA graph. Other models take autograd's way; both agree to rounding. Batches are ids of graphs in
+    A step of the standard model (no dropout, no BatchNorm, classes as labels, and exactly what the constructor made,
+    see ``SPIN.is_as_constructed``) is one operation that returns the loss and the gradient of every parameter,
+    ``torch.ops.spin_fast.training_step``, and one of the optimiser; on a GPU both are captured in a CUDA graph. Other
+    models take autograd's way, which is decided at each epoch; both agree to rounding. Batches are ids of graphs in
     the features: nothing is collated. Model and features are on one device; the order of the graphs is drawn on the
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
@@ -165,6 +150,7 @@ class Trainer:
         self.model = model
         self.class_weight = class_weight
         self._flat = nn.Parameter(model.flatten_parameters())
+        self._shapes = _shapes(model)
         self._captured: _Captured | None = None
         self._num_outputs: int | None = None
         self.optimizer = _Adam(self._flat, learning_rate=learning_rate, weight_decay=weight_decay)
@@ -222,7 +208,7 @@ class Trainer:
         model.multilabel = features.labels.is_floating_point()
         model.train()
         flat = model.flatten_parameters()
-        if len(flat) != len(self._flat):
+        if _shapes(model) != self._shapes:
             raise ValueError("model must have the parameters to train that it had when the Trainer was made")
         self.optimizer.follow(flat)  # wherever the model has been moved
         if self.class_weight is not None:
@@ -237,15 +223,14 @@ class Trainer:
     def _is_standard(self, model: SPIN, features: PowerFeatures) -> bool:
         config, labels = model.config, features.labels
         return (
-            type(model) is SPIN  # others may have a forward of their own
-            and _has_own_classifier(model)
+            model.is_as_constructed(to_train=True)
+            and not torch_compat.has_optimizer_hooks(self.optimizer)
             and native_available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64
-            and not (config["batch_norm"] or config["dropout"] > 0 or config["size_aware"])
+            and not (config["dropout"] > 0 or config["size_aware"])
             and len(config["classifier_features"]) < ops.MOST_LAYERS
-            and all(parameter.requires_grad for parameter in model.parameters())
         )
 
     def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
@@ -273,10 +258,11 @@ class Trainer:
 
     def _by_autograd(self, features: PowerFeatures) -> Callable[..., Tensor]:
         grad = torch.zeros_like(self._flat)
-        parameters = self.model.trained_parameters()
+        parameters = [*self.model.trained_parameters().values()]
         parts = grad.split([parameter.numel() for parameter in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        views = [part.view_as(parameter) for parameter, part in zip(parameters, parts, strict=True)]
+        for parameter, view in zip(parameters, views, strict=True):
+            parameter.grad = view
 
         def step(ids: Tensor, graph_weight: Tensor | None = None) -> Tensor:
             selected = features.of_storage(ids)
@@ -284,6 +270,10 @@ class Trainer:
             grad.zero_()
             loss = loss_of(self.model(selected), selected.y, self.class_weight, graph_weight)
             loss.backward()
+            for parameter, view in zip(parameters, views, strict=True):
+                if parameter.grad is not view:  # a hook has replaced it, or taken it away
+                    view.copy_(view.new_zeros(()) if parameter.grad is None else parameter.grad)
+                    parameter.grad = view
             self._flat.grad = grad
             self.optimizer.step()
             return loss.detach()
@@ -291,15 +281,5 @@ class Trainer:
         return step
 
 
-def _has_own_classifier(model: SPIN) -> bool:
-    """Whether the classifier is what the constructor made: others may have been put in the place of its layers."""
-    config = model.config
-    widths = [model.num_branches * config["hidden_features"], *config["classifier_features"], config["out_features"]]
-    made = [part for sizes in pairwise(widths) for part in ((*sizes, True), config["negative_slope"])][:-1]
-    found: list[Any] = []
-    for layer in model.classifier.children():
-        if type(layer) is nn.Linear:
-            found.append((layer.in_features, layer.out_features, layer.bias is not None))
-        else:
-            found.append(layer.negative_slope if type(layer) is nn.LeakyReLU else None)
-    return type(model.classifier) is nn.Sequential and found == made
+def _shapes(model: GraphClassifier) -> list[tuple[str, torch.Size]]:
+    return [(name, parameter.shape) for name, parameter in model.trained_parameters().items()]

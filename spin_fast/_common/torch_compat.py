@@ -1,0 +1,106 @@
+"""What is used of torch beyond its documented interface, all of it here. Tried on torch 2.10, 2.11 and 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # base of BatchNorm1d, BatchNorm2d, ...
+from torch.nn.modules.dropout import _DropoutNd as Dropout  # base of Dropout, Dropout1d, AlphaDropout, ...
+from torch.optim import optimizer as torch_optimizer
+
+__all__ = [
+    "BatchNorm",
+    "Dropout",
+    "assert_on_device",
+    "below_autograd",
+    "constant_while_compiling",
+    "fused_adam",
+    "has_gradient_hooks",
+    "has_hooks",
+    "has_optimizer_hooks",
+    "is_batched",
+    "is_transformed",
+    "mark_stepped",
+    "module_calls_are_observed",
+]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+# A context below autograd's dispatch keys: a call in it has none of the overhead of ``register_autograd``.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+def is_transformed() -> bool:
+    """Whether a transform of ``torch.func`` or forward-mode differentiation is active."""
+    if torch._C._are_functorch_transforms_active():
+        return True
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
+def is_batched(value: Tensor) -> bool:
+    """Whether ``vmap`` maps over ``value``."""
+    return torch._C._functorch.is_batchedtensor(value)
+
+
+def constant_while_compiling(function: Function) -> Function:
+    """``torch.compiler.assume_constant_result``, which would import the whole compiler with this package."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def assert_on_device(condition: Tensor, message: str) -> None:
+    """Assert in an exported program, too."""
+    torch._assert_async(condition, message)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module runs hooks, forward or backward, that were registered on it."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def module_calls_are_observed() -> bool:
+    """Whether hooks are registered for the calls of all modules (``register_module_forward_hook``, ...)."""
+    return torch_module._has_any_global_hook()
+
+
+def has_gradient_hooks(parameter: Tensor) -> bool:
+    """Whether a backward pass runs hooks of the parameter (``register_hook`` and others)."""
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
+
+
+def has_optimizer_hooks(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether a step runs hooks, of this optimiser or of all."""
+    own: Iterable[Any] = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    every = (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks)
+    return any((*own, *every))
+
+
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
+    """As ``optimizer.step`` does: learning-rate schedulers ask for it."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def fused_adam(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
+    """The kernel of ``torch.optim.Adam(fused=True)`` for one parameter, whose ``step`` has been counted."""
+    beta1, beta2 = group["betas"]
+    torch._fused_adam_(
+        [parameter],
+        [grad],
+        [state["exp_avg"]],
+        [state["exp_avg_sq"]],
+        [],
+        [state["step"]],
+        lr=group["lr"],
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=group["weight_decay"],
+        eps=group["eps"],
+        amsgrad=False,
+        maximize=False,
+    )

@@ -1,0 +1,49 @@
+"""What README and guides show of measurements and of the files, against these."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from decimal import Decimal
+
+import pytest
+from helpers import ROOT
+
+RESULTS = ROOT / "benchmarks" / "results" / "training" / "results.json"
+pytestmark = pytest.mark.skipif(not RESULTS.is_file(), reason="no benchmarks/results: this is not a checkout")
+
+EPOCH, PREDICTION = "training epoch, batches of 128", "prediction, precomputation included"
+ROWS = {  # of README's table: the case, and the rivals of which the fastest counts
+    "GIN of PyG, DataLoader": (EPOCH, r"GIN edge_index, DataLoader"),
+    "GCN of PyG, DataLoader": (EPOCH, r"GCN edge_index, DataLoader"),
+    "GIN, tuned: collated once, CSR or `torch.compile`": (EPOCH, r"GIN .*, collated.*"),
+    "SPIN in vectorised PyTorch": (EPOCH, r"SPIN-att, vectorised PyTorch"),
+    "class probabilities from graphs: GIN of PyG": (PREDICTION, r"GIN edge_index, DataLoader"),
+}
+LONG_NAMES = {"IMDB-M": "IMDB-MULTI", "IMDB-B": "IMDB-BINARY", "REDDIT-B": "REDDIT-BINARY", "molhiv": "ogbg-molhiv"}
+
+
+def test_readme_has_the_committed_ratios() -> None:
+    races = {
+        (race["case"], race["input"]): race for race in json.loads(RESULTS.read_text())["races"] if race["threads"] == 1
+    }
+    lines = [line.strip("| ").split(" | ") for line in (ROOT / "README.md").read_text().splitlines() if line[:1] == "|"]
+    inputs = lines[0]
+    table = {row[0]: row[1:] for row in lines if len(row) == len(inputs) + 1}
+    assert table.keys() == ROWS.keys()
+    for row, (case, rivals) in ROWS.items():
+        for name, shown in zip(inputs, table[row], strict=True):
+            ratios = races[case, LONG_NAMES.get(name, name)]["ratios"]
+            ratio = min(ratios[rival]["median"] for rival in ratios if re.fullmatch(rivals, rival))
+            half = 0.5 * 10 ** Decimal(shown).as_tuple().exponent
+            assert abs(float(shown) - ratio) <= 1.01 * half, f"{row}, {name}: {shown}, but {ratio:.4g}"
+
+
+def test_the_plot_is_of_the_committed_times() -> None:
+    spec = importlib.util.spec_from_file_location("edges", ROOT / "docs" / "edges.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "edges.svg").read_text() == module.drawn(), "python docs/edges.py draws it anew"
