@@ -23,7 +23,7 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary name to write to; renamed to ``path`` if all goes well, removed if not.
+    """Yield a temporary name to write to, renamed to ``path`` on success and removed on failure.
 
     Raises:
         OSError: names ``path`` and the reason.
@@ -36,12 +36,12 @@ def replacing(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # what went wrong before is what counts
+        with suppress(OSError):  # the error that is raised already counts
             temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path) -> None:
-    """Before any work: whether a file can be made there, or the first of the folders that are missing.
+    """Check, before any work, that a file or the first missing folder on the way to it can be created.
 
     Raises:
         OSError: names ``path`` and the reason.
@@ -117,7 +117,7 @@ def read_tensors(path: Path, format: str, *, mmap: bool = False) -> tuple[dict[s
 
 
 def _is_aligned(value: Tensor) -> bool:
-    """As kernels expect it; other writers of safetensors may do without."""
+    """Whether the address is a multiple of the element size, as kernels expect; safetensors does not promise it."""
     return value.data_ptr() % value.element_size() == 0
 
 

@@ -1,4 +1,4 @@
-"""Arithmetic on the flat arrays of graphs: graph ids, offsets, ragged ranges, devices."""
+"""Index arithmetic on flat arrays: graph ids, offsets, ragged ranges; arrays of a container on another device."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ CPU = torch.device("cpu")
 def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Tensor:
     """Turn an int, slice, index array, list or boolean mask into int64 graph ids in ``[0, num_graphs)`` on ``device``.
 
-    What comes from the host is checked there and then moved without waiting. Ids that are on a GPU already and stay
-    there are not read and so not checked; a mask there has to be read.
+    Ids on the host are checked there and moved without waiting. Ids that are on the GPU already are trusted, since a
+    check would wait for it; a mask there has to be read.
 
     Raises:
         TypeError: ``ids`` is none of these. IndexError: an id is out of range, or a mask has another length.
@@ -81,6 +81,6 @@ def ragged_arange(starts: Tensor, sizes: Tensor) -> Tensor:
 
 
 def offsets(sizes: Tensor) -> Tensor:
-    """Offsets ``[n + 1]`` (int64) of ``n`` consecutive runs of the given sizes: ``[2, 3] -> [0, 2, 5]``."""
-    # Not by pad: where torch compiles that, it reads what an empty tensor does not have.
+    """Offsets ``[n + 1]`` (int64) of ``n`` consecutive ranges of the given sizes: ``[2, 3] -> [0, 2, 5]``."""
+    # torch.compile of pad reads out of bounds for an empty tensor.
     return torch.cat([sizes.new_zeros(1), sizes]).cumsum(0, dtype=torch.int64)

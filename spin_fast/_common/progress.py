@@ -1,4 +1,4 @@
-"""A progress bar on the terminal, or none."""
+"""Progress bars on the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def progress_bar(of: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
-    """A function to be called with what to show and, if it is not 1, how much is done; ``total`` None is unknown."""
+    """Show a bar, if ``show``; yields ``advance(text, steps=1)``. ``total`` is None where it is unknown."""
     if not show:
         yield lambda *_: None
         return
@@ -28,14 +28,14 @@ def progress_bar(of: str, total: int | None, show: bool) -> Iterator[Callable[..
 
 
 class _Download:
-    """What pooch calls while it downloads, passed on to a bar of rich."""
+    """The interface that pooch's downloaders call, on a bar of rich."""
 
     def __init__(self, bar: Any, task: Any) -> None:
         self.bar, self.task, self._total = bar, task, 0
 
     @property
     def total(self) -> int:
-        """Bytes in all; 0 where the site does not say."""
+        """Total bytes; 0 if the site does not tell."""
         return self._total
 
     @total.setter
@@ -55,7 +55,7 @@ class _Download:
 
 @contextmanager
 def download_bar(of: str, show: bool) -> Iterator[Any]:
-    """The ``progressbar`` of a downloader of pooch: bytes on the terminal's error stream; False for none."""
+    """The ``progressbar`` of a pooch downloader, on stderr; False, which stands for none, unless ``show``."""
     if not show:
         yield False
         return

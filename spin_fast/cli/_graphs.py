@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 from rich.markup import escape
 
 from .. import datasets
+from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import console
 
@@ -33,38 +33,6 @@ def read_dataset(
     if twice:
         raise ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
     return read
-
-
-class Directions(NamedTuple):
-    """How edges are listed, self-loops aside.
-
-    Attributes:
-        one_way: an edge lacks its reverse.
-        twice: each edge is repeated.
-    """
-
-    one_way: bool
-    twice: bool
-
-
-def directions_of(graphs: GraphBatch) -> Directions:
-    edges = merged_edges(graphs, np.ones(graphs.num_edges, np.int32))
-    reverse = edges.T.tocsr()
-    one_way = not (np.array_equal(edges.indptr, reverse.indptr) and np.array_equal(edges.indices, reverse.indices))
-    times = edges.data[np.repeat(np.arange(graphs.num_nodes), np.diff(edges.indptr)) != edges.indices]
-    return Directions(one_way, len(times) > 0 and int(times.min()) > 1)
-
-
-def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
-    """The adjacency as a ``csr_array`` in canonical form; weights of repeated edges are added up."""
-    from scipy.sparse import csr_array
-
-    shape = (graphs.num_nodes, graphs.num_nodes)
-    edges = csr_array((weight, graphs.indices.numpy(), graphs.indptr.numpy()), shape=shape)
-    if not edges.has_canonical_format:
-        edges = edges.copy()  # of the graphs' own arrays
-        edges.sum_duplicates()
-    return edges
 
 
 def hint_on_edges(source: datasets.Source, graphs: GraphBatch) -> str | None:

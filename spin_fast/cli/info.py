@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
 from rich.console import RenderableType
@@ -17,13 +15,10 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
-from ..features.chunks import num_branches_of
-from ..features.power_features import PowerFeatures
-from ..graphs.batch import GraphBatch
 from ._app import Report, app, by_branch, console, reports
 from ._device import kernels_on
 from ._errors import one_line_errors
-from ._graphs import columns_of, hint_on_edges, hint_on_features, merged_edges, read_dataset
+from ._graphs import columns_of, hint_on_edges, hint_on_features, read_dataset
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -71,10 +66,9 @@ def info(
 ) -> Report:
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
-    Graphs are duplicates if they look alike to every model of these hops and this operator, which then gives them the
-    same answer. Where their labels differ it is wrong for some of them, whichever it is, which bounds the accuracy over
-    all graphs. Test graphs with a duplicate in training are like those that the model has learnt; published folds are
-    counted where they are found.
+    Graphs are duplicates if all models of these hops and this operator give them the same scores. Where the labels of
+    duplicates differ, some predictions are wrong whatever the model, which bounds the accuracy over all graphs. Test
+    graphs with a duplicate in training are not new to the model; published folds are counted where they are found.
 
     Edges are counted once however often an edge is repeated, in an undirected graph one for both directions, and
     self-loops with them; the density leaves self-loops out.
@@ -92,23 +86,11 @@ def info(
     name, edge_options = source.title, edge_options_of(undirected, coalesce, self_loops)
     read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
     operator = operator_of(operators) or "sym"
-    graphs = read.graphs
-    with console.status(f"counting in {name}"):
-        facts: dict[str, Any] = {"dataset": name} | _structure(graphs)
-        columns = read.features if isinstance(read.features, list) else None
-        facts["features"] = _features(graphs, read.widths) | {"columns": columns, "unused": list(read.unused)}
-        facts |= _labels(graphs, read.classes, read.tasks)
+    found, missing = _splits(source, read.graphs.y, seed, splits, fold)
     with console.status(f"computing {hops} hops of {name}"):
-        features = PowerFeatures.from_graphs(graphs, hops, operator, node_rows=False)
-        powers = num_branches_of(hops, operator) * graphs.x.nbytes
-        facts |= {"operator": operator, "hops": hops}
-        facts["bytes"] = {"graphs": _bytes_of(graphs), "powers": powers, "features": features.nbytes}
-        facts["deduplication"] = features.deduplication
-        first = features.identical_graphs()
-        facts["duplicates"] = _duplicates(first, graphs.y)
-    facts["splits"], facts["splits_missing"] = _splits(source, graphs.y, first, seed, splits, fold)
+        facts = {"dataset": name} | datasets.summarize(read, hops, operator, found) | {"splits_missing": missing}
     hints = {
-        "edges": hint_on_edges(source, graphs),
+        "edges": hint_on_edges(source, read.graphs),
         "node features": hint_on_features(read, own_features),
     }
     return Report(facts, _shown(facts, hints, columns_of(read)))
@@ -127,165 +109,31 @@ def _installation(root: Path | None) -> Report:
     return Report({key.replace(" ", "_"): value for key, value in facts.items()}, [table])
 
 
-def _structure(graphs: GraphBatch) -> dict[str, Any]:
-    """Counts of nodes and edges."""
-    ptr, num_nodes = graphs.ptr.numpy(), graphs.num_nodes
-    weight = np.ones(graphs.num_edges, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
-    edges = merged_edges(graphs, weight)
-    reverse = edges.T.tocsr()
-    directed = any(
-        not np.array_equal(getattr(edges, part), getattr(reverse, part)) for part in ("indptr", "indices", "data")
-    )
-    rows = np.repeat(np.arange(num_nodes, dtype=edges.indices.dtype), np.diff(edges.indptr))
-    proper = rows != edges.indices
-    gathering = np.bincount(rows[proper], minlength=num_nodes)
-    isolated = gathering == 0
-    if directed:
-        isolated &= np.bincount(edges.indices[proper], minlength=num_nodes) == 0
-    nodes = np.diff(ptr)
-    before = np.concatenate([[0], np.cumsum(gathering)])
-    proper_edges = before[ptr[1:]] - before[ptr[:-1]]
-    loops = np.diff(edges.indptr[ptr]) - proper_edges
-    pairs = nodes * (nodes - 1)
-    density = np.divide(proper_edges, pairs, out=np.zeros(len(nodes)), where=pairs > 0)
-    return {
-        "graphs": len(graphs),
-        "nodes": _spread(nodes),
-        "edges": _spread((proper_edges if directed else proper_edges // 2) + loops),
-        "density": _spread(density),
-        "empty_graphs": int((nodes == 0).sum()),
-        "isolated_nodes": int(isolated.sum()),
-        "self_loops": int(loops.sum()),
-        "repeated_edges": graphs.num_edges - edges.nnz,
-        "directed": directed,
-        "weighted": graphs.edge_weight is not None,
-    }
-
-
-def _spread(values: np.ndarray) -> dict[str, Any]:
-    """How a number is spread over the graphs; the total is of what can be counted."""
-    if len(values) == 0:
-        return dict.fromkeys(("mean", "median", "min", "max"))
-    spread = {
-        name: function(values).item()
-        for name, function in (("mean", np.mean), ("median", np.median), ("min", np.min), ("max", np.max))
-    }
-    return spread if values.dtype.kind == "f" else {"total": int(values.sum())} | spread
-
-
-def _features(graphs: GraphBatch, widths: list[int]) -> dict[str, Any]:
-    """Width and kind of the node features; of measured numbers and of each code by themselves."""
-    x = graphs.x
-    kinds = [{"width": part.shape[1], "kind": _kind(part, graphs.degree)} for part in x.split(widths, dim=1)]
-    return {"width": x.shape[1], "dtype": str(x.dtype).removeprefix("torch."), "parts": kinds}
-
-
-def _kind(x: Tensor, degree: Tensor) -> str:
-    if bool((x == x[:1]).all()):
-        return "constant"
-    if x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype)):
-        return "degree"
-    if bool(((x == 0) | (x == 1)).all()):
-        return "one-hot" if bool((x.sum(1) == 1).all()) else "0 or 1"
-    return "whole numbers" if bool((x == x.round()).all()) else "real numbers"
-
-
-def _labels(graphs: GraphBatch, names: Sequence[str] | None, task_names: Sequence[str] | None) -> dict[str, Any]:
-    """Sizes of the classes, or what of several tasks is known, with their names where they have any."""
-    y = graphs.y
-    if y is None:
-        return {"classes": None, "tasks": None}
-    if y.is_floating_point():
-        tasks = y.view(len(y), -1)
-        known = tasks == tasks
-        share = known.double().mean().item() if known.numel() else None
-        return {"classes": None, "tasks": {"number": tasks.shape[1], "labelled": share, "names": task_names}}
-    sizes = torch.bincount(y, minlength=0 if names is None else len(names)).tolist()
-    names = list(map(str, range(len(sizes)))) if names is None else names
-    return {
-        "classes": [{"name": name, "graphs": size} for name, size in zip(names, sizes, strict=True)],
-        "tasks": None,
-    }
-
-
-def _bytes_of(graphs: GraphBatch) -> int:
-    return sum(value.nbytes for value in vars(graphs).values() if isinstance(value, Tensor))
-
-
-def _duplicates(first: Tensor, y: Tensor | None) -> dict[str, Any]:
-    """How many graphs are like another one, and what labels such graphs have.
-
-    Args:
-        first: ``[G]`` the first of the graphs that are like each one.
-        y: labels ``[G]``, or ``[G, T]`` with NaN for missing ones, or None.
-    """
-    times = torch.bincount(first, minlength=len(first))
-    found: dict[str, Any] = {
-        "graphs": int(times[times > 1].sum()),
-        "distinct": int((times > 0).sum()),
-        "contradicting": None,
-        "best_accuracy": None,
-    }
-    if y is None or len(y) == 0:
-        return found
-    if y.is_floating_point():
-        tasks = y.view(len(y), -1)
-        of = first[:, None].expand_as(tasks)
-        low, high = (
-            torch.full_like(tasks, missing).scatter_reduce(0, of, tasks.nan_to_num(missing), reduce)
-            for reduce, missing in (("amin", torch.inf), ("amax", -torch.inf))
-        )
-        contradictory = (low < high).any(1)
-    else:
-        num_classes = int(y.max()) + 1
-        kinds, number = torch.unique(first * num_classes + y, return_counts=True)
-        of = kinds // num_classes
-        most = torch.zeros_like(first).scatter_reduce(0, of, number, "amax")
-        found["best_accuracy"] = int(most.sum()) / len(y)
-        contradictory = torch.bincount(of, minlength=len(first)) > 1
-    found["contradicting"] = int(times[contradictory].sum())
-    return found
-
-
 def _splits(
-    source: datasets.Source,
-    y: Tensor | None,
-    first: Tensor,
-    seed: int,
-    splits: Path | None,
-    fold: int | None,
-) -> tuple[list[dict[str, Any]], str | None]:
+    source: datasets.Source, y: Tensor | None, seed: int, splits: Path | None, fold: int | None
+) -> tuple[dict[str, datasets.Split], str | None]:
     """The split that training uses without --fold, and the published folds where they are found; why there is none."""
     if y is None:
-        return [], "there are no labels"
-    found: list[dict[str, Any]] = []
+        return {}, "there are no labels"
+    found: dict[str, datasets.Split] = {}
     missing = None
     if splits is None and fold is None:
         try:
-            split = source.split(y, seed=seed)
             name = "official" if source.has_official_split else f"drawn, seed {seed}"
-            found.append(_overlap(name, split, first))
+            found[name] = source.split(y, seed=seed)
         except datasets.DatasetError as error:
             missing = str(error)
     try:
-        folds = list(enumerate(source.published_splits(len(y), splits=splits)))
+        folds = dict(enumerate(source.published_splits(len(y), splits=splits)))
     except datasets.NoPublishedSplits:
         if splits is not None or fold is not None:
             raise
-        folds = []
+        folds = {}
     if fold is not None:
         if fold >= len(folds):
             raise ValueError(f"--fold {fold}: there are {len(folds)} folds, from 0")
-        folds = [folds[fold]]
-    return found + [_overlap(f"fold {number}", split, first) for number, split in folds], missing
-
-
-def _overlap(name: str, split: datasets.Split, first: Tensor) -> dict[str, Any]:
-    seen = {
-        f"{part}_seen": int(torch.isin(first[ids], first[split.train]).sum())
-        for part, ids in (("validation", split.validation), ("test", split.test))
-    }
-    return {"name": name} | {part: len(ids) for part, ids in split._asdict().items()} | seen
+        folds = {fold: folds[fold]}
+    return found | {f"fold {number}": split for number, split in folds.items()}, missing
 
 
 def _shown(facts: dict[str, Any], hints: dict[str, str | None], columns: str | None) -> list[RenderableType]:

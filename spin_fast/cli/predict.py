@@ -17,11 +17,12 @@ from .. import datasets, training
 from .._common import files
 from .._common.check import Argument
 from .._common.progress import progress_bar
+from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, app, console, reports
 from ._device import Device, device_of
 from ._errors import as_option, one_line_errors
-from ._graphs import directions_of, empty_graphs, read_dataset, warn_of_empty
+from ._graphs import empty_graphs, read_dataset, warn_of_empty
 from ._options import DATASET, Debug, Download, Json, Root, data_option, operator_of, operator_option
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time

@@ -17,6 +17,7 @@ from rich.markup import escape
 from torch import Tensor
 
 from .. import datasets, training
+from ..datasets.summary import directions_of
 from ..features.power_features import PowerFeatures
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
@@ -25,7 +26,7 @@ from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
 from ._errors import one_line_errors, one_line_warnings
 from ._features_file import check_features
-from ._graphs import directions_of, hint_on_edges, hint_on_features, read_dataset, tell
+from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell
 from ._options import (
     DATASET,
     DEFAULT_HOPS,

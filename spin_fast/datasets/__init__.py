@@ -29,6 +29,7 @@ from .registry import (
 )
 from .sources import Source
 from .splits import NoPublishedSplits, Split, stratified_folds
+from .summary import summarize
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 
 __all__ = [
@@ -56,4 +57,5 @@ __all__ = [
     "read",
     "split",
     "stratified_folds",
+    "summarize",
 ]

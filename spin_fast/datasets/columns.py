@@ -1,4 +1,4 @@
-"""What columns of a user's own tables and GraphML are to a model: numbers or words one-hot; classes or tasks."""
+"""Columns of tables and GraphML as features (numbers, or words one-hot) and as labels (classes or tasks)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
 Label = str | Sequence[str] | None
 
 LABEL = "label"
-MOST_CATEGORIES = 1024  # that a column may turn out to have: a name of each node is no category
+MOST_CATEGORIES = 1024  # that may be found in a column; names of nodes are no categories
 LEAVE_OUT = "leave such graphs out, or train with such words"
 _SHOWN = 10
 _KINDS: dict[str, Any] = {
@@ -31,7 +31,7 @@ _KINDS: dict[str, Any] = {
 
 
 class Column(NamedTuple):
-    """A node attribute that features are made of.
+    """A node attribute among the features.
 
     Attributes:
         name: of the column.
@@ -56,7 +56,7 @@ class Column(NamedTuple):
         return torch.zeros(len(positions), self.width, dtype=dtype).scatter_(1, positions, 1)
 
     def settled(self, words: Sequence[str], where: str) -> Column:
-        """With the words that occur as categories, if it has none yet."""
+        """Take the words that occur as categories, unless there are some already."""
         if isinstance(self.categories, list):
             return self
         if len(words) > MOST_CATEGORIES:
@@ -97,20 +97,20 @@ class Words:
         return self.listed and (word := text_of(value)) is not None and word not in self.numbers
 
     def strange(self, value: object) -> str:
-        """What is wrong with such a word, for messages."""
+        """Describe such a word, for messages."""
         more = len(self.numbers) - _SHOWN
         known = ", ".join(map(repr, [*self.numbers][:_SHOWN])) + (f" and {more} more" if more > 0 else "")
         return f"holds {text_of(value)!r}, which features have no category for: they know {known}"
 
     def settled(self, where: str) -> tuple[np.ndarray, Column]:
-        """The position of each number's word in the categories, and the column with these."""
+        """Positions in the categories by word number, and the column with its categories."""
         column = self.column.settled([*self.numbers], where)
         position = {word: number for number, word in enumerate(column.categories)}
         return np.array([position[word] for word in self.numbers], np.int64), column
 
 
 def text_of(value: object) -> str | None:
-    """A word or a name, without the blanks around it; None where nothing is filled in."""
+    """A value as text without blanks around it; None where it is missing."""
     return None if value is None or value != value else str(value).strip() or None
 
 
@@ -134,7 +134,7 @@ def task_of(value: object, where: Callable[[], str]) -> float:
 def holds_words(
     name: str, values: Sequence[object], is_word: np.ndarray, where: Callable[[int], str], row: Callable[[int], str]
 ) -> bool:
-    """Whether a column is one of words, as all of its values are; words and numbers in one smell of a mistake.
+    """Whether all values of a column are words; a mixture of words and numbers is an error.
 
     Args:
         name: of the column.
@@ -156,7 +156,7 @@ def holds_words(
 
 
 def shown(value: object) -> str:
-    """A value in error messages: numbers plain, and of what is neither number nor text the kind."""
+    """A value for messages; of what is neither number nor text only the kind."""
     for kind, types in _KINDS.items():
         if isinstance(value, types):
             return kind
@@ -164,13 +164,13 @@ def shown(value: object) -> str:
 
 
 def as_categories(name: str) -> tuple[str | Argument, ...]:
-    """How to ask for them, for messages."""
+    """How to read a column as categories, for messages."""
     asked = json.dumps({"column": name, "categories": "auto"}, ensure_ascii=False)
     return "to take all of it as words, name it by ", Argument("features"), f" as {asked}"
 
 
 def as_task(label: str, labels: Sequence[str | None]) -> tuple[str | Argument, ...]:
-    """How to read labels with gaps, for messages; nothing where they are no 0 and 1."""
+    """How to read labels with gaps, for messages; empty unless they are 0 and 1."""
     binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
     return ("read it as a task with missing labels by ", Argument("label", [label]), ", ") if binary else ()
 

@@ -1,4 +1,4 @@
-"""What the readers share: their error, numbers from text, the choice of node features, edges to a ``GraphBatch``."""
+"""Shared by the readers: errors, numbers from text, the choice of node features, labels, edges to a ``GraphBatch``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class DatasetError(NamingError, ValueError):
 
 
 class Folder(NamedTuple):
-    """Graphs with what their files call them.
+    """Graphs with the names that their files have for graphs, classes and features.
 
     Attributes:
         graphs: the graphs; ``y`` int64 ``[G]`` in ``0..C-1``, or of several tasks ``[G, T]`` with NaN for missing, or
@@ -56,9 +56,9 @@ class Folder(NamedTuple):
             GraphML it is a list, in JSON values: ``{"column": "mass"}`` is a column of numbers, ``{"column": "element",
             "categories": ["C", "N", "O"]}`` one of words, with a column of ``x`` for each. None for a set that leaves
             no choice.
-        num_attributes: so many columns of ``x``, the first ones, are measured numbers; the others are codes or counts.
-        tasks: the names of tasks side by side; None of classes, or where the files do not tell.
-        unused: what else a TU set has to make features of: ``"label"``, ``"attribute"``.
+        num_attributes: how many leading columns of ``x`` are measured numbers; the others are codes or counts.
+        tasks: the names of binary tasks; None for classes, or where the files have no names.
+        unused: the node data of a TU set that are not among the features: ``"label"``, ``"attribute"``.
         weighted: whether the files have edge weights; None where they have no edges. ``coalesce`` may make weights of
             its own.
     """
@@ -74,7 +74,7 @@ class Folder(NamedTuple):
 
     @property
     def widths(self) -> list[int]:
-        """How many columns of ``x`` belong together, in their order: the measured numbers, then each one-hot code."""
+        """Widths of the groups of columns of ``x``, in order: the measured numbers, then each one-hot code."""
         if isinstance(self.features, list):
             codes = [len(item["categories"]) for item in self.features if "categories" in item]
         else:
@@ -85,7 +85,7 @@ class Folder(NamedTuple):
 
 @contextmanager
 def reading(where: str) -> Iterator[None]:
-    """Turn what a missing, damaged or unparsable file raises into a ``DatasetError`` that names ``where``."""
+    """Turn the errors of a missing, damaged or unparsable file into a ``DatasetError`` that names ``where``."""
     try:
         yield
     except DatasetError:
@@ -101,7 +101,7 @@ def reading(where: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """Its message without line breaks."""
+    """The message without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -151,7 +151,7 @@ def _are_numbers(values: np.ndarray, missing: bool) -> bool:
 
 
 def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, missing: bool) -> str:
-    """Say which line pandas stumbled over: its own messages do not."""
+    """Name the first line that pandas cannot read, since pandas does not."""
     number = np.dtype(dtype)
     convert = int if number.kind == "i" else float
     width = 0
@@ -170,7 +170,7 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
 
 
 def choose_features(features: object, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
-    """Decide what the node features are made of.
+    """Choose the node features.
 
     Args:
         features: one of ``FEATURES``, maybe with spans, or None for the paper's choice: its exceptions are
@@ -209,7 +209,7 @@ def without_spans(features: object) -> tuple[object, Spans | None]:
 
 
 def described(parts: Sequence[str], spans: Spans | None) -> str:
-    """What was chosen, for other files to be read alike."""
+    """The choice as a ``features`` argument, to read other files alike."""
     return ("+".join(parts) or "degree") + (f"[{_shown(spans)}]" if spans else "")
 
 

@@ -1,4 +1,4 @@
-"""Data sets from their official sites: whole, checked, and the same ever after.
+"""Downloads of data sets from their official sites, verified by checksums.
 
 Neither site publishes checksums. ``SHA256SUMS`` beside this module lists those that are known all the same: of files in
 the zips of TU sets and of OGB's molhiv that independent copies agree on, and of ``pcba.zip`` as TensorFlow Datasets has
@@ -149,7 +149,7 @@ def _digest(stream: IO[bytes]) -> str:
 
 
 def _fetch(source: str, to: Path, name: str, target: Path, progress: bool) -> None:
-    """Download with pooch; what goes wrong becomes one line."""
+    """Download with pooch; errors become a DatasetError of one line."""
     import pooch
     import requests
 
@@ -180,7 +180,7 @@ def _fetch(source: str, to: Path, name: str, target: Path, progress: bool) -> No
 
 
 def _check_zip(archive: Path, source: str) -> None:
-    """Refuse what is no zip, such as a page that asks to log in, and what is damaged."""
+    """Refuse a file that is no zip, such as a login page, or a damaged one."""
     size = archive.stat().st_size
     if not zipfile.is_zipfile(archive):
         with archive.open("rb") as file:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,7 +20,7 @@ from .tables import WEIGHT
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # rows come in any order: nothing to say about that
+_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 
 
 def holds_graphs(path: Path) -> bool:
@@ -161,7 +161,7 @@ def _check_arguments(
     check_edge_options(edge_options)
 
 
-def check_edge_options(edge_options: EdgeOptions) -> None:
+def check_edge_options(edge_options: Mapping[str, Any]) -> None:
     if unknown := edge_options.keys() - _EDGE_OPTIONS:
         options = ", ".join(_EDGE_OPTIONS)
         raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
@@ -204,7 +204,7 @@ def _load_named(
     dtype: torch.dtype,
     edge_options: EdgeOptions,
 ) -> Folder:
-    """TU text and ``.nel`` files, which a name is a part of."""
+    """Read TU text or a ``.nel`` file."""
     if path.suffix == ".nel" and path.is_file():
         where, read = str(path), nel.read(path, features=features, dtype=dtype)
         if not with_labels:
@@ -237,7 +237,7 @@ def _files_of(path: Path) -> tu.Files:
 
 
 def _in_classes(read: Folder, classes: Sequence[str] | None, where: str) -> Folder:
-    """Number the classes as ``classes`` has them."""
+    """Renumber the classes in the order of ``classes``."""
     if classes is None or read.classes is None:
         return read
     assert read.graphs.y is not None

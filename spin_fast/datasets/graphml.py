@@ -81,7 +81,7 @@ def _names(label: Label) -> list[str]:
 
 
 def _check_attributes(path: Path, names: list[str], found: set[str], columns: list[str]) -> None:
-    """Check that the files have what is to be their label; ``columns`` are those of a table beside them."""
+    """Check that some file has each label; ``columns`` are those of the table of graphs, for the message."""
     if lacking := [name for name in names if name not in found]:
         of_table = f", its table of graphs {_listed(columns)}" if columns else ""
         raise DatasetError(
@@ -126,7 +126,7 @@ def _labels_of_files(table: Table, label: Label, files: list[Path]) -> dict[str,
 
 
 class _GraphML:
-    """Reads files one after the other; features and weights are those of the first file that has nodes and edges."""
+    """Reads files in turn; the first with nodes decides on features, the first with edges on weights."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _GraphML:
 
     def read(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
         batches: dict[int, GraphBatch] = {}
-        waiting: dict[int, Any] = {}  # empty graphs, which any features and weights would suit
+        waiting: dict[int, Any] = {}  # graphs read before features and weights are decided on
         labels = []
         for number, file in enumerate(files):
             graph = self._parse(file)
@@ -192,7 +192,7 @@ class _GraphML:
                 raise DatasetError(f"{file} is no GraphML file that networkx reads ({one_line(error)})") from error
 
     def _settle(self, graph: Any, file: Path) -> None:
-        """Take features and weights from the first graph that has any; compare them with those of the others."""
+        """Decide on features and weights by the first graph that has any; all others must agree."""
         if self.all_attributes and len(graph):
             found = sorted({name for _, data in graph.nodes(data=True) for name in data})
             if self.columns is None:
@@ -303,7 +303,7 @@ class _GraphML:
 
 
 def _joined(parts: list[GraphBatch]) -> GraphBatch:
-    """One batch, where merging repeated edges may have made weights of some graphs: those of the others are 1."""
+    """One batch; where coalescing gave some graphs weights, the weights of the others are 1."""
     if any(part.edge_weight is not None for part in parts):
         parts = [
             part if part.edge_weight is not None else replace(part, edge_weight=part.x.new_ones(part.num_edges))
@@ -313,7 +313,7 @@ def _joined(parts: list[GraphBatch]) -> GraphBatch:
 
 
 def _check_elements(file: Path) -> None:
-    """Refuse what networkx would mend in silence: it reads the first graph, and adds the nodes that only edges name."""
+    """Refuse what networkx repairs silently: it reads the first graph only, and adds nodes that only edges name."""
     try:
         elements = [(element.tag.rpartition("}")[2], element) for element in ElementTree.parse(file).iter()]
     except ElementTree.ParseError as error:

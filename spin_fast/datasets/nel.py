@@ -8,7 +8,6 @@ import numpy as np
 import torch
 
 from .._common.indexing import offsets
-from ..graphs.batch import GraphBatch
 from .common import (
     DatasetError,
     Folder,
@@ -35,15 +34,15 @@ def names(root: Path) -> list[str]:
     return sorted(path.stem for path in root.glob("*.nel"))
 
 
-def load(
+def read(
     path: str | Path,
     name: str | None = None,
     *,
-    features: str | None = None,
+    features: object = None,
     dtype: torch.dtype = torch.float32,
     weights: bool = False,
-) -> GraphBatch:
-    """Read a ``.nel`` file.
+) -> Folder:
+    """Read a ``.nel`` file; its graphs are called by their numbers, from 0.
 
     A graph is its nodes ``n id label``, its edges ``e id id weight`` (each undirected edge once), a name ``g ...`` and
     its class ``x class``, which ends it. Ids are the graph's own.
@@ -55,24 +54,9 @@ def load(
         dtype: float32 or float64, of the features and the weights.
         weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
 
-    Returns:
-        The graphs, both directions of each edge; ``y`` int64 ``[G]`` in ``0..C-1``, the sorted order of the classes.
-
     Raises:
         DatasetError: names the line and what is wrong with it, or says which features are possible.
     """
-    return read(path, name, features=features, dtype=dtype, weights=weights).graphs
-
-
-def read(
-    path: str | Path,
-    name: str | None = None,
-    *,
-    features: object = None,
-    dtype: torch.dtype = torch.float32,
-    weights: bool = False,
-) -> Folder:
-    """Read what :func:`load` reads, with the names of the classes; graphs are called by their numbers, from 0."""
     path = Path(path)
     parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
     sizes: list[int] = []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def find(name: str | Path = "digits", root: str | Path | None = None) -> Source:
-    """Find a data set once, for all that is to be asked of it; nothing is read.
+    """Find a data set, without reading it. The functions that take a name are methods of the result.
 
     Args:
         name, root: as for :func:`load`.
@@ -79,10 +79,10 @@ def read(
     download: bool = False,
     **edge_options: Unpack[EdgeOptions],
 ) -> Folder:
-    """Load a data set as :func:`load` does, with what its files call graphs and classes.
+    """Load a data set as :func:`load` does, with the names of graphs and classes.
 
-    Classes are called as in the files of TU and ``.nel`` sets and of your own graphs, ``"-1"`` and ``"1"`` perhaps; of
-    other sets by their numbers. The graphs of a set by name are called by their numbers, from 0.
+    Classes have the names that the files of TU and ``.nel`` sets and of your own graphs give them, such as ``"-1"``
+    and ``"1"``; those of other sets, and the graphs of a set by name, are called by their numbers, from 0.
     """
     source = find(name, root)
     if check.flag("download", download):
@@ -169,7 +169,7 @@ def split(
 def published_splits(
     name: str | Path, num_graphs: int, root: str | Path | None = None, *, splits: str | Path | None = None
 ) -> list[Split]:
-    """The ten folds that Errica et al. (2020) publish for a set, each with one part to select by; or your own.
+    """The ten folds that Errica et al. (2020) publish for a set, each with validation graphs; or your own.
 
     They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``). ``PROTEINS``
     has those of ``PROTEINS_full``. A file may also hold a single split, ``{"train": [...], "validation": [...],
@@ -227,7 +227,7 @@ def metric(name: str | Path) -> str:
 
 
 def num_node_attributes(name: str | Path, root: str | Path | None = None, *, features: Features = None) -> int:
-    """How many columns of ``x``, the first ones, are measured numbers: what it makes sense to standardise.
+    """The number of leading columns of ``x`` that are measured numbers, which it makes sense to standardise.
 
     The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
 

@@ -9,23 +9,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor
 
 from .._common import check
 from .._common.check import Argument
-from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.batch import GraphBatch
 from . import digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
 from .columns import LABEL, Features, Label
 from .common import DatasetError, Folder
 from .splits import Split
 from .synthetic import csl, erdos_renyi, power_law, random_regular
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
 
 BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
     "digits": digits.load,
@@ -73,14 +70,7 @@ class Source(ABC):
         return self
 
     @abstractmethod
-    def read(
-        self,
-        *,
-        features: Features = None,
-        label: Label = LABEL,
-        dtype: torch.dtype = torch.float32,
-        **edge_options: Unpack[EdgeOptions],
-    ) -> Folder:
+    def read(self, **options: Any) -> Folder:
         """See :func:`spin_fast.datasets.read`."""
 
     @abstractmethod
@@ -109,7 +99,7 @@ class Source(ABC):
 
 
 class OwnGraphs(Source):
-    """A folder that :func:`load_folder` reads, or a ``.nel`` file named by its path."""
+    """A folder or file that :func:`load_folder` reads."""
 
     path: Path
     is_own = True
@@ -137,7 +127,7 @@ class Known(Source):
         features: Features = None,
         label: Label = LABEL,
         dtype: torch.dtype = torch.float32,
-        **edge_options: Unpack[EdgeOptions],
+        **edge_options: Any,
     ) -> Folder:
         folder.check_edge_options(edge_options)
         for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
@@ -226,12 +216,12 @@ class Missing(Source):
         return ogb.metric(self.name) if ogb.owns(self.name) else super().metric
 
     def downloaded(self) -> Source:
-        if self._is_cora:
+        if self.name.lower() == "cora":
             raise self.unknown()
         downloads.download(self.name, self.roots[-1])
         return find(self.name, self.roots)
 
-    def read(self, **_: Any) -> Folder:
+    def read(self, **options: Any) -> Folder:
         raise self.unknown()  # before its arguments: it may be the mistyped path of a folder
 
     def num_node_attributes(self, features: Features = None) -> int:
@@ -242,13 +232,9 @@ class Missing(Source):
             raise self.unknown()
         return super()._split(y, seed)
 
-    @property
-    def _is_cora(self) -> bool:
-        return self.name.lower() == "cora"
-
     def unknown(self) -> DatasetError:
-        """The error of a name that is none, with the names that it may have been."""
-        if self._is_cora:
+        """The error that nothing of this name is found, with names that are close."""
+        if self.name.lower() == "cora":
             return DatasetError(
                 f"{self.name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()"
             )

@@ -1,4 +1,4 @@
-"""Which graphs to train on, to select by, and to report on: drawn, in folds, or as published."""
+"""Splits into training, validation and test graphs: drawn, in folds, or published."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NoPublishedSplits(DatasetError):
 
 
 class Split(NamedTuple):
-    """Numbers of the graphs to train on, to select by, and to report on: three int64 vectors without overlap."""
+    """Graph numbers for training, validation and test: three int64 vectors without overlap."""
 
     train: Tensor
     validation: Tensor
@@ -56,13 +56,13 @@ def draw(name: str, y: Tensor, seed: int) -> Split:
 def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validation: float = 0.1) -> list[Split]:
     """Draw the splits of a cross-validation: each graph is tested in one fold.
 
-    Of the graphs of a fold that are not tested, a share is held out to select by. All parts are stratified by class.
+    Of the graphs of a fold that are not tested, some are held out for validation. All parts are stratified by class.
 
     Args:
         y: int64 ``[G]``, one class per graph.
         num_folds: at least 2; each class needs as many graphs.
         seed: of the draw.
-        validation: the share of the remaining graphs to select by, between 0 and 1.
+        validation: the fraction of the remaining graphs for validation, between 0 and 1.
 
     Returns:
         One split per fold, ascending graph numbers that together are ``0..G-1``.
@@ -170,7 +170,7 @@ def _ascending(*parts: np.ndarray) -> Split:
 
 
 def _strata(name: str, y: Tensor) -> np.ndarray:
-    """Of the tasks of each graph, whether none is known (0), or none is 1 (1), or one is (2).
+    """The stratum of each graph: no task is known (0), no known task is 1 (1), or some are (2).
 
     Kinds that have too few graphs to be divided are joined.
     """
@@ -200,7 +200,7 @@ def _numbers(ids: Any, where: str) -> np.ndarray:
 
 
 def _check_parts(parts: dict[str, np.ndarray], num_graphs: int, where: str, *, every: bool) -> None:
-    """Three parts that are not empty and have each number once; together, if ``every``, ``0..num_graphs-1``."""
+    """Check that no part is empty and no number repeated and, if ``every``, that together they are all numbers."""
     for key in _KEYS:
         ids = parts[key]
         if len(ids) == 0:

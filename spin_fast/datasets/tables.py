@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ def find(path: Path, name: str) -> list[Path]:
 
 
 class Table:
-    """A table with the names in its first columns as text, and errors that say where."""
+    """A table whose columns of names are text, and whose errors name file, row and column."""
 
     def __init__(self, path: Path, texts: Sequence[str], *, needed: int) -> None:
         """``texts`` are the columns of names; the first ``needed`` of them must be there and filled in."""
@@ -85,7 +85,7 @@ class Table:
         return f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
 
     def values(self, column: str) -> Any:
-        """A column, after a look at what Parquet may hold and no column here may."""
+        """A column; values that Parquet may hold and that are neither numbers nor text are an error."""
         self.require(column)
         values = self.frame[column]
         if values.dtype == object:
@@ -106,7 +106,7 @@ class Table:
         return positions, [None if no else value for value, no in zip(values.to_numpy(), missing, strict=True)]
 
     def each(self, column: str, function: Callable[[Any, Callable[[], str]], _T]) -> tuple[np.ndarray, list[_T]]:
-        """The same with what a function makes of each of them and of the place where it first is."""
+        """The same with ``function(value, where)`` of each distinct value; ``where()`` names its first place."""
         positions, values = self.distinct(column)
 
         def where(number: int) -> str:
@@ -115,7 +115,7 @@ class Table:
         return positions, [function(value, partial(where, number)) for number, value in enumerate(values)]
 
     def as_text(self, column: str) -> None:
-        """Make a column one of names, each a category."""
+        """Turn a column into text, as a pandas Categorical."""
         import pandas
 
         positions, values = self.distinct(column)
@@ -124,7 +124,7 @@ class Table:
         self.frame[column] = pandas.Categorical.from_codes(codes[positions], categories)
 
     def check_names(self) -> None:
-        """Refuse a column without a name, which pandas writes of an index, and which is no feature."""
+        """Refuse a column without a name: pandas writes its index so, which is no feature."""
         for number, column in enumerate(self.frame):
             if not str(column).strip() or column == f"Unnamed: {number}":  # as pandas reads it
                 raise DatasetError(
@@ -179,7 +179,7 @@ class Table:
         return numbers.copy()  # pandas may give a view that must not be written to
 
     def holds_words(self, column: str) -> bool:
-        """Whether what is filled in is text that is no number."""
+        """Whether the values that are there are text other than numbers."""
         import pandas
 
         values = self.values(column).dropna()
@@ -206,7 +206,7 @@ class Table:
         return places[np.array(numbers, np.int64)[positions]], column
 
     def _check_words(self, words: Words) -> None:
-        """Count the nodes with words that features do not list, rather than name the first alone."""
+        """Refuse words that features do not list; the message counts all nodes that have one."""
         column = words.column.name
         positions, values = self.distinct(column)
         rows = np.array([words.is_strange(value) for value in values], bool)[positions]
@@ -253,6 +253,20 @@ def labels_of(table: Table, label: str) -> list[str] | None:
     return [str(name) for name in labels]
 
 
+class _Nodes(NamedTuple):
+    """The nodes of all graphs, and where edges end among them.
+
+    Attributes:
+        graph: ``[N]`` the graph of each node, ascending.
+        row: ``[N]`` the row of each in the table of nodes.
+        edge_index: ``[2, E]`` numbers of nodes.
+    """
+
+    graph: np.ndarray
+    row: np.ndarray
+    edge_index: np.ndarray
+
+
 def load(
     path: Path,
     features: Features,
@@ -262,101 +276,131 @@ def load(
     dtype: torch.dtype,
     edge_options: EdgeOptions,
 ) -> Folder:
-    import pandas
-
     edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
     categorical = [column.name for column in chosen(features, ()) if column.categories not in ("any", "number")]
     nodes = open_table(path, "nodes", ("graph", "node", *categorical), needed=2)
     listed = open_graphs(path, label)
     assert edges is not None
     first = listed or nodes or edges
-    graph_names = pandas.Index(first.categories("graph")[pandas.unique(first.codes("graph"))])
-    if len(graph_names) == 0:
-        raise DatasetError(f"{first.path} lists no graphs")
-    if listed is not None and len(graph_names) < len(listed.frame):
-        row = int(listed.frame["graph"].duplicated().to_numpy().argmax())
-        raise DatasetError(f"{listed.where(row, 'graph')} repeats {listed.frame['graph'][row]!r}")
-    of = str(first.path)
-    graph_of_edge = edges.numbered("graph", graph_names, of)
-    # A node is known by its graph and its name, numbered over all graphs: one key of both.
-    all_names = edges.categories("source").union(edges.categories("target"))
+    graph_names = _graph_names(first, unique=listed is not None)
+    of_nodes = _number_nodes(edges, nodes, graph_names, str(first.path))
+    columns = _columns(path, nodes, features)
+    x = None
+    if nodes is not None and columns:
+        x, columns = features_of(nodes, columns, dtype)
+        x = x[torch.from_numpy(of_nodes.row)]
+    weight = None
+    if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
+        weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
+    edge_index, batch = torch.from_numpy(of_nodes.edge_index), torch.from_numpy(of_nodes.graph)
+    graphs = build(edge_index, x, batch, len(graph_names), weight, dtype, edge_options)
+    width = sum(column.is_number for column in columns)
+    names = [str(name) for name in graph_names]
+    read = Folder(graphs, names, None, described(columns), width, weighted=weight is not None)
+    return _with_labels(read, path, listed, label, classes, dtype)
+
+
+def _graph_names(table: Table, *, unique: bool) -> Any:
+    """The names of the graphs in order of appearance, a pandas Index."""
+    import pandas
+
+    names = pandas.Index(table.categories("graph")[pandas.unique(table.codes("graph"))])
+    if len(names) == 0:
+        raise DatasetError(f"{table.path} lists no graphs")
+    if unique and len(names) < len(table.frame):
+        row = int(table.frame["graph"].duplicated().to_numpy().argmax())
+        raise DatasetError(f"{table.where(row, 'graph')} repeats {table.frame['graph'][row]!r}")
+    return names
+
+
+def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> _Nodes:
+    """Number the nodes by graph, in the order of their table, or else of their first edge.
+
+    A node is known by its graph and its name: one key of both. ``of`` is the file that lists the graphs.
+    """
+    import pandas
+
+    names = edges.categories("source").union(edges.categories("target"))
     if nodes is not None:
-        all_names = all_names.union(nodes.categories("node"))
-    ends = [graph_of_edge * len(all_names) + edges.numbered(end, all_names, of) for end in ("source", "target")]
+        names = names.union(nodes.categories("node"))
+
+    def keys_of(table: Table, columns: Sequence[str]) -> list[np.ndarray]:
+        graph = table.numbered("graph", graph_names, of)
+        return [graph * len(names) + table.numbered(column, names, of) for column in columns]
+
+    ends = keys_of(edges, ("source", "target"))
     if nodes is None:
         keys = pandas.unique(np.stack(ends, axis=1).ravel())
-        graph_of_node = keys // max(len(all_names), 1)
     else:
-        graph_of_node = nodes.numbered("graph", graph_names, of)
-        keys = graph_of_node * len(all_names) + nodes.numbered("node", all_names, of)
-    by_key = np.argsort(keys, kind="stable")
+        (keys,) = keys_of(nodes, ("node",))
+    graph = keys // max(len(names), 1)
+    by_key, by_graph = np.argsort(keys, kind="stable"), np.argsort(graph, kind="stable")
     repeated = keys[by_key][1:] == keys[by_key][:-1]
     if nodes is not None and repeated.any():
         row = int(by_key[1:][repeated].min())
-        graph, node = nodes.frame["graph"][row], nodes.frame["node"][row]
-        raise DatasetError(f"{nodes.where(row, 'node')} repeats node {node!r} of graph {graph!r}")
-    by_graph = np.argsort(graph_of_node, kind="stable")
-    position = np.empty(len(keys), np.int64)
-    position[by_graph] = np.arange(len(keys))
-    arc_ends = []
+        node, name = nodes.frame["node"][row], nodes.frame["graph"][row]
+        raise DatasetError(f"{nodes.where(row, 'node')} repeats node {node!r} of graph {name!r}")
+    number = np.empty(len(keys), np.int64)
+    number[by_graph] = np.arange(len(keys))
+    edge_index = []
     for column, end in zip(("source", "target"), ends, strict=True):
         at = np.searchsorted(keys[by_key], end).clip(max=max(len(keys) - 1, 0))
         known = keys[by_key[at]] == end if len(keys) else np.zeros(len(end), bool)
         if not known.all():
             assert nodes is not None
             row = int((~known).argmax())
-            graph, node = edges.frame["graph"][row], edges.frame[column][row]
+            name, node = edges.frame["graph"][row], edges.frame[column][row]
             raise DatasetError(
-                f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {graph!r}"
+                f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {name!r}"
             )
-        arc_ends.append(position[by_key[at]] if len(keys) else end)
-    others = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
-    if nodes is not None and features is None:
+        edge_index.append(number[by_key[at]] if len(keys) else end)
+    return _Nodes(graph[by_graph], by_graph, np.stack(edge_index))
+
+
+def _columns(path: Path, nodes: Table | None, features: Features) -> list[Column]:
+    """The columns of the table of nodes that become features."""
+    if nodes is None:
+        if columns := chosen(features, ()):
+            raise DatasetError(
+                f"{path} has no table of nodes, which ",
+                Argument("features", features),
+                " would be columns of; leave them out",
+                argument="features",
+            )
+        return columns
+    if features is None:
         nodes.check_names()
-    columns = chosen(features, others)
-    if columns and nodes is None:
-        raise DatasetError(
-            f"{path} has no table of nodes, which ",
-            Argument("features", features),
-            " would be columns of; leave them out",
-            argument="features",
-        )
-    x = None
-    if nodes is not None and columns:
-        x, columns = features_of(nodes, columns, dtype)
-        x = x[torch.from_numpy(by_graph)]
-    weight = None
-    if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
-        weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
-    graphs = build(
-        torch.from_numpy(np.stack(arc_ends)),
-        x,
-        torch.from_numpy(graph_of_node[by_graph]),
-        len(graph_names),
-        weight,
-        dtype,
-        edge_options,
-    )
-    width = sum(column.is_number for column in columns)
-    read = Folder(
-        graphs, [str(name) for name in graph_names], None, described(columns), width, weighted=weight is not None
-    )
-    if listed is None or label is None:
-        if label not in (None, LABEL):
-            raise DatasetError(
-                f"{path} has no table of graphs, which ",
-                Argument("label", label),
-                " would be a column of; leave it out",
-                argument="label",
-            )
+    return chosen(features, [column for column in nodes.frame if column not in ("graph", "node")])
+
+
+def _with_labels(
+    read: Folder,
+    path: Path,
+    listed: Table | None,
+    label: Label,
+    classes: Sequence[str] | None,
+    dtype: torch.dtype,
+) -> Folder:
+    """Add the classes or tasks that the table of graphs has."""
+    if label is None:
         return read
-    if isinstance(label, str):
-        if label == LABEL and LABEL not in listed.frame:
+    if listed is None:
+        if label == LABEL:
             return read
-        listed.require(label)
-        graphs, named = labelled(graphs, labels_of(listed, label), classes, of)
-        return read._replace(graphs=graphs, classes=named)
-    return read._replace(graphs=replace(graphs, y=torch.from_numpy(listed.tasks(label)).to(dtype)), tasks=list(label))
+        raise DatasetError(
+            f"{path} has no table of graphs, which ",
+            Argument("label", label),
+            " would be a column of; leave it out",
+            argument="label",
+        )
+    if not isinstance(label, str):
+        y = torch.from_numpy(listed.tasks(label)).to(dtype)
+        return read._replace(graphs=replace(read.graphs, y=y), tasks=list(label))
+    if label == LABEL and LABEL not in listed.frame:
+        return read
+    listed.require(label)
+    graphs, named = labelled(read.graphs, labels_of(listed, label), classes, str(listed.path))
+    return read._replace(graphs=graphs, classes=named)
 
 
 def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tuple[Tensor, list[Column]]:
@@ -400,7 +444,7 @@ def build(
     edge_options: EdgeOptions,
     y: Tensor | None = None,
 ) -> GraphBatch:
-    """Build a batch; without features its own degree becomes the feature."""
+    """Build a batch; without features the degree becomes the feature."""
     graphs = GraphBatch.from_edge_index(
         edge_index,
         torch.empty(len(batch), 0, dtype=dtype) if x is None else x,

@@ -14,7 +14,6 @@ from numpy.typing import DTypeLike
 from torch import Tensor
 
 from .._common.indexing import offsets
-from ..graphs.batch import GraphBatch
 from .common import (
     DatasetError,
     Folder,
@@ -108,35 +107,6 @@ class Files:
         return table
 
 
-def load(
-    path: str | Path, name: str | None = None, *, features: str | None = None, dtype: torch.dtype = torch.float32
-) -> GraphBatch:
-    """Read one TU set.
-
-    A line ``i, j`` of ``NAME_A.txt`` is the entry of row ``i``, column ``j``: ``i`` gathers from ``j``. The official
-    files list both directions of an undirected edge; a set that does not is a set of directed graphs. An edge listed
-    twice is kept once, and so is a self-loop.
-
-    Args:
-        path: the zip, or the folder that holds the text files.
-        name: what the files are named after; by default what the path is named after.
-        features: ``"label"`` (one-hot, max - min + 1 wide), ``"attribute"``, ``"attribute+label"`` (attributes first),
-            ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice. ``"label[1..37]"`` has columns
-            for these labels, whichever occur.
-        dtype: float32 or float64, of the features.
-
-    Returns:
-        The graphs, ``y`` int64 ``[G]`` in ``0..C-1``, the sorted order of the labels in the file.
-
-    Raises:
-        DatasetError: names the file and what is wrong with it, or says which features are possible.
-    """
-    path = Path(path)
-    files = Files(path, name or path.name.removesuffix(".zip"))
-    files.require("A", "graph_indicator", "graph_labels")
-    return read(files, features=features, dtype=dtype).graphs
-
-
 def num_attributes(path: Path, name: str, *, features: object = None) -> int:
     """How many of the first columns of ``x`` are node attributes."""
     files = Files(path, name)
@@ -155,7 +125,12 @@ def _parts(files: Files, features: object) -> list[str]:
 def read(
     files: Files, *, features: object = None, dtype: torch.dtype = torch.float32, with_labels: bool = True
 ) -> Folder:
-    """Read what :func:`load` reads, with the names of classes and graphs; ``NAME_graph_labels.txt`` may be missing."""
+    """Read one TU set; ``NAME_graph_labels.txt`` may be missing.
+
+    A line ``i, j`` of ``NAME_A.txt`` is the entry of row ``i``, column ``j``: ``i`` gathers from ``j``. The official
+    files list both directions of an undirected edge; a set that does not is a set of directed graphs. Repeated edges
+    are kept once.
+    """
     files.require("A", "graph_indicator")
     parts, spans = _parts(files, features), without_spans(features)[1]
     graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]

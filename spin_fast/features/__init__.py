@@ -1,4 +1,4 @@
-"""The rows of all branches, and which of them each graph has; their storage in files."""
+"""Power features: the distinct rows of all branches, the segments that refer to them, and their storage in files."""
 
 from . import shards
 from .power_features import PowerFeatures

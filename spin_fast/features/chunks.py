@@ -1,4 +1,4 @@
-"""The powers of the graphs in a batch, all at once or chunk by chunk."""
+"""The powers of the graphs in a batch, at once or in chunks."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..graphs.batch import GraphBatch
 from ..ops import reference
 
 
-def runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
-    """Where runs of graphs begin and end, of at most so many nodes, but at least one graph."""
+def chunks_of(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
+    """Yield the chunks ``(begin, end)`` of at most ``num_nodes`` nodes, and of at least one graph each."""
     begin = 0
     while begin < ptr.numel() - 1:
         end = max(int(torch.searchsorted(ptr, ptr[begin] + num_nodes, right=True)) - 1, begin + 1)
@@ -24,7 +24,7 @@ def runs(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
 
 
 def num_branches_of(num_hops: int, operator: str) -> int:
-    """Branch 0, and the hops of each operator."""
+    """Branch 0 and the hops of each operator."""
     return 1 + len(operator.split(",")) * num_hops
 
 
@@ -42,7 +42,7 @@ def _write(graphs: GraphBatch, num_hops: int, operator: str, out: Tensor | None,
     options |= {"edge_weight": graphs.edge_weight, "check_invariants": False}
     if out is None:
         return ops.power_features(*arrays, operator, **options)
-    # Each writes X before its hops. From the last to the first, so that the last hop of the one before replaces that X.
+    # Each operator writes X before its hops, over the last hop of the one before: so the last operator comes first.
     for number, name in reversed([*enumerate(operator.split(","))]):
         begin = number * num_hops
         ops.power_features(*arrays, name, out=out[begin : begin + num_hops + 1], **options)
@@ -50,7 +50,7 @@ def _write(graphs: GraphBatch, num_hops: int, operator: str, out: Tensor | None,
 
 
 def check_weights(graphs: GraphBatch, operator: str) -> None:
-    """Name a wrong edge weight by its node, before any work."""
+    """Raise a ValueError that names the node of a wrong edge weight, before any work."""
     if graphs.edge_weight is not None:
         for name in operator.split(","):
             reference.operator_scales(graphs.indptr, name, graphs.edge_weight)
@@ -65,11 +65,11 @@ def power_chunks(
     *,
     float64_sums: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Consecutive chunks of the graphs: their powers ``[B, n, d]``, which the next chunk overwrites, and offsets.
+    """Yield the powers ``[B, n, d]`` of consecutive chunks, which the next chunk overwrites, with node offsets.
 
     Args:
-        num_bytes: of the powers of a chunk at most, and of its edges at most, unless it is a single graph.
-        bytes_beside: count for each node as well.
+        num_bytes: bounds the powers of a chunk, and its edges, unless it is a single graph.
+        bytes_beside: more bytes per node that count.
         float64_sums: as in :func:`spin_fast.power_features`.
     """
     check_weights(graphs, operator)

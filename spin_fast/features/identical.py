@@ -27,11 +27,11 @@ def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: 
         candidate = left[reference.first_positions(key[left])]
         same = (sizes[:, left] == sizes[:, candidate]).all(0)
         pairs = (same & (left != candidate)).nonzero().squeeze(1)
-        runs = sizes[:, left[pairs]].flatten()
-        one = ragged_arange(starts[:, left[pairs]].flatten(), runs)
-        other = ragged_arange(starts[:, candidate[pairs]].flatten(), runs)
+        lengths = sizes[:, left[pairs]].flatten()
+        one = ragged_arange(starts[:, left[pairs]].flatten(), lengths)
+        other = ragged_arange(starts[:, candidate[pairs]].flatten(), lengths)
         differ = (index[one] != index[other]) | (count[one] != count[other])
-        same[pairs.repeat(num_branches).repeat_interleave(runs)[differ]] = False
+        same[pairs.repeat(num_branches).repeat_interleave(lengths)[differ]] = False
         first[left[same]] = candidate[same]
         left = left[~same]
     return first

@@ -18,13 +18,13 @@ from .._common.progress import progress_bar
 from ..graphs.batch import GraphBatch
 from ..ops import reference
 from . import storage
-from .chunks import check_weights, num_branches_of, power_chunks, powers_of, runs
+from .chunks import check_weights, chunks_of, num_branches_of, power_chunks, powers_of
 from .identical import identical_segments
 
-WORTHWHILE = 1.1  # nodes per row: below, to find a row by its index costs more than sharing it saves
-CHUNK_BYTES = 8 << 20  # in memory at a time, of powers and of what finding their distinct rows takes
-NODE_BYTES = 24  # that finding distinct rows takes for each node
-SAMPLE_NODES = 4096  # before so many, a few nodes that repeat no row do not tell that hardly any will
+WORTHWHILE = 1.1  # nodes per distinct row; below, reading rows by index costs more than sharing them saves
+CHUNK_BYTES = 8 << 20  # of the powers of a chunk and of the search for its distinct rows
+NODE_BYTES = 24  # per node, of the search for distinct rows
+SAMPLE_NODES = 4096  # from so many nodes on, the rows found so far tell whether deduplication is worthwhile
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -63,13 +63,13 @@ class PowerFeatures:
     ids: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check the contents once: the model and the operations then trust them. On a GPU they are not read."""
+        """Check the contents once; models and ops then trust them. On a GPU contents are not read."""
         self._check_shapes()
         if self.rows.is_cpu:
             self._check_entries()
 
     def _check_shapes(self) -> None:
-        """Check all but the contents of the arrays that grow with the nodes: these are not read."""
+        """Check all but the contents of the arrays that grow with the nodes, which are not read."""
         check.tensor("rows", self.rows, ("U", "d"), check.FLOATS)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
@@ -117,14 +117,14 @@ class PowerFeatures:
             ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
 
     def __getattr__(self, name: str) -> Any:
-        """Arrays of a mapped file that are not read before one of them is asked for."""
+        """Check the arrays of a mapped file when one of them is first asked for."""
         if name in storage.ENTRIES and "_unchecked" in vars(self):
             self._check_mapped()
             return vars(self)[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _check_mapped(self) -> None:
-        """Check the arrays of a mapped file that have not been; selections of one storage share the outcome."""
+        """Check the arrays of a mapped file, once for all selections of one storage."""
         mapped: storage.Mapped | None = vars(self).get("_unchecked")
         if mapped is None:
             return
@@ -256,13 +256,13 @@ class PowerFeatures:
         found = ops.DistinctRows(num_branches, like, len(sizes), node_rows=node_rows)
         bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + NODE_BYTES
         for part in parts:
-            for begin, end in runs(part.node_ptr, CHUNK_BYTES // bytes_per_node):
+            for begin, end in chunks_of(part.node_ptr, CHUNK_BYTES // bytes_per_node):
                 found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
         return cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
 
     @property
     def _kind(self) -> str:
-        """What features must agree in to be joined."""
+        """Properties that features must share to be joined."""
         labels = "no labels" if self.labels is None else f"labels {self.labels.dtype} {list(self.labels.shape[1:])}"
         return (
             f"{self.num_hops} hops of {self.operator!r} on {self.num_features} features in {self.rows.dtype} "
@@ -399,11 +399,11 @@ class PowerFeatures:
 
     @property
     def shape(self) -> tuple[int]:
-        """``(G,)``: scikit-learn selects from what has a shape by ids, from other sequences one by one."""
+        """``(G,)``: with a shape, scikit-learn selects by arrays of ids, and not one by one."""
         return (self.num_graphs,)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        """numpy would take it for a sequence of sequences without an end."""
+        """Refuse, since numpy would recurse into selections without end."""
         raise TypeError("PowerFeatures cannot become an array")
 
     def __getitem__(self, ids: GraphIds) -> PowerFeatures:

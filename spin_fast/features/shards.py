@@ -1,4 +1,4 @@
-"""Features too large for one file, or for memory: computed and kept in paths of bounded size, each of whole graphs."""
+"""Features too large for one file, or for memory: computed and stored in shards of bounded size."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .chunks import num_branches_of
 from .power_features import PowerFeatures
 from .storage import FORMAT, index_of, read_index, write_index
 
-HEADER_BYTES = 2048  # of a file, beside its arrays
-FILL = 0.9  # of the bytes asked for: what further graphs take is a guess
+HEADER_BYTES = 2048  # bound of what a file holds beside its arrays
+FILL = 0.9  # fraction of the bytes to aim at, since the size of further graphs is an estimate
 
 
 def compute(
@@ -28,10 +28,10 @@ def compute(
     max_bytes: int,
     node_rows: bool = True,
 ) -> Iterator[PowerFeatures]:
-    """The features of consecutive graphs, part by part, each of which takes at most ``max_bytes`` in a file.
+    """Compute the features of consecutive graphs in shards that take at most ``max_bytes`` in a file each.
 
-    A part has its own distinct rows. It is larger only if it is a single graph. How many graphs fit is guessed from the
-    part before; so that parts are not much smaller than they may be, some are computed twice.
+    A shard has its own distinct rows, and is larger only if it is a single graph. How many graphs fit is estimated from
+    the shard before; a shard that turns out much smaller than it may be is computed again with more graphs.
 
     Args:
         max_bytes: of a file, at least 1.
@@ -49,22 +49,22 @@ def compute(
             reach = int(graphs.ptr[begin]) + int(FILL * room / max(bytes_per_node, 1))
             tried, end = end, max(int(torch.searchsorted(graphs.ptr, reach, right=True)) - 1, begin + 1)
             end = min(end, len(graphs))
-            part = PowerFeatures.from_graphs(graphs[begin:end], num_hops, operator, deduplicate, node_rows=node_rows)
-            bytes_per_node = part.nbytes / max(part.num_nodes, 1)
-            if end in (tried, len(graphs)) or part.nbytes > room / 2:
+            shard = PowerFeatures.from_graphs(graphs[begin:end], num_hops, operator, deduplicate, node_rows=node_rows)
+            bytes_per_node = shard.nbytes / max(shard.num_nodes, 1)
+            if end in (tried, len(graphs)) or shard.nbytes > room / 2:
                 break
-        while part.nbytes > room and len(part) > 1:
-            part = part[: max(1, int(FILL * len(part) * room / part.nbytes))].take()
-        begin = end = begin + len(part)
-        yield part
+        while shard.nbytes > room and len(shard) > 1:
+            shard = shard[: max(1, int(FILL * len(shard) * room / shard.nbytes))].take()
+        begin = end = begin + len(shard)
+        yield shard
         if len(graphs) == 0:
             return
 
 
 def check_path(path: Path) -> None:
-    """Before any work: whether :func:`save` can write there; its errors otherwise."""
+    """Check, before any work, that :func:`save` can write there; raises its errors."""
     if path.suffix == ".json":
-        raise ValueError(f"path must not end with .json, which is for an index of paths, got {path}")
+        raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
     files.check_writable(path)
 
 
@@ -73,7 +73,7 @@ def _name_of(path: Path, number: int, count: int) -> Path:
 
 
 def _listed(path: Path) -> set[Path]:
-    """What the index of ``path`` lists; nothing where it is damaged, or not there."""
+    """The files that the index of ``path`` lists; none if it is damaged or missing."""
     try:
         return {file for file, _ in read_index(index_of(path))}
     except (OSError, ValueError):
@@ -85,11 +85,11 @@ def _is_named_by_save(file: Path, path: Path) -> bool:
 
 
 def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earlier: set[Path]) -> None:
-    """Give paths their names and write their index; if that fails, all is as it was before."""
+    """Rename the files and write their index; a failure restores everything."""
     placed: list[Path] = []
     aside: list[tuple[Path, Path]] = []
     try:
-        listed = [] if earlier.isdisjoint(paths) else [index]  # goes before what it refers to changes
+        listed = [] if earlier.isdisjoint(paths) else [index]  # is moved aside before the files that it refers to
         for file in [*listed, *filter(Path.is_file, paths)]:
             temporary = files.temporary_name(file)
             file.replace(temporary)
@@ -99,7 +99,7 @@ def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earl
             placed.append(file)
         write_index(index, [(file, size) for file, (_, size) in zip(paths, written, strict=True)])
     except BaseException:
-        with suppress(OSError):  # what went wrong before is what counts
+        with suppress(OSError):  # the error that is raised already counts
             for file in placed:
                 file.unlink()
             for temporary, file in reversed(aside):  # the index comes last
@@ -109,30 +109,30 @@ def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earl
         temporary.unlink()
 
 
-def save(parts: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
-    """Write each part to a file of its own, and an index of them, for ``PowerFeatures.load``.
+def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
+    """Write each shard to a file, and an index of them, for ``PowerFeatures.load``.
 
-    For ``path`` ``NAME.safetensors`` the paths are ``NAME-00001-of-00004.safetensors`` and so on, with the index
-    ``NAME.safetensors.index.json``; a single part is just ``path``. A part is written when it comes, so that they need
-    not be in memory together. The paths have temporary names until all are there; then they replace what is there by
-    their names and by that of ``path``, and the paths that an earlier call has written for ``path`` are removed. What
-    fails leaves all as it was.
+    For ``path`` ``NAME.safetensors`` the files are ``NAME-00001-of-00004.safetensors`` and so on, with the index
+    ``NAME.safetensors.index.json``; a single shard is just ``path``. Each shard is written as it comes, so that they
+    need not be in memory together. Files have temporary names until all are written; then they replace files of their
+    names and ``path``, and other files that an earlier call has written for ``path`` are removed. A failure leaves all
+    as it was.
 
     Returns:
-        The paths, without the index.
+        The files, without the index.
 
     Raises:
-        OSError: a file cannot be written; names it. ValueError: there is no part, or ``path`` is named as an index.
+        OSError: a file cannot be written; names it. ValueError: there is no shard, or ``path`` is named as an index.
     """
     path = Path(path)
     check_path(path)
     written: list[tuple[Path, int]] = []
     try:
-        for part in parts:
-            written.append((files.temporary_name(path), len(part)))
-            part.save(written[-1][0])
+        for shard in shards:
+            written.append((files.temporary_name(path), len(shard)))
+            shard.save(written[-1][0])
         if not written:
-            raise ValueError("parts must hold at least one PowerFeatures, got none")
+            raise ValueError("shards must hold at least one PowerFeatures, got none")
         earlier, index = _listed(path), index_of(path)
         if len(written) == 1:
             paths = [path]

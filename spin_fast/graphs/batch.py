@@ -26,7 +26,7 @@ REDUCTIONS = ("sum", "mean", "min", "max")
 
 
 class EdgeOptions(TypedDict, total=False):
-    """What ``GraphBatch.from_edge_index`` does to edges and nodes."""
+    """Options of ``GraphBatch.from_edge_index``."""
 
     undirected: bool
     coalesce: Reduce | None
@@ -37,7 +37,7 @@ class EdgeOptions(TypedDict, total=False):
 def _changed_edges(
     edge_index: Tensor, weight: Tensor | None, num_nodes: int, undirected: bool, self_loops: bool | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Add reverses, and leave self-loops out or add those that are missing."""
+    """Add reversed edges, and drop self-loops or add missing ones."""
     loops = edge_index[0] == edge_index[1]
     if self_loops is False:
         edge_index, weight = edge_index[:, ~loops], None if weight is None else weight[~loops]
@@ -61,7 +61,7 @@ def _changed_edges(
 def _coalesced(
     edge_index: Tensor, row_major: Tensor, weight: Tensor | None, reduce: Reduce, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
-    """One edge for each run of equal ones; ``row_major`` is their sort key."""
+    """Merge repeated edges; ``row_major`` is the key by which edges are sorted."""
     first = torch.ones_like(row_major, dtype=torch.bool)
     first[1:] = row_major[1:] != row_major[:-1]
     if bool(first.all()):
@@ -76,7 +76,7 @@ def _coalesced(
 
 
 def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
-    """Say which edge leaves its graph, as the caller has numbered nodes and edges."""
+    """Raise a ValueError with the first edge between two graphs, in the caller's numbering."""
     ends = batch[edge_index.long()]
     crossing = (ends[0] != ends[1]).nonzero()
     if len(crossing):
@@ -92,6 +92,9 @@ def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
 class GraphBatch:
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
 
+    Edges are directed, from a source to a target, as in PyG; an undirected edge is stored as two, one per direction.
+    ``num_edges``, ``E`` and degrees count directed edges.
+
     Contents are checked, and arrays made contiguous, once, here; the operations then trust them. On a GPU contents are
     not checked, which would wait for it: build on the CPU and move with :meth:`to`.
 
@@ -99,7 +102,7 @@ class GraphBatch:
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
         indptr: ``[N + 1]`` int32 or int64, row offsets of the adjacency over all nodes.
         indices: ``[E]``, dtype of ``indptr``: for each row the columns (numbers over all nodes) that it gathers from.
-            An undirected edge is stored as two, one per direction. A column outside the row's graph is an error.
+            A column outside the row's graph is an error.
         x: ``[N, d]`` float32 or float64, node features.
         y: labels, first axis ``G``, or None.
         edge_weight: ``[E]``, dtype of ``x``, or None for ones.
@@ -151,8 +154,8 @@ class GraphBatch:
         """Build from COO edges in PyG's convention: ``edge_index[0]`` are sources, ``edge_index[1]`` targets.
 
         Row ``v`` of the adjacency gathers from the sources of the edges that end in ``v``. Edges may come in any order
-        and are stored by target, then source. Unless the arguments say otherwise they are taken as they are: an
-        undirected graph needs both directions, repeated edges count as often as they stand there, self-loops once.
+        and are stored by target, then source. Unless the arguments say otherwise they are taken as listed: an
+        undirected graph needs both directions, and repeated edges count as often as they are listed.
 
         Args:
             edge_index: ``[2, E]`` int32 or int64.
@@ -161,8 +164,8 @@ class GraphBatch:
             num_graphs: needed only where trailing graphs are empty; by default the last entry of ``batch`` plus one.
             y: labels, first axis ``G``.
             edge_weight: ``[E]``, dtype of ``x``.
-            undirected: each edge stands there once, in one direction or the other: add its reverse, of the same weight.
-                A self-loop remains one edge. Edges that stand there in both directions are then repeated.
+            undirected: each undirected edge is listed once, in either direction: add its reverse, of the same weight.
+                A self-loop remains one edge. What is listed in both directions becomes a repeated edge.
             coalesce: make one edge of repeated ones, with the ``"sum"``, ``"mean"``, ``"min"`` or ``"max"`` of their
                 weights. Without weights each has weight 1, so that ``"sum"`` makes their number a weight, and the
                 others just drop repeats. None leaves them.
@@ -215,7 +218,7 @@ class GraphBatch:
             return cls(
                 ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
                 indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
-                indices=edge_index[0].clone(),  # a view would keep the targets, and what is checked here could change
+                indices=edge_index[0].clone(),  # a view keeps the targets alive, and may change after the check
                 x=x,
                 y=y,
                 edge_weight=edge_weight,
@@ -454,7 +457,7 @@ class GraphBatch:
 
     @property
     def num_edges(self) -> int:
-        """Stored entries of the adjacency: an undirected edge counts twice, a self-loop once."""
+        """Directed edges, the stored entries of the adjacency: a self-loop counts once."""
         return self.indices.numel()
 
     @property
@@ -497,11 +500,11 @@ class GraphBatch:
 
     @property
     def shape(self) -> tuple[int]:
-        """``(G,)``: scikit-learn selects from what has a shape by ids, from other sequences one by one."""
+        """``(G,)``: with a shape, scikit-learn selects by arrays of ids, and not one by one."""
         return (self.num_graphs,)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
-        """numpy would take it for a sequence of sequences without an end."""
+        """Refuse, since numpy would recurse into selections without end."""
         raise TypeError("a GraphBatch cannot become an array")
 
     def __getitem__(self, ids: GraphIds) -> GraphBatch:
@@ -546,7 +549,7 @@ class GraphBatch:
         return selected
 
     def chunks(self, num_nodes: int, num_edges: int) -> Iterator[tuple[int, int]]:
-        """Where runs of graphs begin and end, of at most so many nodes and edges each, but at least one graph."""
+        """Yield the chunks ``(begin, end)`` of at most so many nodes and edges, and of at least one graph each."""
         begin = 0
         while begin < self.num_graphs:
             first = int(self.ptr[begin])

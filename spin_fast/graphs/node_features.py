@@ -1,4 +1,4 @@
-"""Node features before the powers: degrees, and columns standardised on the training graphs."""
+"""Node features before any hop: degrees, and columns standardised on the training graphs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK = 1 << 16  # nodes in float64 at a time
 
 
 class NodeFeatures:
-    """Node features made of what the training graphs tell: fitted on them, then the same for all graphs.
+    """Transforms node features: fitted on the training graphs, then applied to all graphs.
 
     Used as a transformer of scikit-learn is::
 
@@ -168,10 +168,10 @@ class NodeFeatures:
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> NodeFeatures:
-        """What :meth:`to_dict` has told, exactly.
+        """Restore what :meth:`to_dict` has returned, exactly.
 
         Raises:
-            ValueError: ``state`` is nothing that it tells.
+            ValueError: ``state`` is nothing that it returns.
         """
         try:
             made = cls(**{name: state[name] for name in ("degree", "keep_x", "standardize", "columns")})

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import networkx
-import numpy as np
 import pytest
 import torch
 from helpers.cli import (
@@ -14,11 +12,8 @@ from helpers.cli import (
     invoke,
     small_set,
 )
-from hypothesis import given
-from hypothesis import strategies as st
 
-from spin_fast import GraphBatch, datasets
-from spin_fast.cli import info
+from spin_fast.datasets import sources
 
 
 def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,7 +25,7 @@ def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(datasets, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
+    monkeypatch.setattr(sources.Missing, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
     facts = facts_of("info", "small", "--hops", 2)
     assert facts["nodes"] == {"total": 9, "mean": 3, "median": 3, "min": 3, "max": 3}
     assert facts["edges"]["total"] == 2 * 7 + 1  # each edge, as they are directed; the repeated one once
@@ -85,7 +80,7 @@ def test_info_of_unusual_labels(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.tensor([[0.0, 1], [0, 0], [1, nan]]), 2),
         (None, None),
     ):
-        monkeypatch.setattr(datasets, "read", lambda *_, y=y, **options: small_set(y, weight=True))
+        monkeypatch.setattr(sources.Missing, "read", lambda *_, y=y, **options: small_set(y, weight=True))
         facts = facts_of("info", "small")
         assert facts["duplicates"]["contradicting"] == contradicting
         assert facts["duplicates"]["best_accuracy"] is None
@@ -93,45 +88,3 @@ def test_info_of_unusual_labels(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (facts["tasks"] is None) == (y is None)
         assert ("no split" in invoke("info", "small")) == (facts["splits_missing"] is not None)
     assert facts["splits_missing"] == "there are no labels"
-
-
-@given(st.data())
-def test_structure_agrees_with_networkx(data: st.DataObject) -> None:
-    directed = data.draw(st.booleans())
-    graphs = []
-    for size in data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4)):
-        pairs = st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)) if size else st.nothing()
-        graph = networkx.DiGraph() if directed else networkx.Graph()
-        graph.add_nodes_from(range(size))
-        graph.add_edges_from(data.draw(st.lists(pairs, max_size=12)) if size else [])
-        graphs.append(graph)
-    facts = info._structure(GraphBatch.from_networkx(graphs))
-    if not facts["directed"] and directed:  # by chance each edge has its reverse
-        graphs = [graph.to_undirected() for graph in graphs]
-    assert facts["directed"] <= directed
-    assert facts["nodes"]["total"] == sum(len(graph) for graph in graphs)
-    assert facts["edges"]["total"] == sum(graph.number_of_edges() for graph in graphs)
-    assert facts["edges"]["median"] == np.median([graph.number_of_edges() for graph in graphs])
-    assert facts["self_loops"] == sum(networkx.number_of_selfloops(graph) for graph in graphs)
-    for graph in graphs:
-        graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
-    assert facts["isolated_nodes"] == sum(networkx.number_of_isolates(graph) for graph in graphs)
-    assert facts["density"]["mean"] == pytest.approx(np.mean([networkx.density(graph) for graph in graphs]))
-
-
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), min_size=1, max_size=12))
-def test_bound_of_the_accuracy(graphs: list[tuple[int, int]]) -> None:
-    """Against all that a classifier could answer for graphs of each kind."""
-    kinds = [kind for kind, _ in graphs]
-    first = torch.tensor([kinds.index(kind) for kind in kinds])
-    found = info._duplicates(first, torch.tensor([label for _, label in graphs]))
-    right = sum(max(graphs.count((kind, label)) for label in range(3)) for kind in {*kinds})
-    assert found["best_accuracy"] == right / len(graphs)
-    assert found["graphs"] == sum(kinds.count(kind) > 1 for kind in kinds)
-    assert found["contradicting"] == sum(len({label for k, label in graphs if k == kind}) > 1 for kind in kinds)
-
-
-def test_duplicates_across_a_split() -> None:
-    split = datasets.Split(*map(torch.tensor, ([0, 1, 2], [3, 4], [5, 6, 7])))
-    seen = info._overlap("x", split, torch.tensor([0, 0, 2, 2, 4, 4, 0, 2]))
-    assert seen == {"name": "x", "train": 3, "validation": 2, "test": 3, "validation_seen": 1, "test_seen": 2}

@@ -20,7 +20,7 @@ from helpers import DATA, error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
-from spin_fast.datasets import DatasetError, downloads, nel, ogb, tu
+from spin_fast.datasets import DatasetError, downloads, nel, ogb
 
 
 @cache
@@ -153,13 +153,16 @@ def test_dd_one_hot_spans_the_labels_though_some_do_not_occur() -> None:
 
 @pytest.mark.parametrize("name", ["OHSU", "Peking_1"])
 def test_nel_agrees_with_the_zip_graph_by_graph(name: str) -> None:
-    listed, zipped = nel.load(public_file(f"{name}.nel")), tu.load(public_file(f"{name}.zip"))
+    listed, zipped = (
+        nel.read(public_file(f"{name}.nel")).graphs,
+        datasets.load_folder(public_file(f"{name}.zip")).graphs,
+    )
     assert torch.equal(listed.ptr, zipped.ptr)
     assert torch.equal(listed.y, zipped.y)
     ends = listed.ptr.tolist()
     assert torch.equal(listed.indptr[ends], zipped.indptr[ends])
     assert listed.num_features == zipped.num_features == 1
-    assert nel.load(DATA / f"{name}.nel", features="label").num_features == 190
+    assert nel.read(DATA / f"{name}.nel", features="label").graphs.num_features == 190
 
 
 def test_molhiv_split_and_evaluator() -> None:
@@ -211,7 +214,7 @@ def test_a_digit_equals_its_slow_construction() -> None:
 
 
 def test_tiny_set(tmp_path: Path) -> None:
-    graphs = tu.load(write(tmp_path / "TINY"), dtype=torch.float64)
+    graphs = datasets.load_folder(write(tmp_path / "TINY"), dtype=torch.float64).graphs
     assert graphs.ptr.tolist() == [0, 4, 6]
     assert edges(graphs) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1), (2, 2), (4, 5)]
     assert graphs.y.tolist() == [1, 0]  # -1 < 7
@@ -237,7 +240,7 @@ def test_tiny_set(tmp_path: Path) -> None:
 def test_tiny_features(
     tmp_path: Path, features: str | None, changes: dict[str, str | None], expected: list[list[float]]
 ) -> None:
-    assert tu.load(write(tmp_path / "TINY", **changes), features=features).x.tolist() == expected
+    assert datasets.load_folder(write(tmp_path / "TINY", **changes), features=features).graphs.x.tolist() == expected
 
 
 def test_the_name_decides_the_paper_choice(tmp_path: Path) -> None:
@@ -248,7 +251,7 @@ def test_the_name_decides_the_paper_choice(tmp_path: Path) -> None:
 
 
 def test_every_layout_gives_the_same_graphs(tmp_path: Path) -> None:
-    expected = tu.load(write(tmp_path / "plain" / "TINY"))
+    expected = datasets.load_folder(write(tmp_path / "plain" / "TINY")).graphs
     source = tmp_path / "plain" / "TINY"
     write(tmp_path / "raw" / "TINY" / "raw")
     write(tmp_path / "direct")
@@ -261,7 +264,9 @@ def test_every_layout_gives_the_same_graphs(tmp_path: Path) -> None:
 
 
 def test_a_graph_without_nodes(tmp_path: Path) -> None:
-    graphs = tu.load(write(tmp_path / "TINY", graph_indicator="1\n1\n1\n1\n3\n3\n", graph_labels="7\n7\n-1\n"))
+    graphs = datasets.load_folder(
+        write(tmp_path / "TINY", graph_indicator="1\n1\n1\n1\n3\n3\n", graph_labels="7\n7\n-1\n")
+    ).graphs
     assert graphs.ptr.tolist() == [0, 4, 4, 6]
 
 
@@ -404,7 +409,7 @@ def test_handmade_nel(tmp_path: Path) -> None:
     assert graphs.x.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert graphs.edge_weight is None
     assert datasets.load("LIST", tmp_path, features="degree").x.tolist() == [[1], [2], [2], [0]]
-    weighted = nel.load(tmp_path / "LIST.nel", weights=True, features="degree")
+    weighted = nel.read(tmp_path / "LIST.nel", weights=True, features="degree").graphs
     assert weighted.edge_weight.tolist() == [0.5, 0.5, 2, 2, 4]
     assert weighted.x.tolist() == [[1], [2], [2], [0]]
     (tmp_path / "LIST.nel").write_text(NEL.replace("n_4", "carbon"))

@@ -184,7 +184,7 @@ def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path
     PowerFeatures.from_graphs(graphs, 2).save(path)
     with pytest.raises(KeyboardInterrupt):
         shards.save(interrupted(), path)
-    with pytest.raises(ValueError, match="parts must hold at least one PowerFeatures, got none"):
+    with pytest.raises(ValueError, match="shards must hold at least one PowerFeatures, got none"):
         shards.save([], path)
     assert list(tmp_path.iterdir()) == [path]
     assert PowerFeatures.load(path).num_hops == 2
