@@ -75,12 +75,11 @@ def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
     return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
 
 
-def warn_of_empty(empty: list[str], num_graphs: int) -> None:
-    """They have a prediction like any other graph, but most are mistakes."""
-    if empty:
-        has = "has" if len(empty) == 1 else "have"
-        first = "it is" if len(empty) == 1 else "the first is"
-        print(f"{len(empty):,} of {num_graphs:,} graphs {has} no nodes, {first} {empty[0]}", file=sys.stderr)
+def warn_of(names: list[str], num_graphs: int, what: str) -> None:
+    """Say on stderr how many graphs have something that is mostly a mistake, and which is the first."""
+    if names:
+        has, first = ("has", "it is") if len(names) == 1 else ("have", "the first is")
+        print(f"{len(names):,} of {num_graphs:,} graphs {has} {what}, {first} {names[0]}", file=sys.stderr)
 
 
 def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
@@ -88,7 +87,7 @@ def tell(name: str, read: datasets.Folder, edges: str | None, features: str | No
     console.print(describe(name, read.graphs), highlight=False)
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}", highlight=False)
-    warn_of_empty(empty_graphs(read.graphs, read.names), len(read.graphs))
+    warn_of(empty_graphs(read.graphs, read.names), len(read.graphs), "no nodes")
     for what, hint in (("edges are directed", edges), ("there are also", features)):
         if hint is not None:
             console.print(f"{what}: {hint}", highlight=False)

@@ -25,7 +25,6 @@ from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import SPIN
-from ..training.prediction import not_finite
 from ..training.schedules import Schedule
 from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
 
@@ -357,7 +356,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         check_is_fitted(self)
         with _threads(self.n_jobs), torch.inference_mode():
             scores = self._scores_of(X).cpu()
-        if len(wrong := not_finite(scores)):
+        if len(wrong := training.not_finite(scores)):
             raise ValueError(
                 f"X has {len(wrong)} graph(s) whose scores are not finite, the first is {int(wrong[0])}; look for node "
                 "features that are too large"
