@@ -3,4 +3,4 @@
 import sys
 
 # An editable installation is met under both names; the options must not be registered twice.
-pytest_plugins = [] if "spin_fast.benchmarks.plugin" in sys.modules else [f"{__package__}.plugin"]
+pytest_plugins = [] if "spin_fast.benchmarks.harness.plugin" in sys.modules else [f"{__package__}.harness.plugin"]

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from spin_fast import attention_readout, branch_readout
 
-from .checks import assert_close
-from .inputs import NUM_BRANCHES
-from .plugin import RunRace
-from .report import Session
+from .harness.checks import assert_close
+from .harness.inputs import NUM_BRANCHES
+from .harness.plugin import RaceRunner
+from .harness.report import Session
 
 NUM_GRAPHS = 128
 NODES_PER_GRAPH = 40
@@ -28,8 +28,8 @@ FEATURES = 32
 
 
 @pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("width", [32, pytest.param(64, marks=pytest.mark.thorough)])
-def test_fused_branch(race: RunRace, session: Session, width: int, backward: bool, threads: int) -> None:
+@pytest.mark.parametrize("width", [32, pytest.param(64, marks=pytest.mark.full)])
+def test_fused_branch(race: RaceRunner, session: Session, width: int, backward: bool, threads: int) -> None:
     """SPIN-att, three layers; PyTorch's way is ``baddbmm`` layer by layer and our readout."""
     generator = torch.Generator().manual_seed(0)
 

@@ -17,19 +17,19 @@ from torch import Tensor
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, attention_readout, datasets, power_features, sum_readout
 
-from . import epochs, gpu, inputs, op_rivals
-from .checks import assert_close
-from .epochs import DEPTH, WIDTH, Epoch
-from .inputs import NUM_HOPS, Input
-from .op_rivals import Segments
-from .plugin import SETTINGS, RunRace
-from .race import Contender
-from .report import Goal, Session
+from .harness import epochs, gpu, inputs
+from .harness.checks import assert_close
+from .harness.epochs import DEPTH, WIDTH, Epoch
+from .harness.inputs import NUM_HOPS, Input
+from .harness.plugin import RaceRunner, Settings
+from .harness.race import Contender
+from .harness.report import Goal, Session
+from .rivals.ops import Segments
 from .test_training import SHORTEST_SAMPLE
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
-from . import rivals
+from .rivals import gnn, ops
 
 TIMES_GIN = {"NCI1": 20, "REDDIT-BINARY": 20, "ogbg-molhiv": 10}
 NCI1_SECONDS = 5e-3
@@ -38,13 +38,7 @@ POWER_SHARE = 0.70
 BYTES = 1 << 30  # of z: far beyond any cache
 MOST_CAPTURED = 400  # batches, each of which is a CUDA graph
 EVEN = ("short segments", "NCI1's segments")
-RUN_BY_RUN = ("segment", "embedding_bag")  # rivals that leave a segment to one thread or warp
-
-
-@pytest.fixture
-def root(request: pytest.FixtureRequest) -> str | None:
-    """The folder of the data sets."""
-    return request.config.stash[SETTINGS].root
+PER_SEGMENT = ("segment", "embedding_bag")  # rivals that leave a segment to one thread or warp
 
 
 @cache
@@ -59,12 +53,12 @@ def add_goal(session: Session, race: Any, what: str, wanted: float) -> None:
 
 @pytest.fixture
 def train(
-    gpu_race: RunRace, gpu_session: Session, device: str, quick: bool, root: str | None
+    gpu_race: RaceRunner, gpu_session: Session, device: str, quick: bool, settings: Settings
 ) -> Callable[[str, int], None]:
     """Race one epoch in random order; the rivals' batches are collated beforehand, which is their fastest setting."""
 
     def run(dataset: str, batch_size: int) -> None:
-        on = of_name(dataset, root, quick)
+        on = of_name(dataset, settings.root, quick)
         graphs = on.graphs
         assert graphs.y is not None
         shape = graphs.num_features, WIDTH, int(graphs.y.max()) + 1, DEPTH
@@ -79,11 +73,12 @@ def train(
         contenders: dict[str, Epoch] = {name: ours(name) for name in models}
         contenders["SPIN-att, TF32"] = partial(with_tf32, ours("SPIN-att"))
         contenders["SPIN-att, not deduplicated"] = ours("SPIN-att", plain)
+        own = list(contenders)
         eager = message_passing(gpu_session, graphs, shape, batch_size, device, contenders)
         for name in contenders.keys() - set(eager):
             assert math.isfinite(contenders[name]()), name
         case = f"training epoch, batches of {batch_size}"
-        race = gpu_race(case, on.name, contenders, also="SPIN-sum", shortest=0.0 if quick else SHORTEST_SAMPLE)
+        race = gpu_race(case, on.name, contenders, ours=len(own), shortest=0.0 if quick else SHORTEST_SAMPLE)
         best = min((name for name in eager if name.startswith("GIN")), key=lambda name: race.time(name).median)
         what = f"{case}: times as fast as the best eager GIN"
         gpu_session.goals.append(Goal(what, on.name, TIMES_GIN[dataset], "x", race.ratio(best)))
@@ -99,7 +94,7 @@ def test_training_epoch(train: Callable[[str, int], None], dataset_name: str) ->
 
 
 def with_tf32(epoch: Epoch) -> float:
-    """Let products of matrices round to TF32, for an epoch."""
+    """One epoch whose matrix products round to TF32."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
@@ -118,12 +113,12 @@ def message_passing(
 ) -> list[str]:
     """Add PyG's models to the contenders, as PyTorch runs them and the GIN in CUDA graphs; the names of the former."""
     eager = []
-    for family, make in rivals.MODELS.items():
-        data = rivals.data_list(graphs, family)
+    for family, make in gnn.MODELS.items():
+        data = gnn.data_list(graphs, family)
         mixed = [data[i] for i in torch.randperm(len(data)).tolist()]
         model = make(*shape).to(device)
-        for form in rivals.FORMS:
-            batches = [batch.to(device) for batch in rivals.collated(mixed, batch_size, form)]
+        for form in gnn.FORMS:
+            batches = [batch.to(device) for batch in gnn.collated(mixed, batch_size, form)]
             eager.append(f"{family} {form}")
             contenders[eager[-1]] = epochs.of(copy.deepcopy(model), partial(epochs.shuffled, batches))
             if family != "GIN" or device != "cuda" or len(batches) > MOST_CAPTURED:
@@ -149,7 +144,7 @@ def room(device: str, quick: bool) -> int:
 
 @pytest.fixture
 def emptied(device: str) -> Iterator[None]:
-    """Give back what other races held."""
+    """Free what torch has cached, after the race."""
     yield
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -163,15 +158,8 @@ def dense(quick: bool) -> GraphBatch:
     return datasets.erdos_renyi(20 if quick else 4000, 75, 0.9, 64)
 
 
-@cache
-def adjacency(num_nodes: int) -> GraphBatch:
-    return datasets.power_law(num_nodes=num_nodes, num_features=0)
-
-
 def one_graph(num_features: int, quick: bool) -> GraphBatch:
-    graphs = adjacency(2000 if quick else 500_000)
-    x = torch.randn(graphs.num_nodes, num_features, generator=torch.Generator().manual_seed(0))
-    return GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x)
+    return inputs.one_graph(2000 if quick else 500_000, num_features).graphs
 
 
 POWERS: dict[str, Callable[[bool], GraphBatch]] = {
@@ -188,7 +176,7 @@ IN_HALF = "32 times NCI1's statistics, d = 37"
 @pytest.mark.usefixtures("emptied")
 @pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float32) for name in POWERS), (IN_HALF, torch.bfloat16)])
 def test_power_features(
-    gpu_race: RunRace, gpu_session: Session, device: str, quick: bool, name: str, dtype: torch.dtype
+    gpu_race: RaceRunner, gpu_session: Session, device: str, quick: bool, name: str, dtype: torch.dtype
 ) -> None:
     """Three hops of ``sym``; the rival gets the matrix normalised beforehand. In half precision it does not race."""
     graphs = POWERS[name](quick).to(device)
@@ -198,7 +186,7 @@ def test_power_features(
     contenders: dict[str, Contender] = {"spin_fast": partial(powers, x)}
     with torch.inference_mode():
         expected = powers(graphs.x)
-        for rival, call in op_rivals.cusparse(graphs, NUM_HOPS).items():
+        for rival, call in ops.cusparse(graphs, NUM_HOPS).items():
             try:
                 result = call()
             except RuntimeError as error:
@@ -222,7 +210,7 @@ def test_power_features(
 @pytest.mark.parametrize("kind", ["attention", "sum"])
 @pytest.mark.parametrize(("width", "dtype"), [(32, torch.float32), (32, torch.bfloat16), (64, torch.float32)])
 def test_readout(
-    gpu_race: RunRace,
+    gpu_race: RaceRunner,
     gpu_session: Session,
     device: str,
     quick: bool,
@@ -275,21 +263,21 @@ def test_readout(
 def rivals_of(
     session: Session, kind: str, of: Segments, segments: str, compiled: bool
 ) -> dict[str, Callable[..., Tensor]]:
-    """Those that are fit for such segments."""
-    found = op_rivals.attention_readouts(of) if kind == "attention" else op_rivals.sum_readouts(of)
+    """The rivals that can handle such segments."""
+    found = ops.attention_readouts(of) if kind == "attention" else ops.sum_readouts(of)
     if segments not in EVEN:
         session.note(f"{segments}: without the rivals that leave a segment to one thread or warp")
-        return {name: call for name, call in found.items() if not any(part in name for part in RUN_BY_RUN)}
+        return {name: call for name, call in found.items() if not any(part in name for part in PER_SEGMENT)}
     if compiled and kind == "attention" and segments == EVEN[1]:
-        if reason := op_rivals.cannot_compile("cuda"):
+        if reason := ops.cannot_compile("cuda"):
             session.note(f"torch.compile does not work here, so it does not race: {reason}")
         else:
-            found |= op_rivals.compiled_attention(of)
+            found |= ops.compiled_attention(of)
     return found
 
 
 def contender(readout: Callable[..., Tensor], leaves: list[Tensor], gradient: Tensor, backward: bool) -> Contender:
-    """The forward pass, or the backward pass of one that is over."""
+    """The forward pass, or the backward pass alone."""
     if not backward:
 
         def forward() -> Tensor:
@@ -324,9 +312,9 @@ def oracle(kind: str, z: Tensor, w: Tensor, of: Segments, gradient: Tensor | Non
 
 
 @pytest.mark.parametrize("dataset_name", list(TIMES_GIN))
-def test_precomputation(gpu_race: RunRace, device: str, quick: bool, root: str | None, dataset_name: str) -> None:
+def test_precomputation(gpu_race: RaceRunner, device: str, quick: bool, settings: Settings, dataset_name: str) -> None:
     """From graphs to features, which is done once."""
-    on = of_name(dataset_name, root, quick)
+    on = of_name(dataset_name, settings.root, quick)
     there = on.graphs.to(device)
     make = partial(PowerFeatures.from_graphs, num_hops=DEPTH)
     arrays = (there.indptr, there.indices, there.x, DEPTH)

@@ -12,55 +12,61 @@ from torch import Tensor
 from spin_fast import GraphBatch, attention_readout, native_available, reference, sum_readout
 from spin_fast.ops import native
 
-from . import inputs
-from .inputs import NUM_HOPS, Input
-from .plugin import RaceThreads, RunRace
-from .race import Contender
+from .harness import inputs
+from .harness.inputs import NUM_HOPS, Input
+from .harness.plugin import RaceRunner
+from .harness.race import Contender, Floors
 from .test_power import ours as powers_of
 from .test_power import power_floors
 from .test_readout import WIDTH, readout_floors
 
-
-def attention_of(graphs: GraphBatch) -> tuple[Tensor, Callable[[], Tensor]]:
-    """``z``, and the readout of it."""
-    z, w = inputs.branches(graphs, WIDTH)
-    return z, partial(attention_readout, z, w, graphs.ptr, check_invariants=False)
+both_operations = pytest.mark.parametrize("operation", ["power_features", "attention_readout"])
 
 
-@pytest.mark.parametrize("operation", ["power_features", "attention_readout"])
-def test_threads(
-    race_threads: RaceThreads, dataset: str, graphs: GraphBatch, operation: str, most_threads: int
-) -> None:
-    """A whole data set."""
-    scale(race_threads, Input(dataset, graphs), operation, most_threads)
-
-
-@pytest.mark.parametrize("operation", ["power_features", "attention_readout"])
-def test_threads_on_skewed_graphs(race_threads: RaceThreads, operation: str, most_threads: int) -> None:
-    """One large graph among a thousand small ones."""
-    scale(race_threads, inputs.skewed(num_features=16), operation, most_threads)
-
-
-def scale(race_threads: RaceThreads, on: Input, operation: str, threads: int) -> None:
+def forward_of(operation: str, graphs: GraphBatch, threads: int) -> tuple[Callable[[], Tensor], Floors]:
+    """A call, and its floors."""
     if operation == "power_features":
-        call, least = powers_of(on.graphs), power_floors(on.graphs, None, threads)
-    else:
-        z, call = attention_of(on.graphs)
-        least = readout_floors("attention", z, on.graphs, False, threads)
+        return powers_of(graphs), power_floors(graphs, None, threads)
+    z, w = inputs.branches(graphs, WIDTH)
+    call = partial(attention_readout, z, w, graphs.ptr, check_invariants=False)
+    return call, readout_floors("attention", z, graphs, False, threads)
+
+
+@pytest.mark.scaling
+@both_operations
+def test_threads(race: RaceRunner, dataset: str, graphs: GraphBatch, operation: str, threads: int) -> None:
+    """A whole data set."""
+    scale(race, Input(dataset, graphs), operation, threads)
+
+
+@pytest.mark.full
+@pytest.mark.scaling
+@both_operations
+def test_threads_on_skewed_graphs(race: RaceRunner, operation: str, threads: int) -> None:
+    """One large graph among a thousand small ones."""
+    scale(race, inputs.skewed(num_features=16), operation, threads)
+
+
+def scale(race: RaceRunner, on: Input, operation: str, threads: int) -> None:
+    """Race a call with all threads against itself with one."""
+    call, least = forward_of(operation, on.graphs, threads)
+
+    def with_threads(number: int) -> Tensor:
+        torch.set_num_threads(number)
+        return call()
+
+    contenders = {f"{threads} threads": partial(with_threads, threads), "1 thread": partial(with_threads, 1)}
     with torch.inference_mode():
-        race_threads(f"{operation}, forward", on.name, call, least)
+        race(f"{operation}, forward, scaling", on.name, contenders, least)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not native_available(), reason="no native kernels")
 @pytest.mark.prefer("NCI1", "PROTEINS")
-@pytest.mark.parametrize("operation", ["power_features", "attention_readout"])
-def test_instruction_sets(race: RunRace, dataset: str, graphs: GraphBatch, operation: str, threads: int) -> None:
+@both_operations
+def test_instruction_sets(race: RaceRunner, dataset: str, graphs: GraphBatch, operation: str, threads: int) -> None:
     """The best that this CPU has comes first."""
-    if operation == "power_features":
-        call, least = powers_of(graphs), power_floors(graphs, None, threads)
-    else:
-        z, call = attention_of(graphs)
-        least = readout_floors("attention", z, graphs, False, threads)
+    call, least = forward_of(operation, graphs, threads)
     library = native.library
     assert library is not None
     before = library.isa()
@@ -78,23 +84,23 @@ def test_instruction_sets(race: RunRace, dataset: str, graphs: GraphBatch, opera
 
 
 @pytest.mark.parametrize("operation", ["power_features", "sum_readout", "attention_readout"])
-def test_tiny(race: RunRace, operation: str) -> None:
+def test_tiny(race: RaceRunner, operation: str) -> None:
     """What a call costs. A floor would be the cost of calling it."""
     on = inputs.tiny()
     graphs, (z, w) = on.graphs, inputs.branches(on.graphs, WIDTH)
-    contenders: dict[str, dict[str, Contender]] = {
-        "power_features": {
-            "spin_fast": powers_of(graphs),
-            "reference": partial(reference.power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, "sym"),
-        },
-        "sum_readout": {
-            "spin_fast": partial(sum_readout, z, graphs.ptr, check_invariants=False),
-            "reference": partial(reference.sum_readout, z, graphs.ptr),
-        },
-        "attention_readout": {
-            "spin_fast": partial(attention_readout, z, w, graphs.ptr, check_invariants=False),
-            "reference": partial(reference.attention_readout, z, w, graphs.ptr),
-        },
+    calls: dict[str, tuple[Contender, Contender]] = {
+        "power_features": (
+            powers_of(graphs),
+            partial(reference.power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, "sym"),
+        ),
+        "sum_readout": (
+            partial(sum_readout, z, graphs.ptr, check_invariants=False),
+            partial(reference.sum_readout, z, graphs.ptr),
+        ),
+        "attention_readout": (
+            partial(attention_readout, z, w, graphs.ptr, check_invariants=False),
+            partial(reference.attention_readout, z, w, graphs.ptr),
+        ),
     }
     with torch.inference_mode():
-        race(on.name, operation, contenders[operation])
+        race(on.name, operation, dict(zip(("spin_fast", "reference"), calls[operation], strict=True)))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -12,16 +11,18 @@ from torch import Tensor
 
 from spin_fast import GraphBatch, power_features
 
-from . import floors, inputs, op_rivals, pages, peak
-from .checks import assert_close
-from .floors import Pass
-from .inputs import NUM_BRANCHES, NUM_HOPS, Input
-from .peak import Peak
-from .plugin import Floors, RunRace
-from .report import Session
+from .harness import floors, inputs, pages, peak
+from .harness.checks import assert_close
+from .harness.floors import Traffic
+from .harness.inputs import NUM_BRANCHES, NUM_HOPS, Input
+from .harness.plugin import Floors, RaceRunner
+from .harness.report import Session
+from .rivals import ops
 
 GATHERED = 16  # features: wider rows of a small graph come from a cache faster than its hops go to memory
 CACHED = 1 << 20  # bytes of the features of a small graph
+NUM_NODES = 1_000_000
+REUSED = pytest.param("output reused", marks=pytest.mark.full)
 
 
 def ours(graphs: GraphBatch) -> Callable[..., Tensor]:
@@ -34,66 +35,68 @@ def ours(graphs: GraphBatch) -> Callable[..., Tensor]:
 def power_floors(graphs: GraphBatch, out: Tensor | None, threads: int) -> Floors:
     """Adjacency and features once, all hops once; and in every hop the row of each edge."""
     writes = (NUM_BRANCHES, *graphs.x.shape) if out is None else out
-    found = floors.memory(Pass((graphs.indptr, graphs.indices, graphs.x), writes), threads=threads)
+    found = floors.memory(Traffic((graphs.indptr, graphs.indices, graphs.x), writes), threads=threads)
     largest = 4 * graphs.num_features * int(graphs.num_nodes_per_graph.max())
     if graphs.num_features < GATHERED or largest > CACHED:
         found = {**found, **floors.gather(graphs, NUM_HOPS, threads)}
     return found
 
 
-@pytest.fixture(params=["whole", "batch"])
+@pytest.fixture(params=["whole", pytest.param("batch", marks=pytest.mark.full)])
 def on(request: pytest.FixtureRequest, dataset: str, graphs: GraphBatch) -> Input:
     """A whole data set, or a batch of it."""
     return Input(dataset, graphs) if request.param == "whole" else inputs.batch(dataset, graphs, 128)
 
 
-@pytest.mark.parametrize("memory", ["new output", "output reused", "end to end from raw CSR, new output"])
-def test_power_features(race: RunRace, on: Input, memory: str, threads: int) -> None:
+@pytest.mark.parametrize("memory", ["new output", REUSED, "end to end from raw CSR, new output"])
+def test_power_features(race: RaceRunner, on: Input, memory: str, threads: int) -> None:
     """Rivals get the matrix normalised beforehand, but end to end. An output that is reused is the same for all."""
-    graphs, out = on.graphs, None
-    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs)}
     if memory == "new output":
-        contenders |= {**op_rivals.powers(graphs, NUM_HOPS), **op_rivals.sign(graphs, NUM_HOPS)}
+        rivals = {**ops.powers(on.graphs, NUM_HOPS), **ops.sign(on.graphs, NUM_HOPS)}
     elif memory == "output reused":
-        out = pages.touched((NUM_BRANCHES, *graphs.x.shape))
-        contenders |= op_rivals.powers(graphs, NUM_HOPS)
-        contenders = {name: partial(call, out=out) for name, call in contenders.items()}
+        rivals = ops.powers(on.graphs, NUM_HOPS)
     else:
-        contenders |= op_rivals.powers_from_raw(graphs, NUM_HOPS)
-    with torch.inference_mode():
-        check(graphs, contenders)
-        race(f"power_features, {memory}", on.name, contenders, power_floors(graphs, out, threads))
+        rivals = ops.powers_from_raw(on.graphs, NUM_HOPS)
+    run(race, f"power_features, {memory}", on, rivals, memory == "output reused", threads)
 
 
-@pytest.mark.large
+@pytest.mark.full
 @pytest.mark.parametrize("num_features", [16, 100])
 @pytest.mark.parametrize("memory", ["new output", "output reused"])
-def test_one_large_graph(race: RunRace, num_features: int, memory: str, threads: int) -> None:
+def test_one_large_graph(race: RaceRunner, quick: bool, num_features: int, memory: str, threads: int) -> None:
     """A graph that no cache holds and that cannot be shared out by graphs."""
-    name, graphs = inputs.large(num_features)
-    contenders: dict[str, Callable[..., Any]] = {"spin_fast": ours(graphs), **op_rivals.powers(graphs, NUM_HOPS)}
-    out = pages.touched((NUM_BRANCHES, *graphs.x.shape)) if memory == "output reused" else None
-    if out is not None:
-        contenders = {name: partial(call, out=out) for name, call in contenders.items()}
+    on = inputs.one_graph(2000 if quick else NUM_NODES, num_features)
+    case = f"power_features, {memory}, one graph"
+    run(race, case, on, ops.powers(on.graphs, NUM_HOPS), memory == "output reused", threads)
+
+
+def run(
+    race: RaceRunner, case: str, on: Input, rivals: Mapping[str, ops.Powers], reuse_output: bool, threads: int
+) -> None:
+    """Compare all with ours, and race."""
+    graphs, out = on.graphs, None
+    calls = {"spin_fast": ours(graphs), **rivals}
+    if reuse_output:
+        out = pages.touched((NUM_BRANCHES, *graphs.x.shape))
+        calls = {name: partial(call, out=out) for name, call in calls.items()}
     with torch.inference_mode():
-        check(graphs, contenders)
-        race(f"power_features, {memory}, one graph", name, contenders, power_floors(graphs, out, threads))
+        expected = ours(graphs)()
+        for name, call in calls.items():
+            assert_close(name, call(), expected)
+        race(case, on.name, calls, power_floors(graphs, out, threads))
 
 
-@pytest.mark.large
+@pytest.mark.full
 @pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")
 @pytest.mark.parametrize("num_features", [16, 100])
-def test_peak_memory(session: Session, num_features: int) -> None:
+def test_peak_memory(session: Session, quick: bool, num_features: int) -> None:
     """What a call takes beyond its input, and beyond the normalised matrix of the rivals."""
-    on = inputs.large(num_features)
-    contenders = [peak.OURS, "scipy", "torch CSR int32", "torch CSR int64"]
+    on = inputs.one_graph(2000 if quick else NUM_NODES, num_features)
     output = NUM_BRANCHES * on.graphs.x.nbytes
-    peaks = peak.measure("powers", on.graphs, contenders)
-    session.peaks += [Peak(on.name, contender, output, size) for contender, size in peaks.items()]
-
-
-def check(graphs: GraphBatch, contenders: dict[str, Callable[..., Any]]) -> None:
-    """Compare all with ours."""
-    expected = ours(graphs)()
-    for name, contender in contenders.items():
-        assert_close(name, contender(), expected)
+    peaks = peak.measure("powers", on.graphs, [peak.OURS, "scipy", "torch CSR int32", "torch CSR int64"])
+    block = [
+        (on.name, name, f"{output / 1e6:,.0f}", f"{size / 1e6:,.0f}", f"{size / output:.2f}")
+        for name, size in peaks.items()
+    ]
+    headers = ("input", "contender", "output, MB", "peak above before, MB", "peak / output")
+    session.count("peak memory of one call, new output", headers, block, left=2)

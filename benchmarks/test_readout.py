@@ -12,16 +12,18 @@ from torch import Tensor
 
 from spin_fast import GraphBatch, attention_readout, sum_readout
 
-from . import floors, inputs, op_rivals
-from .checks import assert_close
-from .floors import Pass
-from .inputs import NUM_BRANCHES, Input
-from .op_rivals import Segments
-from .plugin import Floors, RunRace
-from .report import Session
+from .harness import floors, inputs
+from .harness.checks import assert_close
+from .harness.floors import Traffic
+from .harness.inputs import NUM_BRANCHES, Input
+from .harness.plugin import Floors, RaceRunner
+from .harness.report import Session
+from .rivals import ops
+from .rivals.ops import Segments
 
 WIDTH = 32
 OTHER_WIDTHS = (16, 64)
+BATCHES = (("sum", 128), ("attention", 128), ("attention", 32))
 
 Readout = Callable[..., Tensor]
 
@@ -29,84 +31,76 @@ both_directions = pytest.mark.parametrize("direction", ["forward", "forward and 
 
 
 @both_directions
-@pytest.mark.parametrize("size", [None, 128])
-def test_sum(race: RunRace, dataset: str, graphs: GraphBatch, size: int | None, direction: str, threads: int) -> None:
-    """A whole data set, or a batch of it."""
-    on = Input(dataset, graphs) if size is None else inputs.batch(dataset, graphs, size)
-    rivals = op_rivals.sum_readouts(Segments.of(on.graphs.ptr, NUM_BRANCHES))
-    run(race, "sum", sum_readout, rivals, on, WIDTH, direction, threads)
-
-
-@both_directions
-@pytest.mark.parametrize("size", [None, 128, 32])
-def test_attention(
-    race: RunRace,
+@pytest.mark.parametrize(
+    ("kind", "size"),
+    [
+        ("sum", None),
+        ("attention", None),
+        *(pytest.param(*batch, marks=pytest.mark.full) for batch in BATCHES),
+    ],
+)
+def test_readout(
+    race: RaceRunner,
     session: Session,
     dataset: str,
     graphs: GraphBatch,
+    kind: str,
     size: int | None,
     direction: str,
     threads: int,
 ) -> None:
-    """The same."""
+    """A whole data set, or a batch of it."""
     on = Input(dataset, graphs) if size is None else inputs.batch(dataset, graphs, size)
-    run(race, "attention", attention_readout, attention_rivals(on, session), on, WIDTH, direction, threads)
+    run(race, session, kind, on, WIDTH, direction, threads)
 
 
 @both_directions
-@pytest.mark.thorough
+@pytest.mark.full
 @pytest.mark.parametrize("width", OTHER_WIDTHS)
 @pytest.mark.prefer("NCI1", "DD")
 def test_width(
-    race: RunRace, session: Session, dataset: str, graphs: GraphBatch, width: int, direction: str, threads: int
+    race: RaceRunner, session: Session, dataset: str, graphs: GraphBatch, width: int, direction: str, threads: int
 ) -> None:
     """Narrower and wider branches: one data set of small graphs, one of large ones."""
     on = Input(f"{dataset}, h = {width}", graphs)
-    run(race, "attention", attention_readout, attention_rivals(on, session), on, width, direction, threads)
+    run(race, session, "attention", on, width, direction, threads)
 
 
-def attention_rivals(on: Input, session: Session) -> dict[str, Readout]:
-    """All rivals; torch.compile where it works."""
-    segments = Segments.of(on.graphs.ptr, NUM_BRANCHES)
-    rivals = op_rivals.attention_readouts(segments)
-    if not op_rivals.HAS_TORCH_SCATTER:
+def rivals_of(kind: str, graphs: GraphBatch, session: Session) -> dict[str, Readout]:
+    """All rivals; with attention torch.compile too, where it works."""
+    segments = Segments.of(graphs.ptr, NUM_BRANCHES)
+    if kind == "sum":
+        return ops.sum_readouts(segments)
+    rivals = ops.attention_readouts(segments)
+    if not ops.HAS_TORCH_SCATTER:
         session.note("torch_scatter is not installed, so it does not race")
-    if reason := op_rivals.cannot_compile():
+    if reason := ops.cannot_compile():
         session.note(f"torch.compile does not work here, so it does not race: {reason}")
         return rivals
-    return {**rivals, **op_rivals.compiled_attention(segments)}
+    return {**rivals, **ops.compiled_attention(segments)}
 
 
 def readout_floors(kind: str, z: Tensor, graphs: GraphBatch, backward: bool, threads: int) -> Floors:
     """Forward ``z`` is read and the readout written; backward ``dz`` is, for which attention reads ``z`` once more."""
-    passes = [Pass((z,), (len(graphs), NUM_BRANCHES * z.shape[2]))]
+    passes = [Traffic((z,), (len(graphs), NUM_BRANCHES * z.shape[2]))]
     if backward:
-        passes.append(Pass((z,) if kind == "attention" else (), tuple(z.shape)))
+        passes.append(Traffic((z,) if kind == "attention" else (), tuple(z.shape)))
     return floors.memory(*passes, threads=threads)
 
 
-def run(
-    race: RunRace,
-    kind: str,
-    readout: Readout,
-    rivals: dict[str, Readout],
-    on: Input,
-    width: int,
-    direction: str,
-    threads: int,
-) -> None:
+def run(race: RaceRunner, session: Session, kind: str, on: Input, width: int, direction: str, threads: int) -> None:
     """All branches in one call; rivals see ``(R + 1) * G`` segments and may leave the branches below each other."""
     backward = direction != "forward"
     z, w = (tensor.requires_grad_(backward) for tensor in inputs.branches(on.graphs, width))
     arguments = (z, w) if kind == "attention" else (z,)
-    ours = partial(readout, ptr=on.graphs.ptr, check_invariants=False)
+    ours = partial(attention_readout if kind == "attention" else sum_readout, ptr=on.graphs.ptr, check_invariants=False)
     random = torch.Generator().manual_seed(1)
     beside = torch.randn(len(on.graphs), NUM_BRANCHES * width, generator=random)
     below = beside.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1).contiguous()
     expected = ours(*arguments)
     expected_below = expected.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1)
     expected_gradients = gradients(ours, arguments, beside) if backward else ()
-    readouts: dict[str, Readout] = {"spin_fast": ours, **rivals}
+    readouts: dict[str, Readout] = {"spin_fast": ours, **rivals_of(kind, on.graphs, session)}
     contenders: dict[str, Callable[[], Any]] = {}
     with torch.inference_mode(not backward):
         for name, call in readouts.items():

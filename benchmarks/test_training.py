@@ -18,19 +18,19 @@ from torch import Tensor, nn
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 
-from . import epochs, peak
-from .checks import assert_close
-from .epochs import DEPTH, WIDTH, Epoch
-from .plugin import RunRace
-from .race import num_threads
-from .report import Session
+from .harness import epochs, peak
+from .harness.checks import assert_close
+from .harness.epochs import DEPTH, WIDTH, Epoch
+from .harness.plugin import RaceRunner, Settings
+from .harness.race import num_threads
+from .harness.report import Session
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader
 
-from . import op_rivals, rivals, spin_rivals
+from .rivals import gnn, ops, plain_spin
 
 BATCH_SIZE = 128
 COMPILED_ON = ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")
@@ -56,10 +56,9 @@ def spins(shape: Shape) -> dict[str, SPIN]:
     return {"SPIN-att": SPIN(*shape, attention=True), "SPIN-sum": SPIN(*shape, attention=False)}
 
 
-@pytest.mark.lengthy
-@pytest.mark.parametrize("batch_size", [BATCH_SIZE, pytest.param(32, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("batch_size", [BATCH_SIZE, pytest.param(32, marks=pytest.mark.full)])
 def test_training_epoch(
-    race: RunRace,
+    race: RaceRunner,
     session: Session,
     dataset: str,
     graphs: GraphBatch,
@@ -72,11 +71,11 @@ def test_training_epoch(
     features = PowerFeatures.from_graphs(graphs, DEPTH)
     # The rivals train copies, and so start from the same weights.
     contenders = vectorised_epochs(spins, graphs, features, batch_size)
-    # No goal, and its time, which is long, hardly depends on threads and batches.
+    # The loops are slow, and hardly depend on threads and batches: one setting suffices.
     loops = loop_epochs(spins, graphs, batch_size) if batch_size == BATCH_SIZE and threads == 1 else {}
     contenders |= loops
-    for family, make in rivals.MODELS.items():
-        data = rivals.data_list(graphs, family)
+    for family, make in gnn.MODELS.items():
+        data = gnn.data_list(graphs, family)
         model = make(*shape)
         check_forms(family, model, data[:CHECKED])
         contenders |= message_passing_epochs(family, model, data, batch_size)
@@ -84,37 +83,35 @@ def test_training_epoch(
             contenders |= compiled_epoch(session, dataset, model, data, threads)
     spin_epochs = {name: epochs.ours(model, features, batch_size) for name, model in spins.items()}
     case = f"training epoch, batches of {batch_size}"
-    race(case, dataset, spin_epochs | contenders, also="SPIN-sum", once=loops, shortest=SHORTEST_SAMPLE)
+    race(case, dataset, spin_epochs | contenders, ours=len(spins), once=loops, shortest=SHORTEST_SAMPLE)
 
 
-def message_passing_epochs(
-    family: str, model: rivals.Classifier, data: list[Data], batch_size: int
-) -> dict[str, Epoch]:
+def message_passing_epochs(family: str, model: gnn.Classifier, data: list[Data], batch_size: int) -> dict[str, Epoch]:
     """With batches that PyG's DataLoader collates in every epoch, and with batches collated beforehand."""
     loader = DataLoader(data, batch_size, shuffle=True)
     mixed = [data[i] for i in torch.randperm(len(data)).tolist()]
     contenders = {}
-    for form in rivals.FORMS:
-        batches = rivals.collated(mixed, batch_size, form)
-        loaded = partial(rivals.loaded, loader, form)
+    for form in gnn.FORMS:
+        batches = gnn.collated(mixed, batch_size, form)
+        loaded = partial(gnn.loaded, loader, form)
         contenders[f"{family} {form}, DataLoader"] = epochs.of(copy.deepcopy(model), loaded)
         contenders[f"{family} {form}, collated"] = epochs.of(copy.deepcopy(model), partial(epochs.shuffled, batches))
     return contenders
 
 
 def compiled_epoch(
-    session: Session, dataset: str, model: rivals.Classifier, data: list[Data], threads: int
+    session: Session, dataset: str, model: gnn.Classifier, data: list[Data], threads: int
 ) -> dict[str, Epoch]:
     """Batches collated beforehand, ``torch.compile`` where it works; what it takes to compile is not in the race."""
     session.note(f"torch.compile of the GIN races on {', '.join(COMPILED_ON)} only, in batches of {BATCH_SIZE}")
     session.note("torch.compile takes no sparse tensors: the GIN's CSR form is not compiled")
     if dataset not in COMPILED_ON:
         return {}
-    if reason := op_rivals.cannot_compile():
+    if reason := ops.cannot_compile():
         session.note(f"torch.compile does not work here, so it does not race: {reason}")
         return {}
-    name, batches = "GIN edge_index, collated, compiled", rivals.collated(data, BATCH_SIZE, "edge_index")
-    compiled = rivals.compiled(copy.deepcopy(model), threads)
+    name, batches = "GIN edge_index, collated, compiled", gnn.collated(data, BATCH_SIZE, "edge_index")
+    compiled = gnn.compiled(copy.deepcopy(model), threads)
     epoch = epochs.of(compiled, partial(epochs.shuffled, batches))
     start = time.perf_counter()
     try:
@@ -137,9 +134,9 @@ def vectorised_epochs(
     contenders = {}
     for name, spin in spins.items():
         for kind, rows in stored.items():
-            model = spin_rivals.Vectorised(spin)
-            check_spin(f"{name}, vectorised{kind}", model, spin, rows, spin_rivals.row_batches)
-            batches = partial(in_random_order, spin_rivals.row_batches, rows, batch_size)
+            model = plain_spin.Vectorised(spin)
+            check_spin(f"{name}, vectorised{kind}", model, spin, rows, plain_spin.row_batches)
+            batches = partial(in_random_order, plain_spin.row_batches, rows, batch_size)
             contenders[f"{name}, vectorised PyTorch{kind}"] = epochs.of(model, batches)
     return contenders
 
@@ -149,9 +146,9 @@ def loop_epochs(spins: Mapping[str, SPIN], graphs: GraphBatch, batch_size: int) 
     features = PowerFeatures.from_graphs(graphs, DEPTH, deduplicate=False)
     contenders = {}
     for name, spin in spins.items():
-        model = spin_rivals.Loop(spin)
-        check_spin(f"{name}, loop", model, spin, features, spin_rivals.separate_batches)
-        batches = partial(in_random_order, spin_rivals.separate_batches, features, batch_size)
+        model = plain_spin.Loop(spin)
+        check_spin(f"{name}, loop", model, spin, features, plain_spin.separate_batches)
+        batches = partial(in_random_order, plain_spin.separate_batches, features, batch_size)
         optimizer = torch.optim.Adam(model.parameters(), epochs.LEARNING_RATE)
         contenders[f"{name}, loop over graphs"] = epochs.of(model, batches, optimizer)
     return contenders
@@ -169,11 +166,11 @@ def check_spin(name: str, rival: nn.Module, spin: SPIN, features: PowerFeatures,
         assert_close(name, [rival(next(batches(features, ids, CHECKED)))], [spin(features[ids])], rtol=1e-3)
 
 
-def check_forms(family: str, model: rivals.Classifier, data: list[Data]) -> None:
+def check_forms(family: str, model: gnn.Classifier, data: list[Data]) -> None:
     """All forms of a batch must give the same class scores and the same gradients."""
     results = {}
-    for form in rivals.FORMS:
-        (inputs,) = rivals.collated(data, len(data), form)
+    for form in gnn.FORMS:
+        (inputs,) = gnn.collated(data, len(data), form)
         logits = model(inputs)
         gradients = torch.autograd.grad(F.cross_entropy(logits, inputs.y), list(model.parameters()))
         results[form] = logits.detach(), *gradients
@@ -187,58 +184,57 @@ def predict_from_features(model: SPIN, features: PowerFeatures) -> Tensor:
     return training.predict(model, features, batch_size=BATCH_SIZE).softmax(1)
 
 
-@pytest.mark.lengthy
-def test_prediction(race: RunRace, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
+def test_prediction(race: RaceRunner, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
     """Class probabilities of all graphs from what is in memory: a GraphBatch for ours, PyG's graphs for its models.
 
-    What is made beforehand for a contender (its features, its batches) is said in its name.
+    The name of a contender says what is made beforehand (features, batches).
     """
     features = PowerFeatures.from_graphs(graphs, DEPTH)
-    contenders: dict[str, Callable[[], Tensor]] = {}
+    contenders: dict[str, Callable[[], Tensor]] = {
+        name: partial(training.predict_proba, spin, graphs, "sym") for name, spin in spins.items()
+    }
     for name, spin in spins.items():
-        contenders |= agreeing(
-            {
-                name: partial(training.predict_proba, spin, graphs, "sym"),
-                f"{name}, features made": partial(predict_from_features, spin, features),
-            }
-        )
-    for family, make in rivals.MODELS.items():
+        made = f"{name}, features made"
+        contenders[made] = partial(predict_from_features, spin, features)
+        check_agreement({key: contenders[key] for key in (name, made)})
+    num_ours = len(contenders)
+    for family, make in gnn.MODELS.items():
         model = make(*shape)
-        data = rivals.data_list(graphs, family)
+        data = gnn.data_list(graphs, family)
         loader = DataLoader(data, BATCH_SIZE)
         passes: dict[str, Callable[[], Tensor]] = {}
-        for form in rivals.FORMS:
-            batches = rivals.collated(data, BATCH_SIZE, form)
-            loaded = partial(rivals.loaded, loader, form)
+        for form in gnn.FORMS:
+            batches = gnn.collated(data, BATCH_SIZE, form)
+            loaded = partial(gnn.loaded, loader, form)
             passes |= {
                 f"{family} {form}, DataLoader": partial(predict_rival, model, loaded),
                 f"{family} {form}, collated": partial(predict_rival, model, partial(iter, batches)),
             }
-        contenders |= agreeing(passes)
-    in_order = {name: contenders[name] for name in spins} | contenders
+        check_agreement(passes)
+        contenders |= passes
     case = "prediction, precomputation included"
-    race(case, dataset, in_order, also="SPIN-sum", shortest=SHORTEST_SAMPLE)
+    race(case, dataset, contenders, ours=num_ours, shortest=SHORTEST_SAMPLE)
 
 
-def agreeing(passes: dict[str, Callable[[], Tensor]]) -> dict[str, Callable[[], Tensor]]:
-    """The same, after a look at whether all of them give the same."""
-    expected = next(iter(passes.values()))()
-    for name, predict in passes.items():
-        assert_close(name, [predict()], [expected], rtol=1e-3)
-    return passes
+def check_agreement(passes: Mapping[str, Callable[[], Tensor]]) -> None:
+    """All must predict the same."""
+    expected, *others = (predict() for predict in passes.values())
+    for name, result in zip(list(passes)[1:], others, strict=True):
+        assert_close(name, [result], [expected], rtol=1e-3)
 
 
-def predict_rival(model: rivals.Classifier, batches: Callable[[], Any]) -> Tensor:
+def predict_rival(model: gnn.Classifier, batches: Callable[[], Any]) -> Tensor:
     """Class probabilities by a rival; ``batches`` starts the pass's iterator."""
-    return rivals.predict(model, batches()).softmax(1)
+    return gnn.predict(model, batches()).softmax(1)
 
 
+@pytest.mark.full
 @pytest.mark.prefer("NCI1")
 def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
-    """Where the time of the best GIN goes, so that nobody need fear that it is slow by accident."""
-    batches = rivals.collated(rivals.data_list(graphs, "GIN"), BATCH_SIZE, "CSR")
+    """A profile of the best GIN, to show that it is not slow by accident."""
+    batches = gnn.collated(gnn.data_list(graphs, "GIN"), BATCH_SIZE, "CSR")
     with num_threads(1):
-        epoch = epochs.of(rivals.gin(*shape), partial(epochs.shuffled, batches))
+        epoch = epochs.of(gnn.gin(*shape), partial(epochs.shuffled, batches))
         epoch()
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
             epoch()
@@ -270,9 +266,9 @@ def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> 
 
 @pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")
 @pytest.mark.prefer("NCI1", "REDDIT-BINARY", "COLLAB", "ogbg-molhiv", "DD")
-def test_peak_memory(session: Session, quick: bool, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
+def test_peak_memory(session: Session, settings: Settings, dataset: str, graphs: GraphBatch, shape: Shape) -> None:
     """What a training run takes, with the graphs in the form that it keeps them in."""
-    contenders = ["SPIN-att", "GIN, DataLoader"] if quick else list(peak.TRAINED)
+    contenders = peak.TRAINED if settings.full else ["SPIN-att", "GIN, DataLoader"]
     peaks = peak.measure("training", graphs, contenders)
     first = next(iter(peaks.values()))
     rows = [

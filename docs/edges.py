@@ -8,7 +8,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 FIGURES = HERE.parent / "benchmarks" / "results" / "training" / "results.json"
-STUDY = "100 epochs, preparation included, 1,000 Erdos-Renyi graphs, 1 thread"
+TITLE = "100 epochs, preparation included, 1,000 Erdos-Renyi graphs, 1 thread"
 MILLIONS_OF_EDGES = 1000 * 100 * 99 / 1e6  # directed, where p = 1: 1,000 graphs of 100 nodes
 LINES = {  # from below; name in the figures: label at the end of the line, colour
     "SPIN-att": ("SPIN", "#1f5fa8"),
@@ -30,8 +30,8 @@ def y_of(seconds: float) -> float:
 
 
 def drawn() -> str:
-    studies = json.loads(FIGURES.read_text())["studies"]
-    seconds = next(study["seconds"] for study in studies if study["title"] == STUDY)
+    all_curves = json.loads(FIGURES.read_text())["curves"]
+    seconds = next(curves["seconds"] for curves in all_curves if curves["title"] == TITLE)
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 384" font-family="Helvetica, Arial, sans-serif" '
         'font-size="13">',

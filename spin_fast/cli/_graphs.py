@@ -23,7 +23,7 @@ def read_dataset(
     """Read a dataset while the terminal says so; ``label`` is what ``--label`` says.
 
     Raises:
-        ValueError: they are said to be listed once and are listed in both directions.
+        ValueError: ``--undirected`` although edges are listed in both directions.
     """
     chosen = {} if label is None else {"label": label[0]}
     edge_options = edge_options or EdgeOptions()
@@ -43,7 +43,7 @@ def hint_on_edges(source: datasets.Source, graphs: GraphBatch) -> str | None:
 
 
 def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
-    """Which option takes the node features that a set has and that nobody has decided against."""
+    """Name the option for node features that a TU set has and that are not used, unless some were ``chosen``."""
     if chosen is not None or not read.unused:
         return None
     every = "+".join(part for part in ("attribute", "label") if part in read.unused or part in str(read.features))
@@ -55,12 +55,12 @@ def describe(name: str, graphs: GraphBatch) -> str:
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
         f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
-        f"{graphs.num_edges / num_graphs:.2f} edges on average, {graphs.num_features} feature(s) per node"
+        f"{graphs.num_edges / num_graphs:.2f} directed edges on average, {graphs.num_features} feature(s) per node"
     )
 
 
 def columns_of(read: datasets.Folder) -> str | None:
-    """Which columns of one's own folder became features, with how many words where they are of words."""
+    """The columns of one's own folder that became features, with the number of words of each that has words."""
     if not isinstance(read.features, list):
         return None
     words = {item["column"]: len(item["categories"]) for item in read.features if "categories" in item}
@@ -83,7 +83,7 @@ def warn_of(names: list[str], num_graphs: int, what: str) -> None:
 
 
 def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
-    """What the graphs are, and the hints."""
+    """Print what the graphs are, and the hints."""
     console.print(describe(name, read.graphs), highlight=False)
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}", highlight=False)

@@ -24,21 +24,24 @@ def bench(
         str | None, data_option("--datasets", help="Which of them, with commas between.", show_default="those found")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few rounds on digits, to see that all runs.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The long races too; with all data sets they take hours.")
+    ] = False,
     results: Annotated[Path | None, typer.Option(help="Write JSON, a table and plots there.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Time the operations, training and prediction against their rivals; further options go to pytest.
+    """Time the operations, training and prediction against their rivals: a few minutes on digits, a table as each ends.
 
-    Accuracy at equal settings: python -m spin_fast.benchmarks.accuracy. Needs the extra: pip install
-    'spin_fast\\[bench]'.
+    Further options go to pytest. Accuracy at equal settings: python -m spin_fast.benchmarks.studies.accuracy. Needs the
+    extra: pip install 'spin_fast\\[bench]'.
     """
     try:
         import pytest
         import pytest_benchmark  # noqa: F401
     except ImportError as error:
         raise ImportError(f"{error}; the benchmarks need: pip install 'spin_fast[bench]'") from None
-    arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.plugin", "-q"]
+    arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.harness.plugin"]
     for option, value in (("--root", root), ("--datasets", names), ("--results", results)):
         arguments += [] if value is None else [f"{option}={value}"]
-    arguments += ["--quick"] if quick else []
+    arguments += [option for option, given in (("--quick", quick), ("--full", full)) if given]
     raise typer.Exit(int(pytest.main([*arguments, *context.args])))

@@ -70,8 +70,8 @@ def info(
     duplicates differ, some predictions are wrong whatever the model, which bounds the accuracy over all graphs. Test
     graphs with a duplicate in training are not new to the model; published folds are counted where they are found.
 
-    Edges are counted once however often an edge is repeated, in an undirected graph one for both directions, and
-    self-loops with them; the density leaves self-loops out.
+    Edges are counted once however often they are repeated, and in an undirected graph both directions are one edge.
+    Self-loops count; the density leaves them out.
 
     Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_edges,
     directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits,

@@ -258,14 +258,14 @@ def assemble(
     weight: np.ndarray | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
-    """Build a ``GraphBatch`` from edges in any order; a repeated edge is kept once.
+    """Build a ``GraphBatch`` from directed edges in any order; repeated edges are merged.
 
     Args:
         rows: ``[E]`` integer, the node that gathers, numbered from 0 over all graphs.
         columns: ``[E]`` integer, the node that it gathers from.
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
-        x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after repeats
-            are gone, a self-loop counting 1.
+        x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after merging,
+            a self-loop counting 1.
         y: labels, first axis ``G``, or None.
         weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
         dtype: of the degree and the weights.

@@ -67,9 +67,9 @@ def load_folder(
 
     Names and words are taken without the blanks around them; where that leaves nothing, nothing is filled in.
 
-    Edges are taken as they are: an edge of a table, or of a GraphML file with ``edgedefault="directed"``, is one edge
-    from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line ``i, j`` of TU
-    text is the edge from ``j`` to ``i``, and repeated ones are kept once.
+    Edges are taken as listed: a row of ``edges``, or an edge of a GraphML file with ``edgedefault="directed"``, is one
+    directed edge from source to target, an edge of a GraphML file with ``edgedefault="undirected"`` is two; a line
+    ``i, j`` of TU text is the directed edge from ``j`` to ``i``, and repeated ones are kept once.
 
     Args:
         path: the folder, a zip of a TU set, or a ``.nel`` file.
@@ -149,8 +149,6 @@ def iter_folder(
 def _check_arguments(
     features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, edge_options: EdgeOptions
 ) -> None:
-    if dtype not in check.FLOATS:
-        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     check_features(features)
     check_label(label, classes)
     if classes is not None:
@@ -158,10 +156,12 @@ def _check_arguments(
             raise TypeError(f"classes must be a list of names (str), got {classes!r}")
         if len(set(classes)) < max(len(classes), 1):
             raise ValueError(f"classes must be different names, at least one, got {classes!r}")
-    check_edge_options(edge_options)
+    check_dtype_and_edges(dtype, edge_options)
 
 
-def check_edge_options(edge_options: Mapping[str, Any]) -> None:
+def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
+    if dtype not in check.FLOATS:
+        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
     if unknown := edge_options.keys() - _EDGE_OPTIONS:
         options = ", ".join(_EDGE_OPTIONS)
         raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")

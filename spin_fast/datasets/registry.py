@@ -206,7 +206,7 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
         dtype: float32 or float64, of ``x``.
 
     Returns:
-        One graph with ``x [2708, 1433]`` of 0 and 1, both directions of each edge, the classes of its nodes, the split.
+        One graph with ``x [2708, 1433]`` of 0 and 1, each edge in both directions, the classes of its nodes, the split.
 
     Raises:
         DatasetError: no such files, or wrong ones; one line that says which.

@@ -129,7 +129,7 @@ class Known(Source):
         dtype: torch.dtype = torch.float32,
         **edge_options: Any,
     ) -> Folder:
-        folder.check_edge_options(edge_options)
+        folder.check_dtype_and_edges(dtype, edge_options)
         for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
             if (value := edge_options.get(argument, default)) is not default:
                 self._refuse(argument, value, "whose edges are known; it is for folders of your own graphs")

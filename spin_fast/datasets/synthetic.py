@@ -40,7 +40,7 @@ def erdos_renyi(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, each undirected edge in both directions, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range.
@@ -84,7 +84,7 @@ def random_regular(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, each undirected edge in both directions, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range.
@@ -132,7 +132,7 @@ def power_law(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, both directions of each edge, ``y`` int64 ``[num_graphs]``.
+        The graphs, each undirected edge in both directions, ``y`` int64 ``[num_graphs]``.
 
     Raises:
         ValueError: a number is out of range, or so many edges cannot be placed.
@@ -189,7 +189,7 @@ def csl(
         dtype: float32 or float64, of the features.
 
     Returns:
-        The graphs, class after class, both directions of each edge; ``x`` ``[N, 1]`` the degree, always 4; ``y`` int64.
+        The graphs by class, each edge in both directions; ``x`` ``[N, 1]`` the degree, always 4; ``y`` int64.
 
     Raises:
         ValueError: a number is out of range.
@@ -283,7 +283,7 @@ def _batch(
     num_features: int | None,
     dtype: torch.dtype,
 ) -> GraphBatch:
-    """Both directions of the edges ``[2, ...]`` of each class, features and labels."""
+    """Build the batch from the undirected edges ``[2, ...]`` of each class, with features and labels."""
     first, second = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
     x = None
     if num_features is not None:

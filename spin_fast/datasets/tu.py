@@ -185,7 +185,7 @@ def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:
 
 
 def _edges(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the edges ``[E]``, numbered from 0, each inside one graph."""
+    """Rows and columns of the directed edges ``[E]``, numbered from 0, each inside one graph."""
     edges, where = files.read("A", np.int32, columns=2), files.where("A")
     if edges.min() < 1 or edges.max() > len(graph):
         wrong = (edges < 1) | (edges > len(graph))

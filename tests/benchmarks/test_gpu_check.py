@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, benchmark_module
+from helpers import ROOT, benchmark_module, run_benchmarks
 
 import spin_fast
 from spin_fast import GraphBatch
@@ -140,16 +140,11 @@ def test_small_calls_run(native) -> None:
 def test_benchmarks_run(native, tmp_path: Path) -> None:
     """All races of the GPU, small and on the CPU."""
     pytest.importorskip("torch_geometric")
-    folder = Path(benchmark_module("gpu").__file__).parent
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_gpu.py"]
     results_folder = tmp_path / "results"
     options = ["--device", "cpu", "--quick", "--rounds", "1", "--budget", "0.01", "--no-plots"]
     options += ["--results", results_folder]
     options += ["-k", "not (readout and not dtype0) and not REDDIT and not molhiv"]  # one type, width and data set tell
-    in_checkout = folder == ROOT / "benchmarks"
-    plugin = [] if in_checkout else ["-p", "spin_fast.benchmarks.plugin"]
-    place = ROOT if in_checkout else tmp_path  # the checkout would hide what is installed
-    result = subprocess.run([*command, *plugin, *options], cwd=place, capture_output=True, text=True, check=False)
+    result = run_benchmarks(tmp_path, "test_gpu.py", *options)
     assert result.returncode == 0, result.stdout + result.stderr
     results = json.loads((results_folder / "results.json").read_text())
     assert {race["case"].partition(",")[0] for race in results["races"]} == {
@@ -167,7 +162,7 @@ def test_benchmarks_run(native, tmp_path: Path) -> None:
 
 
 def test_bytes_that_count() -> None:
-    gpu = benchmark_module("gpu")
+    gpu = benchmark_module("harness.gpu")
     z, ptr = torch.empty(10, 8), torch.tensor([0, 4, 10])
     rows, readouts, weights, offsets = 10 * 8 * 4, 2 * 8 * 4, 10 * 4, 3 * 8
     assert gpu.readout_bytes("sum", z, ptr, False) == rows + offsets + readouts
@@ -182,14 +177,14 @@ def test_bytes_that_count() -> None:
 
 
 def test_a_floor_moves_so_many_bytes() -> None:
-    gpu = benchmark_module("gpu")
+    gpu = benchmark_module("harness.gpu")
     for call in gpu.floors(4096, "cpu")["copy"].values():
         assert call().nbytes == 2048  # written, and as many read
 
 
 @pytest.mark.parametrize("num_rows", [1, 1000, 100_000])
 def test_segments_have_all_rows(num_rows: int) -> None:
-    gpu = benchmark_module("gpu")
+    gpu = benchmark_module("harness.gpu")
     for kind in gpu.SEGMENTS:
         ptr = gpu.segments(kind, num_rows)
         assert (ptr[0], ptr[-1]) == (0, num_rows)
@@ -198,7 +193,7 @@ def test_segments_have_all_rows(num_rows: int) -> None:
 
 
 def test_stand_ins_have_the_statistics_of_the_data_sets() -> None:
-    inputs = benchmark_module("inputs")
+    inputs = benchmark_module("harness.inputs")
     for dataset, facts in inputs.STATISTICS.items():
         graphs = inputs.stand_in(dataset, 2000)
         assert (len(graphs), graphs.num_features) == (2000, facts.features)
@@ -208,7 +203,7 @@ def test_stand_ins_have_the_statistics_of_the_data_sets() -> None:
 
 
 def test_answers_of_nvidia_smi() -> None:
-    gpu = benchmark_module("gpu")
+    gpu = benchmark_module("harness.gpu")
     fields = ("driver_version", "clocks.sm", "clocks.mem", "power.draw")
     answer = "580.1, 1980 MHz, [N/A], [Not Supported]\n"
     assert gpu.parsed(fields, answer) == {"driver_version": "580.1", "clocks.sm": "1980 MHz"}
@@ -216,7 +211,7 @@ def test_answers_of_nvidia_smi() -> None:
 
 
 def test_goals_in_the_table() -> None:
-    report, race = benchmark_module("report"), benchmark_module("race")
+    report, race = benchmark_module("harness.report"), benchmark_module("harness.race")
     times = report.Goal("epoch", "NCI1", 20, "x", race.Spread(24, 25, 26))
     share = report.Goal("readout", "rows", 0.85, "%", race.Spread(0.8, 0.81, 0.9))
     time = report.Goal("epoch", "NCI1", 5e-3, "ms", race.Spread(3e-3, 4e-3, 6e-3))
@@ -224,6 +219,6 @@ def test_goals_in_the_table() -> None:
     assert share.row == ("readout", "rows", "≥ 85 %", "81.0 %", "80.0–90.0", "**no**")
     assert time.row == ("epoch", "NCI1", "≤ 5 ms", "4.00 ms", "3.00–6.00", "yes")
     session = report.Session(goals=[times, share, time])
-    assert [table.title for table in session.tables] == ["goals on the GPU"]
+    assert [table.title for table in session.tables()] == ["goals on the GPU"]
     one = race.Race("gpu", "epoch", "NCI1", 1, device="cuda")
     assert (one.place, one.clock) == ("GPU", "wall time")

@@ -22,7 +22,7 @@ committed = pytest.mark.skipif(not RESULTS.is_dir(), reason="no results beside t
 
 @pytest.fixture
 def studies(monkeypatch: pytest.MonkeyPatch):
-    module = benchmark_module("studies")
+    module = benchmark_module("studies.ablations")
     for settings in (module.NODES, module.LINKS, module.GRAPHS):
         monkeypatch.setitem(settings, "epochs", 30)
     return module
@@ -72,35 +72,35 @@ def test_nodes_and_links(studies) -> None:
 
 
 def test_runs_are_kept(tmp_path: Path) -> None:
-    runs = benchmark_module("runs")
+    study = benchmark_module("studies.study")
     file, done = tmp_path / "new" / "study.json", []
 
-    def job(key: str) -> dict[str, Any]:
+    def run(key: str) -> dict[str, Any]:
         if key == "b/1" and "a/0" not in done:
             done.append("a/0")
             raise KeyboardInterrupt
         done.append(key)
         return {"test": 0.5, "validation": 0.25}
 
-    jobs = {key: partial(job, key) for key in ("b/0", "b/1", "a/1")}
+    runs = {key: partial(run, key) for key in ("b/0", "b/1", "a/1")}
     with pytest.raises(KeyboardInterrupt):
-        runs.complete(file, {"width": 1}, jobs)
+        study.complete(file, {"width": 1}, runs)
     assert list(json.loads(file.read_text())["runs"]) == ["b/0"]
-    assert list(runs.complete(file, {"width": 1}, dict(reversed(jobs.items())))) == ["a/1", "b/1", "b/0"]
+    assert list(study.complete(file, {"width": 1}, dict(reversed(runs.items())))) == ["a/1", "b/1", "b/0"]
     assert done == ["b/0", "a/0", "a/1", "b/1"]
     (path,) = file.parent.iterdir()
     assert path == file
-    with pytest.raises(runs.OtherSettings, match="made with other settings"):
-        runs.complete(file, {"width": 2}, jobs)
+    with pytest.raises(study.OtherSettings, match="made with other settings"):
+        study.complete(file, {"width": 2}, runs)
 
 
 def test_tables() -> None:
-    runs = benchmark_module("runs")
+    study = benchmark_module("studies.study")
     tests = {"A/x/0": 0.5, "A/x/1": 0.7, "A/y/0": 1.0, "B/x/0": 0.25}
     done = {key: {"test": test, "validation": 0.5} for key, test in tests.items()}
-    table = runs.table(
-        "t", ("input", "model"), done, "AUC", more={"s": {("A", "x"): "1", ("A", "y"): "2", ("B", "x"): ""}}
-    )
+    columns = {"s": {("A", "x"): "1", ("A", "y"): "2", ("B", "x"): ""}}
+    of = study.Study("t", "", ("input", "model"), {}, dict, "AUC", columns=lambda _: columns)
+    table = study.table(of, done)
     assert table.headers == ("input", "model", "test AUC, %", "validation, %", "s", "seeds")
     assert table.blocks == [
         [("A", "x", "60.0 ± 14.1", "50.0", "1", "2"), ("", "y", "100.0 ± 0.0", "50.0", "2", "1")],
@@ -109,7 +109,7 @@ def test_tables() -> None:
 
 
 def test_program(studies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def jobs(root: str | None) -> dict[str, Any]:
+    def runs(root: str | None) -> dict[str, Any]:
         return {
             f"G/{at}/{line}/{seed}": lambda: {"test": 0.5, "validation": 1.0}
             for at in "12"
@@ -117,7 +117,7 @@ def test_program(studies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
             for seed in "01"
         }
 
-    study = studies.Study("Of: G", "A note.", ("input", "at", "line"), {"width": 3}, jobs)
+    study = studies.Study("Of: G", "A note.", ("input", "at", "line"), {"width": 3}, runs)
     monkeypatch.setattr(studies, "STUDIES", {"one": study, "other": study._replace(title="Other", plotted=False)})
     monkeypatch.setattr(sys, "argv", ["studies", "--results", str(tmp_path)])
     studies.main()
@@ -163,34 +163,28 @@ QUOTED = {
 def test_what_is_quoted_was_run() -> None:
     """Tables are those of the runs beside them, and the pages have the figures of the tables."""
     pytest.importorskip("torch_geometric")
-    runs, report = benchmark_module("runs"), benchmark_module("report")
-    studies, accuracy = benchmark_module("studies"), benchmark_module("accuracy")
+    of, report = benchmark_module("studies.study"), benchmark_module("harness.report")
+    studies, accuracy = benchmark_module("studies.ablations"), benchmark_module("studies.accuracy")
 
-    def kept(name: str, settings: dict[str, Any], jobs: dict[str, Any]) -> dict[str, Any]:
-        found = json.loads((RESULTS / f"{name}.json").read_text())
-        assert found["settings"] == settings
-        assert list(found["runs"]) == list(jobs)
+    def kept(study: Any, folder: str, name: str, written: str) -> dict[str, Any]:
+        """The scores of a study, whose table is in ``written``."""
+        found = json.loads((RESULTS / folder / f"{name}.json").read_text())
+        assert found["settings"] == study.settings
+        assert list(found["runs"]) == list(study.runs(None))
+        session = report.Session(counted=[of.table(study, found["runs"])])
+        from_title_on = report.markdown(session, report.machine()).split("\n\n", 1)[1]
+        assert from_title_on in (RESULTS / folder / written).read_text()
         return found["runs"]
 
     figures: dict[str, str] = {}
 
     def enter(name: str, done: dict[str, Any]) -> None:
-        groups = runs.by_words(done).items()
-        figures.update(
-            {"/".join((name, *words)): runs.percent(run["test"] for run in group) for words, group in groups}
-        )
+        for words, group in of.by_words(done).items():
+            figures["/".join((name, *words))] = of.percent(scores["test"] for scores in group)
 
-    def shown(table: Any) -> str:
-        """From its title on."""
-        return report.markdown(report.Session(counted=[table]), report.machine()).split("\n\n", 1)[1]
-
-    done = kept("accuracy/accuracy", accuracy.SETTINGS, accuracy.jobs(accuracy.DATASETS, None))
-    assert shown(accuracy.table(done)) in (RESULTS / "accuracy" / "accuracy.md").read_text()
-    enter("accuracy", done)
-    written = (RESULTS / "studies" / "studies.md").read_text()
+    enter("accuracy", kept(accuracy.study_of(accuracy.DATASETS), "accuracy", "accuracy", "accuracy.md"))
     for name, study in studies.STUDIES.items():
-        done = kept(f"studies/{name}", study.settings, study.jobs(None))
-        assert shown(studies.table(study, done)) in written
+        done = kept(study, "studies", name, "studies.md")
         assert not study.plotted or (RESULTS / "studies" / report.plot_name(study.title)).is_file()
         enter(name, done)
     for page, names in QUOTED.items():

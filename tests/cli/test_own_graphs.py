@@ -43,7 +43,7 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     trained = facts_of("train", "known", "--epochs", 15, "--hops", 1)
     assert trained["model"] == "runs/known/model.safetensors"
     edges = datasets.load("known/").num_edges / 30  # not half of them, for who lists each edge once
-    assert f"{edges:.2f} edges on average" in invoke("precompute", "known", "--hops", 1)
+    assert f"{edges:.2f} directed edges on average" in invoke("precompute", "known", "--hops", 1)
     monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
     said = facts_of("predict", trained["model"], tmp_path / "new", "--out", "p.csv")
     assert (said["dataset"], said["graphs"]) == ("new", 11)

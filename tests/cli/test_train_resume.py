@@ -19,11 +19,13 @@ from helpers.cli import (
     facts_of,
     invoke,
 )
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from spin_fast import training
 from spin_fast.cli import app
 from spin_fast.datasets import sources
+from spin_fast.training.checkpoints import STATE_FORMAT
 
 
 def test_going_on_after_an_interruption(tmp_path: Path) -> None:
@@ -89,8 +91,12 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
     assert "error: --epochs must be at least 2, as many as" in error("--epochs", 1)
     assert "error: --epochs and --schedule must give the learning rates of" in error("--epochs", 3)
     assert "features.graphs=1797 there, features.graphs=150 here" in error(dataset="CSL")
-    (out / "state.safetensors").write_bytes(b"something else")
-    assert f"{out / 'state.safetensors'} is not a readable safetensors file" in error()
+    state = out / "state.safetensors"
+    save_file({"x": torch.ones(1)}, state, {"format": STATE_FORMAT, "record": "{}"})
+    assert f"{state} is damaged: it must have the settings and the epochs of a run" in error()
+    state.write_bytes(b"something else")
+    said = f"{state} cannot be written: there is a file of another kind; remove it"
+    assert said in invoke("train", *QUICK, "--resume", "--out", out, exit_code=1)
 
 
 def test_another_fold_does_not_go_on(tmp_path: Path, data_root: Path) -> None:
@@ -144,7 +150,7 @@ def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
     assert "has a result" not in stdout
     assert json.loads((out / "result.json").read_bytes())["seed"] == 1
     assert "has a result" not in invoke("train", *QUICK, "--seed", 1, "--resume")
-    (out / "result.json").write_text("[]")
+    (out / "result.json").write_text('{"dataset": "digits", "metric": "accuracy", "test": null}')
     assert "runs/digits has a result: this run replaces it" in invoke("train", *QUICK)
 
 

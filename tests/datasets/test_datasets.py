@@ -325,7 +325,7 @@ def test_wrong_files_are_named(tmp_path: Path, changes: dict[str, str | None], w
 def test_an_attribute_that_is_missing(tmp_path: Path) -> None:
     write(tmp_path / "TINY", node_attributes="0.5, 1\n1.5\n" + "1, 1\n" * 4)
     message = error_of(lambda: datasets.load("TINY", tmp_path, features="attribute"))
-    assert "TINY_node_attributes.txt, line 2 must hold 2 float64" in message
+    assert "TINY_node_attributes.txt, line 2 must hold 2 float32" in message
 
 
 @pytest.mark.parametrize(

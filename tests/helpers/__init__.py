@@ -7,6 +7,8 @@ import importlib
 import importlib.util
 import itertools
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -246,6 +248,23 @@ def work(graphs: GraphBatch, model: SPIN, *, forked: bool = False) -> list[torch
 def send_work(graphs: GraphBatch, model: SPIN, channel: Any, forked: bool) -> None:
     """For a process, which imports this module, but not those of the tests."""
     channel.send([value.numpy() for value in work(graphs, model, forked=forked)])
+
+
+def run_benchmarks(
+    folder: Path, module: str, *options: str | Path, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """``pytest`` of a file of the benchmarks, or of all: in the checkout, or else of what is installed."""
+    suite = Path(benchmark_module("harness").__file__).parents[1]
+    here = suite.parent == ROOT
+    plugin = [] if here else ["-p", "spin_fast.benchmarks.harness.plugin"]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", suite / module, *plugin, *options],
+        cwd=suite.parent if here else folder,  # the checkout would hide what is installed
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def benchmark_module(name: str):

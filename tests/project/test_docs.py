@@ -142,7 +142,7 @@ def known_options() -> set[str]:
     group = typer.main.get_group(app)
     params = [param for command in (group, *group.commands.values()) for param in command.params]
     known = {"--help"} | {option for param in params for option in (*param.opts, *param.secondary_opts)}
-    for path in ("benchmarks/accuracy.py", "benchmarks/plugin.py", "scripts/gpu_check.sh"):
+    for path in ("benchmarks/studies/accuracy.py", "benchmarks/harness/plugin.py", "scripts/gpu_check.sh"):
         known |= set(re.findall(r"--[a-z][a-z-]*", (ROOT / path).read_text()))
     return known
 
@@ -163,7 +163,7 @@ def check_command(words: list[str]) -> None:
         knows = ROOT / words[0]
     elif words[0] == "pytest":
         assert all((ROOT / word).exists() for word in words[1:] if "/" in word), words
-        knows = ROOT / "benchmarks" / "plugin.py"
+        knows = ROOT / "benchmarks" / "harness" / "plugin.py"
     else:
         return
     for word in words[1:]:

@@ -74,7 +74,7 @@ def test_native_wheel(tmp_path: Path) -> None:
     assert any(name.startswith("spin_fast/_C.") for name in names)
     assert not any(name.startswith("spin_fast/_C_cuda") for name in names)
     assert "spin_fast/py.typed" in names
-    assert {"spin_fast/benchmarks/rivals.py", "spin_fast/benchmarks/floors.c"} <= set(names)
+    assert {"spin_fast/benchmarks/rivals/gnn.py", "spin_fast/benchmarks/harness/floors.c"} <= set(names)
     assert not any(name.startswith(("tests/", "csrc/")) for name in names)
     output = run_in_fresh_environment(wheel, tmp_path / "venv", RUN)
     assert "'native': True" in output

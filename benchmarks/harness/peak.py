@@ -1,4 +1,4 @@
-"""Peak memory of a call or a training run, in a process of its own, where nothing that was freed before is at hand.
+"""Peak memory of a call or a training run, in a process of its own, so that no freed memory is reused.
 
 Run as a module it is that process, which prints the peak of its resident memory above what it was before.
 """
@@ -10,11 +10,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,21 +30,12 @@ TRAINED = ("SPIN-att", "SPIN-sum", "GIN, DataLoader", "GIN, collated")
 BATCH_SIZE = 128
 
 
-class Peak(NamedTuple):
-    """How far one call of a contender raised the memory of its process, its output included."""
-
-    on: str
-    contender: str
-    output_bytes: int
-    bytes: int
-
-
 def available() -> bool:
     """Whether this system tells, and can forget, the peak of a process."""
     return sys.platform == "linux" and Path("/proc/self/clear_refs").exists()
 
 
-def measure(task: str, graphs: GraphBatch, contenders: list[str]) -> dict[str, int]:
+def measure(task: str, graphs: GraphBatch, contenders: Sequence[str]) -> dict[str, int]:
     """Bytes by contender of a task of ``TASKS``, one thread."""
     package = __package__ or ""
     folder = Path(__file__).parents[package.count(".") + 1]
@@ -72,7 +63,7 @@ def _load(file: str) -> GraphBatch:
 
 
 def _peak(call: Callable[[], object], above: int) -> int:
-    """How far the process comes above so many bytes while it runs a call whose result it keeps."""
+    """The peak of the process during a call, its result included, minus ``above`` bytes."""
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     output = call()
     peak = _status("VmHWM") - above
@@ -90,9 +81,9 @@ def _powers(file: str, contender: str) -> int:
             power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, check_invariants=False
         )
     else:
-        from . import op_rivals
+        from ..rivals import ops
 
-        call = op_rivals.powers(graphs, NUM_HOPS)[contender]
+        call = ops.powers(graphs, NUM_HOPS)[contender]
     return _peak(call, above=_status("VmRSS"))
 
 
@@ -102,16 +93,16 @@ def _training(file: str, contender: str) -> int:
     if contender.startswith("SPIN"):
         form, prepare = _same, partial(_spin, contender == "SPIN-att")
     else:
-        from . import rivals
+        from ..rivals import gnn
 
-        form, prepare = partial(rivals.data_list, family="GIN"), partial(_gin, contender == "GIN, collated")
+        form, prepare = partial(gnn.data_list, family="GIN"), partial(_gin, contender == "GIN, collated")
 
     def run(graphs: Any) -> None:
         epoch = prepare(graphs)
         for _ in range(2):
             epoch()
 
-    run(form(erdos_renyi(4, 10, (0.3, 0.6), 4)))  # what comes with the first call is not the data's
+    run(form(erdos_renyi(4, 10, (0.3, 0.6), 4)))  # what a first call allocates does not belong to the data
     empty = _status("VmRSS")
     graphs = form(_load(file))
     return _peak(partial(run, graphs), above=empty)
@@ -129,13 +120,13 @@ def _spin(attention: bool, graphs: GraphBatch) -> epochs.Epoch:
 def _gin(collated: bool, data: list[Any]) -> epochs.Epoch:
     from torch_geometric.loader import DataLoader
 
-    from . import rivals
+    from ..rivals import gnn
 
     num_classes = _num_classes(torch.cat([graph.y for graph in data]))
-    model = rivals.gin(data[0].num_features, epochs.WIDTH, num_classes, epochs.DEPTH)
+    model = gnn.gin(data[0].num_features, epochs.WIDTH, num_classes, epochs.DEPTH)
     if collated:
-        return epochs.of(model, partial(epochs.shuffled, rivals.collated(data, BATCH_SIZE, "CSR")))
-    return epochs.of(model, partial(rivals.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index"))
+        return epochs.of(model, partial(epochs.shuffled, gnn.collated(data, BATCH_SIZE, "CSR")))
+    return epochs.of(model, partial(gnn.loaded, DataLoader(data, BATCH_SIZE, shuffle=True), "edge_index"))
 
 
 def _num_classes(y: Tensor | None) -> int:

@@ -1,4 +1,4 @@
-"""The least time that an operation can take on this machine: what it must read and write, or fetch by number.
+"""Lower bounds of an operation's time on this machine: to read and write its data once, or to fetch rows by index.
 
 ``floors.c`` has the loops. It is compiled at first use with the system's C compiler for the CPU at hand; without one
 there are no floors, and :func:`missing` says why. A floor is raced like a rival, interleaved with the others, on the
@@ -35,7 +35,7 @@ from .race import Contender, Floors, clock
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-shared", "-fPIC")
 SHARED = 64 << 20  # bytes; of less, handing them to several threads is most of the time, and no floor
-BLOCK = 1 << 12  # edges of whole graphs that a hop is repeated on; they and their rows stay in the cache
+CHUNK = 1 << 12  # edges of whole graphs that a hop is repeated on; they and their rows stay in the cache
 AHEAD = 128  # edges
 LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
 
@@ -97,8 +97,8 @@ def _run(slices: Sequence[Contender]) -> None:
         other.result()
 
 
-class Pass(NamedTuple):
-    """One way through memory: every tensor of ``reads`` once, and ``writes`` once, if anything.
+class Traffic(NamedTuple):
+    """What goes through memory at one go: every tensor of ``reads`` once, and ``writes`` once, if anything.
 
     ``writes`` is a tensor to be overwritten, or the shape of a fresh one.
     """
@@ -112,22 +112,22 @@ class Pass(NamedTuple):
         return sum(tensor.nbytes for tensor in self.reads) + written
 
 
-def memory(*passes: Pass, threads: int) -> Floors:
-    """The floor of the traffic of some passes, one after the other; for several threads, only of a large one."""
-    if missing() or (threads > 1 and sum(one.nbytes for one in passes) < SHARED):
+def memory(*traffic: Traffic, threads: int) -> Floors:
+    """The floor of reading and writing, one after the other; for several threads, only of a large one."""
+    if missing() or (threads > 1 and sum(one.nbytes for one in traffic) < SHARED):
         return {}
     stores = {"ordinary stores": False, "streaming stores": True}
     return {
         "memory": {
-            name: partial(_sweep_all, passes, streaming, threads)
+            name: partial(_sweep_all, traffic, streaming, threads)
             for name, streaming in stores.items()
             if not streaming or _library().has_streaming()
         }
     }
 
 
-def _sweep_all(passes: tuple[Pass, ...], streaming: bool, threads: int) -> None:
-    for reads, writes in passes:
+def _sweep_all(traffic: tuple[Traffic, ...], streaming: bool, threads: int) -> None:
+    for reads, writes in traffic:
         target = writes if isinstance(writes, Tensor) else pages.fresh(writes) if writes else None
         _sweep(reads, target, streaming, threads)
 
@@ -153,18 +153,17 @@ def _part(tensor: Tensor, part: int, parts: int) -> tuple[int, int]:
 def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
     """The floor of fetching the rows of ``x`` that the edges name, in every hop, with nothing done to them.
 
-    It knows no nodes: the edges are one flat list. Hops are repeated on a few whole graphs at a time, or on a large
-    one.
+    The edges are one flat list, without nodes. Hops are repeated on a few whole graphs at a time, or on a large one.
     For several threads, only of a large batch.
     """
     if missing() or (threads > 1 and 4 * graphs.num_edges * graphs.num_features * hops < SHARED):
         return {}
     library = _library({torch.int32: "int32_t", torch.int64: "int64_t"}[graphs.indices.dtype], graphs.num_features)
     of_graph = graphs.indptr[graphs.ptr].long()
-    blocks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_edges, BLOCK))]
-    shares = torch.arange(threads + 1) * graphs.num_edges // threads
-    bounds = torch.cat([blocks, shares]).unique()
-    cuts = torch.searchsorted(bounds, shares).tolist()
+    chunks = of_graph[torch.searchsorted(of_graph, torch.arange(0, graphs.num_edges, CHUNK))]
+    of_thread = torch.arange(threads + 1) * graphs.num_edges // threads
+    bounds = torch.cat([chunks, of_thread]).unique()
+    cuts = torch.searchsorted(bounds, of_thread).tolist()
 
     def run(ahead: int) -> None:
         edges, x = graphs.indices.data_ptr(), graphs.x.data_ptr()

@@ -1,4 +1,4 @@
-"""What is fast and wrong does not race."""
+"""Comparison of results before a race: what computes something else takes no part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One training epoch of SPIN or of a rival as a call: what races, memory runs and accuracy runs train alike."""
+"""One training epoch of SPIN or of a rival as a call, for races, memory measurements and studies alike."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Epoch = Callable[[], float]
 
 
 def adam(model: nn.Module) -> torch.optim.Adam:
-    """The optimiser of all but ours, which has it on one flat parameter, and of the loop over graphs."""
+    """Fused Adam, for the rivals: SPIN's trainer has its own, on the flat parameters."""
     return torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=True)
 
 

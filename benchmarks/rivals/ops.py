@@ -1,7 +1,7 @@
-"""What else computes the operations: scipy, torch's sparse and segment operations, PyG, torch_scatter, torch.compile.
+"""The operations by others: scipy, torch's sparse and segment operations, PyG, torch_scatter, torch.compile.
 
-Everything that does not depend on the features (normalised matrices, segment numbers) is made before the clock starts,
-but for :func:`powers_from_raw`.
+What does not depend on the features (normalised matrices, segment numbers) is computed before the clock starts, except
+in :func:`powers_from_raw`.
 """
 
 from __future__ import annotations
@@ -66,34 +66,36 @@ def _torch_csr(indptr: Tensor, indices: Tensor, data: Tensor, dtype: torch.dtype
     return torch.sparse_csr_tensor(indptr.to(dtype), indices.to(dtype), data, shape, check_invariants=False)
 
 
+def _scipy_hops(hop: Hop, x: Tensor, num_hops: int, out: Tensor | None = None) -> Tensor:
+    if out is None:
+        hops = np.zeros((num_hops + 1, *x.shape), np.float32)
+    else:
+        hops = out.numpy()
+        hops[1:] = 0
+    hops[0] = x.numpy()
+    for source, target in pairwise(hops.reshape(num_hops + 1, -1)):
+        hop(source, target)
+    return torch.from_numpy(hops)
+
+
+def _torch_hops(csr: Tensor, x: Tensor, num_hops: int, out: Tensor | None = None) -> Tensor:
+    out = x.new_empty(num_hops + 1, *x.shape) if out is None else out
+    out[0] = x
+    for source, target in pairwise(out):
+        torch.mm(csr, source, out=target)
+    return out
+
+
 def powers(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
     """A sparse product per hop, from the matrix normalised beforehand; written to ``out``, or to fresh memory."""
-    matrix, shape = normalized(graphs), (num_hops + 1, *graphs.x.shape)
+    matrix = normalized(graphs)
     hop = _scipy_hop(matrix.indptr, matrix.indices, matrix.data, *graphs.x.shape)
-
-    def by_scipy(out: Tensor | None = None) -> Tensor:
-        if out is None:
-            hops = np.zeros(shape, np.float32)
-        else:
-            hops = out.numpy()
-            hops[1:] = 0
-        hops[0] = graphs.x.numpy()
-        for source, target in pairwise(hops.reshape(num_hops + 1, -1)):
-            hop(source, target)
-        return torch.from_numpy(hops)
-
-    def by_torch(csr: Tensor, out: Tensor | None = None) -> Tensor:
-        out = torch.empty(shape) if out is None else out
-        out[0] = graphs.x
-        for source, target in pairwise(out):
-            torch.mm(csr, source, out=target)
-        return out
-
     indptr, indices, weights = map(torch.from_numpy, (matrix.indptr, matrix.indices, matrix.data))
+    int32, int64 = (_torch_csr(indptr, indices, weights, dtype) for dtype in (torch.int32, torch.int64))
     return {
-        "scipy": by_scipy,
-        "torch CSR int32": partial(by_torch, _torch_csr(indptr, indices, weights, torch.int32)),
-        "torch CSR int64": partial(by_torch, _torch_csr(indptr, indices, weights, torch.int64)),
+        "scipy": partial(_scipy_hops, hop, graphs.x, num_hops),
+        "torch CSR int32": partial(_torch_hops, int32, graphs.x, num_hops),
+        "torch CSR int64": partial(_torch_hops, int64, graphs.x, num_hops),
     }
 
 
@@ -103,15 +105,7 @@ def cusparse(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
     scale = degree.clamp(min=1).to(graphs.x.dtype).rsqrt()
     weights = scale.repeat_interleave(degree) * scale[graphs.indices]
     csr = _torch_csr(graphs.indptr, graphs.indices, weights, torch.int32)
-
-    def by_torch() -> Tensor:
-        out = graphs.x.new_empty(num_hops + 1, *graphs.x.shape)
-        out[0] = graphs.x
-        for source, target in pairwise(out):
-            torch.mm(csr, source, out=target)
-        return out
-
-    return {"torch CSR": by_torch}
+    return {"torch CSR": partial(_torch_hops, csr, graphs.x, num_hops)}
 
 
 def sign(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
@@ -138,12 +132,7 @@ def powers_from_raw(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
     indptr, indices = graphs.indptr.numpy(), graphs.indices.numpy()
 
     def scipy_weights() -> Tensor:
-        hop = _scipy_hop(indptr, indices, _weights(graphs), num_nodes, width)
-        hops = np.zeros(shape, np.float32)
-        hops[0] = graphs.x.numpy()
-        for source, target in pairwise(hops.reshape(num_hops + 1, -1)):
-            hop(source, target)
-        return torch.from_numpy(hops)
+        return _scipy_hops(_scipy_hop(indptr, indices, _weights(graphs), num_nodes, width), graphs.x, num_hops)
 
     def scipy_rows() -> Tensor:
         hop = _scipy_hop(indptr, indices, np.ones(graphs.num_edges, np.float32), num_nodes, width)
@@ -158,11 +147,7 @@ def powers_from_raw(graphs: GraphBatch, num_hops: int) -> dict[str, Powers]:
 
     def torch_weights() -> Tensor:
         csr = _torch_csr(graphs.indptr, graphs.indices, torch.from_numpy(_weights(graphs)), graphs.indices.dtype)
-        out = torch.empty(shape)
-        out[0] = graphs.x
-        for source, target in pairwise(out):
-            torch.mm(csr, source, out=target)
-        return out
+        return _torch_hops(csr, graphs.x, num_hops)
 
     def torch_rows() -> Tensor:
         csr = _torch_csr(graphs.indptr, graphs.indices, torch.ones(graphs.num_edges), graphs.indices.dtype)

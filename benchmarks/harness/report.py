@@ -1,4 +1,4 @@
-"""What a session leaves behind: tables on the terminal, ``results.json``, ``results.md``, and a plot per table."""
+"""The report of a session: tables on the terminal, ``results.json``, ``results.md``, and a plot per table."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ import spin_fast
 from . import gpu
 from .floors import Bandwidth
 from .gpu import Copies
-from .peak import Peak
 from .race import Race, Spread
 
 PACKAGES = ("torch", "numpy", "scipy", "torch_geometric", "pyg_lib", "torch_scatter")
@@ -53,8 +51,8 @@ class Table(NamedTuple):
 
 
 @dataclass
-class Study:
-    """Seconds along an axis: of every line, at every place on the axis."""
+class Curves:
+    """Seconds along an axis: of every contender, at every place on the axis."""
 
     title: str
     axis: str
@@ -62,18 +60,17 @@ class Study:
 
     @property
     def table(self) -> Table:
-        places = sorted({place for line in self.seconds.values() for place in line})
+        places = sorted({place for curve in self.seconds.values() for place in curve})
+        headers = ("contender", *(f"{self.axis} = {place:g}" for place in places))
         block = [
-            (name, *(_seconds(line[place]) if place in line else "" for place in places))
-            for name, line in self.seconds.items()
+            (name, *(_duration(curve[place]) if place in curve else "" for place in places))
+            for name, curve in self.seconds.items()
         ]
-        return Table(
-            self.title, ("contender", *(f"{self.axis} = {place:g}" for place in places)), [block], plotted=True
-        )
+        return Table(self.title, headers, [block], plotted=True)
 
 
 class Goal(NamedTuple):
-    """What was aimed for, at least, or of ``ms`` at most; ``x`` and ``%`` are ratios, of which 1 is 100 %."""
+    """A target: a minimum, or of ``ms`` a maximum; ``x`` and ``%`` are ratios, of which 1 is 100 %."""
 
     what: str
     on: str
@@ -95,14 +92,13 @@ class Goal(NamedTuple):
 
 @dataclass
 class Session:
-    """All that was measured, and what was not and why."""
+    """What was measured, and notes on what was left out and why."""
 
     goals: list[Goal] = field(default_factory=list)
     copies: Copies | None = None
     races: list[Race] = field(default_factory=list)
-    studies: list[Study] = field(default_factory=list)
+    curves: list[Curves] = field(default_factory=list)
     counted: list[Table] = field(default_factory=list)
-    peaks: list[Peak] = field(default_factory=list)
     bandwidths: list[Bandwidth] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -110,28 +106,39 @@ class Session:
         if text not in self.notes:
             self.notes.append(text)
 
-    def study(self, title: str, axis: str, threads: int) -> Study:
-        """The study of that title, new where there is none."""
-        title = f"{title}, {threads} thread{'s' if threads > 1 else ''}"
-        for study in self.studies:
-            if study.title == title:
-                return study
-        self.studies.append(Study(title, axis))
-        return self.studies[-1]
+    def along(self, axis: str, title: str) -> Curves:
+        """The curves of that title, new where there are none."""
+        found = next((curves for curves in self.curves if curves.title == title), None)
+        if found is None:
+            self.curves.append(found := Curves(title, axis))
+        return found
 
     def count(self, title: str, headers: tuple[str, ...], block: Sequence[tuple[str, ...]], left: int = 1) -> None:
-        """Add a block to the table of that title, for what is neither a race nor a study."""
-        for table in self.counted:
-            if table.title == title:
-                table.blocks.append(block)
-                return
-        self.counted.append(Table(title, headers, [block], left))
+        """Add a block to the table of that title, for what is neither a race nor a curve."""
+        found = next((table for table in self.counted if table.title == title), None)
+        if found is None:
+            self.counted.append(found := Table(title, headers, [], left))
+        found.blocks.append(block)
 
     @property
-    def tables(self) -> list[Table]:
+    def summary(self) -> Table:
+        """Of each race the best rival and ours."""
+        headers = ("race", "best rival", "ours", "rival", "/ ours")
+        block = [
+            (
+                *(f"{race.title}: {race.on}", rival),
+                *(_duration(race.time(name).median) for name in (race.ours, rival)),
+                _short(race.ratio(rival).median),
+            )
+            for race in self.races
+            if (rival := race.best_rival)
+        ]
+        return Table("summary", headers, [block], left=2)
+
+    def tables(self, races: bool = True) -> list[Table]:
+        """All of them, or all but the races."""
         tables = []
         headers: tuple[str, ...]
-        blocks: list[Sequence[tuple[str, ...]]]
         if self.goals:
             headers = ("goal", "input", "wanted", "reached", "quartiles", "met")
             tables.append(Table("goals on the GPU", headers, [[goal.row for goal in self.goals]], left=2))
@@ -141,23 +148,19 @@ class Session:
             tables.append(Table(title, headers, [self.copies.rows], left=0))
         if self.bandwidths:
             headers = ("threads", "triad", "copy", "read", "floor's loop", "floor's loop / triad")
-            blocks = [[bandwidth_row(bandwidth) for bandwidth in self.bandwidths]]
-            tables.append(Table("memory of this machine, GB/s read and written", headers, blocks, left=0))
-        tables += [
-            Table(title, race_headers(group[0]), [rows(race) for race in group], left=2, plotted=True)
-            for title, group in by_table(self.races)
-        ]
-        tables += [*(study.table for study in self.studies), *self.counted]
-        if self.peaks:
-            headers = ("input", "contender", "output, MB", "peak above before, MB", "peak / output")
-            blocks = [[peak_row(peak) for peak in group] for _, group in groupby(self.peaks, key=lambda peak: peak.on)]
-            tables.append(Table("peak memory of one call, new output", headers, blocks, left=2))
-        return tables
+            block = [bandwidth_row(bandwidth) for bandwidth in self.bandwidths]
+            tables.append(Table("memory of this machine, GB/s read and written", headers, [block], left=0))
+        if races:
+            tables += [
+                Table(title, race_headers(group[0]), [rows(race) for race in group], left=2, plotted=True)
+                for title, group in by_table(self.races)
+            ]
+        return [*tables, *(curves.table for curves in self.curves), *self.counted]
 
 
 @cache
 def machine() -> dict[str, Any]:
-    """The machine and the versions, nothing that changes from run to run."""
+    """The machine and the versions; nothing that changes between sessions."""
     from cpuinfo import get_cpu_info  # a dependency of pytest-benchmark
 
     return {
@@ -209,27 +212,30 @@ def summary(race: Race) -> dict[str, Any]:
         "clock": race.clock,
         "calls_per_sample": race.calls,
         "seconds": {contender: race.time(contender)._asdict() for contender in race.seconds},
-        "ratios": {rival: race.ratio(rival)._asdict() for rival in race.rivals},
+        "ratios": {other: race.ratio(other)._asdict() for other in race.others},
         "floor": floor and {"name": floor, "ours_over_it": race.ratio(race.ours, floor)._asdict()},
     }
 
 
 def by_table(races: Iterable[Race]) -> list[tuple[str, list[Race]]]:
     """Races of one case and one number of threads share a table; tables and rows keep the order of the session."""
-
-    def title(race: Race) -> str:
-        return f"{race.case}, {race.place}"
-
-    order: dict[str, int] = {}
+    found: dict[str, list[Race]] = {}
     for race in races:
-        order.setdefault(title(race), len(order))
-    ranked = sorted(races, key=lambda race: order[title(race)])
-    return [(name, list(group)) for name, group in groupby(ranked, key=title)]
+        found.setdefault(race.title, []).append(race)
+    return list(found.items())
 
 
 def race_headers(race: Race) -> tuple[str, ...]:
     """Ratios are taken to ours, and to another one of ours or else to the floor."""
-    return "input", "contender", "time", "/ ours", "quartiles", f"/ {race.also or 'floor'}", "quartiles", "rounds"
+    return "input", "contender", "time", "/ ours", "quartiles", f"/ {race.second or 'floor'}", "quartiles", "rounds"
+
+
+def race_table(race: Race) -> Table:
+    """One race, without empty columns and the second quartiles, so that it fits into 100 columns."""
+    headers, block = race_headers(race), rows(race)
+    shown = [column for column in (1, 2, 3, 4, 5, 7) if any(row[column] for row in block)]
+    narrow = [tuple(row[column] for column in shown) for row in (headers, *block)]
+    return Table(f"{race.title}: {race.on}", narrow[0], [narrow[1:]])
 
 
 def rows(race: Race) -> list[tuple[str, ...]]:
@@ -242,15 +248,15 @@ def rows(race: Race) -> list[tuple[str, ...]]:
         spread = race.ratio(contender, to)
         return _short(spread.median), f"{_short(spread.low)}–{_short(spread.high)}"
 
-    shown = [race.ours, *race.rivals, *race.kinds]
+    shown = [race.ours, *race.others, *race.kinds]
     several = len(race.kinds) > 1
     return [
         (
             race.on if contender == race.ours else "",
             f"{contender} (counts)" if several and contender == floor else contender,
-            _duration(race.time(contender)),
+            _duration(race.time(contender).median),
             *ratio(contender, race.ours),
-            *ratio(contender, race.also or floor),
+            *ratio(contender, race.second or floor),
             str(race.rounds(contender)) if race.rounds(contender) != before else "",
         )
         for before, contender in zip([0, *map(race.rounds, shown)], shown, strict=False)
@@ -262,41 +268,32 @@ def bandwidth_row(bandwidth: Bandwidth) -> tuple[str, ...]:
     return (str(bandwidth.threads), *rates, f"{bandwidth.floor / bandwidth.triad:.0%}")
 
 
-def peak_row(peak: Peak) -> tuple[str, ...]:
-    above, output = peak.bytes / 1e6, peak.output_bytes / 1e6
-    return peak.on, peak.contender, f"{output:,.0f}", f"{above:,.0f}", f"{above / output:.2f}"
-
-
 def _short(number: float) -> str:
     """Three digits, or two below 1."""
     return f"{number:.0f}" if number >= 99.5 else f"{number:#.3g}" if number >= 0.995 else f"{number:#.2g}"
 
 
-def _duration(seconds: Spread) -> str:
-    return _seconds(seconds.median)
+def _duration(seconds: float) -> str:
+    scale, unit = (1e6, "µs") if seconds < 1e-3 else (1e3, "ms") if seconds < 1 else (1, "s")
+    return f"{seconds * scale:.3g} {unit}" if seconds * scale < 100 else f"{seconds * scale:.0f} {unit}"
 
 
-def _seconds(value: float) -> str:
-    scale, unit = (1e6, "µs") if value < 1e-3 else (1e3, "ms") if value < 1 else (1, "s")
-    return f"{value * scale:.3g} {unit}" if value * scale < 100 else f"{value * scale:.0f} {unit}"
-
-
-def terminal(session: Session, width: int = 0) -> str:
-    """All tables as text."""
+def text(table: Table, width: int) -> str:
+    """A table as text; long words of a row are broken where the width does not suffice."""
     from rich.console import Console
     from rich.table import Table as Printed
 
-    console = Console(width=max(width, 140))
+    printed = Printed(title=table.title, title_justify="left")
+    for column, header in enumerate(table.headers):
+        is_word = column < table.left
+        printed.add_column(header, justify="left" if is_word else "right", no_wrap=not is_word, overflow="fold")
+    for block in table.blocks:
+        for row in block:
+            printed.add_row(*row)
+        printed.add_section()
+    console = Console(width=width)
     with console.capture() as capture:
-        for table in session.tables:
-            printed = Printed(title=table.title, title_justify="left")
-            for column, header in enumerate(table.headers):
-                printed.add_column(header, justify="left" if column < table.left else "right", no_wrap=True)
-            for block in table.blocks:
-                for row in block:
-                    printed.add_row(*row)
-                printed.add_section()
-            console.print(printed)
+        console.print(printed)
     return capture.get()
 
 
@@ -308,7 +305,7 @@ def markdown(session: Session, info: dict[str, Any], plots: bool = True) -> str:
         clocks = ", ".join(f"{name} {value}" for name, value in session.copies.clocks.items())
         lines += [GPU_MEANING, "", f"While it copied: {clocks or 'clocks unknown'}.", ""]
     lines += [*(f"- {note}" for note in session.notes), ""] if session.notes else []
-    for table in session.tables:
+    for table in session.tables():
         lines += [f"### {table.title}", ""]
         if plots and table.plotted:
             lines += [f"[plot]({plot_name(table.title)})", ""]
@@ -319,7 +316,7 @@ def markdown(session: Session, info: dict[str, Any], plots: bool = True) -> str:
 
 
 def write(session: Session, info: dict[str, Any], folder: Path, plots: bool = True) -> None:
-    """Write ``results.json`` (every sample), ``results.md`` and a plot per race table and study into ``folder``."""
+    """Write ``results.json`` (every sample), ``results.md`` and plots into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     results = {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
@@ -329,28 +326,27 @@ def write(session: Session, info: dict[str, Any], folder: Path, plots: bool = Tr
         **({"copies": session.copies._asdict()} if session.copies else {}),
         "goals": [{**goal._asdict(), "reached": goal.reached._asdict(), "met": goal.met} for goal in session.goals],
         "bandwidth": [bandwidth._asdict() for bandwidth in session.bandwidths],
-        "peaks": [peak._asdict() for peak in session.peaks],
         "races": [
             {"suite": race.suite, "case": race.case, **summary(race), "floors": race.floors, "samples": race.seconds}
             for race in session.races
         ],
-        "studies": [asdict(study) for study in session.studies],
+        "curves": [asdict(curves) for curves in session.curves],
         "counted": [table._asdict() for table in session.counted],
     }
     (folder / "results.json").write_text(json.dumps(_rounded(results)) + "\n")
     (folder / "results.md").write_text(markdown(session, info, plots))
     if not plots:
         return
-    from .plots import plot, plot_study
+    from .plots import plot, plot_curves
 
     for title, group in by_table(session.races):
         plot(title, group, folder / plot_name(title))
-    for study in session.studies:
-        plot_study(study.title, study.axis, study.seconds, folder / plot_name(study.title))
+    for curves in session.curves:
+        plot_curves(curves.title, curves.axis, curves.seconds, folder / plot_name(curves.title))
 
 
 def _rounded(value: Any) -> Any:
-    """The same with six digits of every number that is not whole: more than a clock gives."""
+    """The same with floats rounded to six digits, which is more than a clock resolves."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):

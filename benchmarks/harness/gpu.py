@@ -1,4 +1,4 @@
-"""What the GPU is, how fast it copies, and how many bytes an operation has to move: the floor that a copy gives.
+"""The GPU at hand, its copy bandwidth, and the bytes that an operation has to move: the floor that a copy gives.
 
 A copy of ``n`` bytes reads half of them and writes the other half. Every input counts once and every output once, as
 from and to the memory of the device; what a kernel keeps on the chip, or reads again, does not count.
@@ -28,7 +28,7 @@ PATIENCE = 20.0  # seconds
 
 
 def smi(fields: Sequence[str], meanwhile: Contender | None = None) -> dict[str, str]:
-    """What nvidia-smi tells of the GPU at hand, by field; nothing where it does not. ``meanwhile`` keeps that busy."""
+    """Fields of nvidia-smi for the GPU at hand; empty without it. ``meanwhile`` is called until it answers."""
     meanwhile = meanwhile or partial(time.sleep, 0.01)
     identity = f"GPU-{torch.cuda.get_device_properties(0).uuid}"
     command = ["nvidia-smi", "-i", identity, f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
@@ -51,7 +51,7 @@ def parsed(fields: Sequence[str], line: str) -> dict[str, str]:
 
 
 def describe() -> dict[str, str]:
-    """The GPU and what drives it, nothing that changes from run to run, and no name of the machine."""
+    """The GPU, CUDA and the driver; nothing that changes between sessions, and no host name."""
     properties = torch.cuda.get_device_properties(0)
     capability = f"{properties.major}.{properties.minor}"
     facts = {"GPU": properties.name, "capability": capability, "multiprocessors": str(properties.multi_processor_count)}

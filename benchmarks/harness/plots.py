@@ -1,8 +1,4 @@
-"""Pictures of what was measured, on logarithmic axes of time over ours.
-
-A table of races becomes a line per input with a dot per contender, a study a curve per contender. Scores in % are over
-what was chosen, on axes that are not logarithmic.
-"""
+"""Plots: of a table of races, of seconds along an axis, of scores. Times are relative to ours, on logarithmic axes."""
 
 from __future__ import annotations
 
@@ -20,12 +16,12 @@ def plot(title: str, races: list[Race], path: Path) -> None:
     """Draw one table; what lies right of 1 is slower than ours, the black line is the floor."""
     from matplotlib.figure import Figure
 
-    rivals = list(dict.fromkeys(rival for race in races for rival in race.rivals))
-    figure = Figure(figsize=(7.5, 1.3 + 0.2 * len(rivals) / 3 + 0.26 * len(races)), dpi=110, layout="constrained")
+    others = list(dict.fromkeys(other for race in races for other in race.others))
+    figure = Figure(figsize=(7.5, 1.3 + 0.2 * len(others) / 3 + 0.26 * len(races)), dpi=110, layout="constrained")
     ax = figure.subplots()
-    for number, rival in enumerate(rivals):
-        lines = [line for line, race in enumerate(races) if rival in race.seconds]
-        ratios = [races[line].ratio(rival) for line in lines]
+    for number, other in enumerate(others):
+        lines = [line for line, race in enumerate(races) if other in race.seconds]
+        ratios = [races[line].ratio(other) for line in lines]
         medians = [ratio.median for ratio in ratios]
         ax.errorbar(
             medians,
@@ -35,7 +31,7 @@ def plot(title: str, races: list[Race], path: Path) -> None:
             color=f"C{number % 10}",
             markersize=5,
             elinewidth=0.8,
-            label=rival,
+            label=other,
         )
     floors = [(race.ratio(race.floor).median, line) for line, race in enumerate(races) if race.floor]
     if floors:
@@ -57,7 +53,7 @@ def plot(title: str, races: list[Race], path: Path) -> None:
     _save(figure, path)
 
 
-def plot_study(title: str, axis: str, seconds: dict[str, dict[float, float]], path: Path) -> None:
+def plot_curves(title: str, axis: str, seconds: dict[str, dict[float, float]], path: Path) -> None:
     """Draw a curve per contender, relative to the first one, which is ours, at the first place of the axis."""
     from matplotlib.figure import Figure
 

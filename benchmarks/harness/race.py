@@ -1,10 +1,10 @@
 """Interleaved timing: the contenders of a race take turns, A B C A B C, so that a drift of the machine meets them all.
 
-Floors take part like rivals: what the machine needs for the least that the operation must do.
+Floors, lower bounds of what the operation costs on this machine, take part like rivals.
 
 One thread is timed by the CPU time of the process, which other processes disturb least, and two or more by wall time. A
 sample is one call, or as many as last 10 ms, of epochs 100 ms: caches are as warm as a repeated call leaves them.
-On a GPU that is wall time until it has nothing left to do, and it has nothing to do before.
+On a GPU a sample is wall time, from an idle device to an idle device.
 Ratios are taken round by round; reported are medians and quartiles over the rounds.
 """
 
@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 SHORTEST_SAMPLE = 0.010  # seconds
-WARM_AT_ONCE = 1.0  # a call of a second tells its time the first time
+WARM_AT_ONCE = 1.0  # seconds: a longer call is not repeated to warm up
 
 Contender = Callable[[], object]
 Floors = Mapping[str, Mapping[str, Contender]]
-"""Ways to do the least, per kind of it: the fastest way counts, and of the kinds the slowest."""
+"""Minimal work, by kind and by way to do it: of the ways the fastest counts, of the kinds the slowest."""
 
 
 class Spread(NamedTuple):
@@ -62,16 +62,16 @@ class Effort:
 
 @dataclass
 class Race:
-    """One case on one input: the first contender is ours, the others are its rivals or floors.
+    """One case on one input: the first contender is ours, the others are more of ours, its rivals, or floors.
 
     Attributes:
         suite: the module of the case, such as ``power`` or ``training``.
         case: what is computed; cases of the same name share a table.
         on: the input, a row of that table.
         threads: torch's threads.
-        also: another contender of ours, to which ratios are taken too.
         shortest: seconds that a sample lasts at least.
         device: ``cuda`` where the work is done on a GPU.
+        own: the names of our contenders.
         calls: calls per sample and contender.
         seconds: seconds per call, contender and round.
         floors: the names of those contenders that are floors, by kind.
@@ -81,9 +81,9 @@ class Race:
     case: str
     on: str
     threads: int
-    also: str | None = None
     shortest: float = SHORTEST_SAMPLE
     device: str = "cpu"
+    own: list[str] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, list[float]] = field(default_factory=dict)
     floors: dict[str, list[str]] = field(default_factory=dict)
@@ -94,18 +94,35 @@ class Race:
         return "GPU" if self.device == "cuda" else "1 thread" if self.threads == 1 else f"{self.threads} threads"
 
     @property
+    def title(self) -> str:
+        """Of the table that it belongs to."""
+        return f"{self.case}, {self.place}"
+
+    @property
     def clock(self) -> str:
         """What its seconds are."""
         return "CPU time" if self.device == "cpu" and self.threads == 1 else "wall time"
 
     @property
     def ours(self) -> str:
-        return next(iter(self.seconds))
+        return self.own[0]
 
     @property
-    def rivals(self) -> list[str]:
+    def second(self) -> str | None:
+        """Another one of ours, to which ratios are taken too."""
+        return self.own[1] if len(self.own) > 1 else None
+
+    @property
+    def others(self) -> list[str]:
+        """All but the first of ours and the floors."""
         floors = {name for ways in self.floors.values() for name in ways}
         return [name for name in self.seconds if name != self.ours and name not in floors]
+
+    @property
+    def best_rival(self) -> str | None:
+        """The fastest that is not ours."""
+        rivals = (name for name in self.others if name not in self.own)
+        return min(rivals, key=lambda name: self.time(name).median, default=None)
 
     @property
     def kinds(self) -> list[str]:
@@ -129,9 +146,9 @@ class Race:
         pairs = zip(self.seconds[contender], self.seconds[to or self.ours], strict=False)
         return Spread.of([seconds / others for seconds, others in pairs])
 
-    def enter(self, contenders: Mapping[str, Contender], floors: Floors) -> dict[str, Contender]:
-        """Note what the floors are called, and return all who take part."""
-        entered = dict(contenders)
+    def enter(self, contenders: Mapping[str, Contender], floors: Floors, ours: int) -> dict[str, Contender]:
+        """Note which contenders are ours, the first ones, and what the floors are called; return all who take part."""
+        self.own, entered = list(contenders)[:ours], dict(contenders)
         for kind, ways in floors.items():
             named = {f"floor: {kind}, {way}" if way else f"floor: {kind}": run for way, run in ways.items()}
             self.floors[kind] = list(named)
@@ -143,7 +160,7 @@ class Race:
 
         A rival of ``once``, or that takes longer than ``patience``, has its time by that, and no part in the rounds.
         """
-        of_round = 0.0
+        seconds_of_round = 0.0
         for name, contender in contenders.items():
             self.seconds[name] = []
             calls, seconds = 1, self._sample(contender, 1)
@@ -156,8 +173,8 @@ class Race:
                 calls = min(10 * calls, ceil(self.shortest / seconds))
                 seconds = self._sample(contender, calls)
             self.calls[name] = max(calls, ceil(self.shortest / seconds))
-            of_round += self.calls[name] * seconds
-        return of_round
+            seconds_of_round += self.calls[name] * seconds
+        return seconds_of_round
 
     def run_round(self, contenders: Mapping[str, Contender]) -> None:
         """Take one sample of every contender that has calls to take."""
@@ -186,7 +203,7 @@ def _idle_gpu() -> float:
 
 @contextmanager
 def num_threads(number: int) -> Iterator[None]:
-    """Give torch so many threads, for a while."""
+    """Set torch's number of threads within a block."""
     before = torch.get_num_threads()
     torch.set_num_threads(number)
     try:
@@ -197,7 +214,7 @@ def num_threads(number: int) -> Iterator[None]:
 
 @contextmanager
 def frozen_garbage() -> Iterator[None]:
-    """Keep what exists by now, data sets of many objects among it, out of the garbage collector's rounds."""
+    """Exclude what exists, such as data sets of many objects, from garbage collection within a block."""
     gc.collect()
     gc.freeze()
     try:

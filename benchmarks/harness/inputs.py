@@ -1,4 +1,4 @@
-"""What the races run on: data sets, batches of them, and synthetic graphs of shapes that data sets do not have."""
+"""Inputs of the races: data sets, batches of them, and synthetic graphs of shapes that data sets do not have."""
 
 from __future__ import annotations
 
@@ -29,28 +29,29 @@ def batch(dataset: str, graphs: GraphBatch, size: int) -> Input:
 
 
 def tiny() -> Input:
-    """One graph as small as a molecule, where a call costs more than the work."""
+    """One graph of the size of a molecule: its time is the overhead of a call."""
     return Input("1 graph of 30 nodes", datasets.erdos_renyi(1, 30, 0.1, num_features=16))
 
 
 def skewed(num_features: int) -> Input:
-    """One large graph among a thousand small ones: who shares the work by graphs leaves it to one thread."""
+    """One large graph among a thousand small ones: divided by graphs, most of the work is one thread's."""
     small = partial(datasets.erdos_renyi, 500, 30, 0.1, num_features)
     large = datasets.power_law(1, 100_000, 10.0, num_features=num_features)
     return Input("100,000 nodes among 1,000 graphs of 30", together([small(seed=0), large, small(seed=1)]))
 
 
 @cache
-def large_adjacency() -> GraphBatch:
-    """One power-law graph of a million nodes and twenty million edges, without features; drawn in some 20 seconds."""
-    return datasets.power_law(num_features=0)
+def _adjacency(num_nodes: int) -> GraphBatch:
+    """One power-law graph, without features; a million nodes are drawn in some 20 seconds."""
+    return datasets.power_law(num_nodes=num_nodes, num_features=0)
 
 
-def large(num_features: int) -> Input:
-    """That graph with random features."""
-    graphs = large_adjacency()
+def one_graph(num_nodes: int, num_features: int) -> Input:
+    """A power-law graph, of twenty edges per node, with random features."""
+    graphs = _adjacency(num_nodes)
     x = torch.randn(graphs.num_nodes, num_features, generator=torch.Generator().manual_seed(0))
-    return Input(f"1M nodes, 20M edges, d = {num_features}", GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
+    name = f"one graph of {num_nodes:,} nodes, d = {num_features}"
+    return Input(name, GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
 
 
 def together(parts: list[GraphBatch]) -> GraphBatch:
@@ -76,7 +77,8 @@ class Statistics(NamedTuple):
     """Of a data set: means per graph, ``spread`` the deviation of the logarithm of a graph's size.
 
     ``reach`` says where the edges of a tree lead, as a power of a uniform number: to any node before, or to the first
-    ones, which become hubs; None for chains with branches, as in molecules. ``kinds`` of nodes tell their features.
+    ones, which become hubs; None for chains with branches, as in molecules. Nodes of one of the ``kinds`` have the same
+    features.
     """
 
     graphs: int
@@ -133,7 +135,7 @@ def stand_in(dataset: str, num_graphs: int | None = None) -> GraphBatch:
 
 
 def real_or_stand_in(dataset: str, root: str | None, num_graphs: int | None = None) -> Input:
-    """A data set where its files are, else its stand-in, which the name then says."""
+    """A data set if its files exist, else its stand-in; the name says which."""
     if num_graphs is None and dataset in datasets.names(root):
         return Input(dataset, datasets.load(dataset, root))
     return Input(f"{dataset} (stand-in)", stand_in(dataset, num_graphs))

@@ -1,6 +1,6 @@
 """Accuracy at equal settings: SPIN-att, SPIN-sum and GIN, trained alike. Apart from the races, since it takes minutes.
 
-    python -m spin_fast.benchmarks.accuracy --root DIR --results DIR
+    python -m spin_fast.benchmarks.studies.accuracy --root DIR --results DIR
 
 All three have the settings below, chosen once and tuned for none of them; no BatchNorm, no dropout, no weight decay.
 Each seed has its own stratified split 80/10/10, the same for all three. The epoch is selected by validation accuracy,
@@ -27,9 +27,11 @@ from torch_geometric.loader import DataLoader
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, training
 
-from . import epochs, report, rivals, runs
-from .epochs import DEPTH, LEARNING_RATE, WIDTH, Epoch
-from .runs import Run
+from ..harness import epochs
+from ..harness.epochs import DEPTH, LEARNING_RATE, WIDTH, Epoch
+from ..rivals import gnn
+from . import study
+from .study import Scores, Study, TrainingRun
 
 DATASETS = ("PROTEINS", "NCI1", "IMDB-BINARY")
 MODELS = ("SPIN-att", "SPIN-sum", "GIN")
@@ -62,16 +64,16 @@ def spin(graphs: GraphBatch, train: Tensor, shape: tuple[int, int, int, int], at
 
 def gin(graphs: GraphBatch, train: Tensor, shape: tuple[int, int, int, int]) -> Learner:
     """PyG's GIN with CSR products, which are the faster form of these data sets."""
-    model, data = rivals.gin(*shape), rivals.data_list(graphs, "GIN")
+    model, data = gnn.gin(*shape), gnn.data_list(graphs, "GIN")
     loader = DataLoader([data[i] for i in train.tolist()], BATCH_SIZE, shuffle=True)
 
     def predict(ids: Tensor) -> Tensor:
-        return rivals.predict(model, rivals.collated([data[i] for i in ids.tolist()], len(ids), "CSR"))
+        return gnn.predict(model, gnn.collated([data[i] for i in ids.tolist()], len(ids), "CSR"))
 
-    return Learner(model, epochs.of(model, partial(rivals.loaded, loader, "CSR")), predict)
+    return Learner(model, epochs.of(model, partial(gnn.loaded, loader, "CSR")), predict)
 
 
-def run(name: str, graphs: GraphBatch, split: datasets.Split, seed: int) -> Run:
+def train(name: str, graphs: GraphBatch, split: datasets.Split, seed: int) -> Scores:
     """Train, select, test."""
     assert graphs.y is not None
     shape = graphs.num_features, WIDTH, int(graphs.y.max()) + 1, DEPTH
@@ -97,52 +99,48 @@ def run(name: str, graphs: GraphBatch, split: datasets.Split, seed: int) -> Run:
     return {"test": test, "validation": best[0], "best_epoch": best_epoch, "seconds": seconds}
 
 
-def jobs(names: Sequence[str], root: str | None) -> dict[str, runs.Job]:
-    """All runs, by data set, model and seed."""
+def runs(names: Sequence[str], root: str | None) -> dict[str, TrainingRun]:
+    """By data set, model and seed."""
     load = cache(partial(datasets.load, root=root))
 
-    def job(dataset: str, model: str, seed: int) -> Run:
+    def run(dataset: str, model: str, seed: int) -> Scores:
         graphs = load(dataset)
         assert graphs.y is not None
-        return run(model, graphs, datasets.split(dataset, graphs.y, root, seed=seed), seed)
+        return train(model, graphs, datasets.split(dataset, graphs.y, root, seed=seed), seed)
 
     return {
-        f"{dataset}/{model}/{seed}": partial(job, dataset, model, seed)
+        f"{dataset}/{model}/{seed}": partial(run, dataset, model, seed)
         for dataset in names
         for model in MODELS
         for seed in SEEDS
     }
 
 
-def table(done: dict[str, Run]) -> report.Table:
-    """Accuracies, and the time of training."""
-    times = {words: statistics.mean(run["seconds"] for run in group) for words, group in runs.by_words(done).items()}
-    more = {
-        "training, s": {words: f"{seconds:.1f}" for words, seconds in times.items()},
-        f"/ {MODELS[0]}": {words: f"{seconds / times[words[0], MODELS[0]]:.2f}" for words, seconds in times.items()},
+def times(done: dict[str, Scores]) -> study.Columns:
+    """Seconds of training, and over those of SPIN-att."""
+    seconds = {words: statistics.mean(one["seconds"] for one in group) for words, group in study.by_words(done).items()}
+    return {
+        "training, s": {words: f"{value:.1f}" for words, value in seconds.items()},
+        f"/ {MODELS[0]}": {words: f"{value / seconds[words[0], MODELS[0]]:.2f}" for words, value in seconds.items()},
     }
-    settings = ", ".join(f"{name} {value}" for name, value in SETTINGS.items())
-    return runs.table(f"accuracy at equal settings: {settings}", ("input", "model"), done, more=more)
+
+
+def study_of(names: Sequence[str]) -> Study:
+    made = Study("", "", ("input", "model"), SETTINGS, partial(runs, names), plotted=False, columns=times)
+    return made._replace(title=f"accuracy at equal settings: {made.described_settings}")
 
 
 def main() -> None:
-    """Run what is missing, and write ``accuracy.json`` and ``accuracy.md``."""
-    parser = runs.parser(
+    parser = study.parser(
         "accuracy", "Train SPIN-att, SPIN-sum and GIN at equal settings, and write a table of their test accuracies."
     )
     parser.add_argument("--datasets", default=",".join(DATASETS), help="comma-separated (default: %(default)s)")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    options = parser.parse_args()
     warnings.filterwarnings("ignore", "Sparse CSR tensor support")
-    names = arguments.datasets.split(",")
-    known = datasets.names(arguments.root)
+    names, known = options.datasets.split(","), datasets.names(options.root)
     if unknown := [name for name in names if name not in known]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(known)}")
-    try:
-        done = runs.complete(arguments.results / "accuracy.json", SETTINGS, jobs(names, arguments.root))
-    except (runs.OtherSettings, datasets.DatasetError) as error:
-        parser.error(str(error))
-    runs.write("accuracy", arguments.results, report.Session(counted=[table(done)]))
+    study.carry_out("accuracy", {"accuracy": study_of(names)}, parser, options)
 
 
 if __name__ == "__main__":

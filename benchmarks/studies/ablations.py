@@ -1,6 +1,6 @@
 """What SPIN's own choices are worth, in accuracy: hops, standardised attributes, readouts, operators, degrees.
 
-    python -m spin_fast.benchmarks.studies --root DIR --results DIR
+    python -m spin_fast.benchmarks.studies.ablations --root DIR --results DIR
 
 Of each seed the epoch is chosen by validation, and what is tested on is seen once. Nothing is timed. These are the
 figures that README and guides quote.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, data
 from spin_fast.graphs.node_features import DEGREES
 from spin_fast.nn import LinkPredictor
 
-from . import plots, report, runs
-from .runs import Run
+from . import study
+from .study import Scores, Study, TrainingRun
 
 SEEDS = range(10)
 READOUTS: dict[str, dict[str, bool]] = {
@@ -61,7 +61,7 @@ GRAPHS: dict[str, Any] = {  # what ``spin-fast train`` does
 }
 
 
-def classify_nodes(cora: datasets.NodeDataset, hops: int, seed: int) -> Run:
+def classify_nodes(cora: datasets.NodeDataset, hops: int, seed: int) -> Scores:
     """Papers by their words and those of the papers around them, as in the guide."""
     graph = GraphBatch.from_edge_index(cora.graphs.edge_index, cora.graphs.x, self_loops=True)
     nodes = PowerFeatures.from_graphs(graph, hops, deduplicate=False).nodes(cora.y)
@@ -87,7 +87,7 @@ def classify_nodes(cora: datasets.NodeDataset, hops: int, seed: int) -> Run:
     return _tested(fit, model, nodes, cora.split.test)
 
 
-def predict_links(cora: datasets.NodeDataset, hops: int, seed: int) -> Run:
+def predict_links(cora: datasets.NodeDataset, hops: int, seed: int) -> Scores:
     """A tenth of the citations, which the powers do not know, among as many pairs without one; as in the guide."""
     from sklearn.metrics import roc_auc_score
     from torch_geometric import seed_everything
@@ -135,7 +135,7 @@ def classify_graphs(
     readout: str = "sum",
     operator: str = "sym",
     node_features: NodeFeatures | None = None,
-) -> Run:
+) -> Scores:
     """Train as ``spin-fast train`` does, and test."""
     assert graphs.y is not None
     graphs = (node_features or NodeFeatures()).fit(graphs, split.train).transform(graphs)
@@ -165,7 +165,7 @@ def classify_graphs(
     return _tested(fit, model, features, split.test)
 
 
-def _tested(fit: training.Fit, model: nn.Module, features: PowerFeatures, test: Tensor) -> Run:
+def _tested(fit: training.Fit, model: nn.Module, features: PowerFeatures, test: Tensor) -> Scores:
     y = features[test].y
     assert y is not None
     score = training.accuracy(training.predict(model, features, test), y)
@@ -180,48 +180,33 @@ def with_walks(graphs: GraphBatch, length: int = 16) -> GraphBatch:
     return GraphBatch.from_pyg([back(data) for data in graphs.to_pyg()])
 
 
-class Study(NamedTuple):
-    """Runs of one kind: in ``jobs`` by the words of ``headers`` and the seed.
-
-    A plot has a panel for the first word, a line for the last one, and a place on its axis for those between.
-    """
-
-    title: str
-    note: str
-    headers: tuple[str, ...]
-    settings: dict[str, Any]
-    jobs: Callable[[str | None], dict[str, runs.Job]]
-    score: str = "accuracy"
-    plotted: bool = True
-
-
-def node_jobs(root: str | None) -> dict[str, runs.Job]:
+def node_runs(root: str | None) -> dict[str, TrainingRun]:
     load = cache(partial(datasets.cora, root, normalize=True))
 
-    def job(hops: int, seed: int) -> Run:
+    def run(hops: int, seed: int) -> Scores:
         return classify_nodes(load(), hops, seed)
 
-    return {f"Cora/{hops}/PAGNN/{seed}": partial(job, hops, seed) for hops in (0, 1, 2, 3, 5) for seed in SEEDS}
+    return {f"Cora/{hops}/PAGNN/{seed}": partial(run, hops, seed) for hops in (0, 1, 2, 3, 5) for seed in SEEDS}
 
 
-def link_jobs(root: str | None) -> dict[str, runs.Job]:
+def link_runs(root: str | None) -> dict[str, TrainingRun]:
     load = cache(partial(datasets.cora, root))
 
-    def job(seed: int) -> Run:
+    def run(seed: int) -> Scores:
         return predict_links(load(), 2, seed)
 
-    return {f"Cora/2/LinkPredictor/{seed}": partial(job, seed) for seed in SEEDS}
+    return {f"Cora/2/LinkPredictor/{seed}": partial(run, seed) for seed in SEEDS}
 
 
-def graph_jobs(
+def graph_runs(
     root: str | None,
     inputs: Sequence[tuple[str, str, Callable[[], GraphBatch], NodeFeatures]],
     operators: Sequence[str],
     readouts: Iterable[str],
-) -> dict[str, runs.Job]:
+) -> dict[str, TrainingRun]:
     """Those of data sets with some node features each: name, words for these, graphs, and what makes them."""
 
-    def job(number: int, operator: str, readout: str, seed: int) -> Run:
+    def run(number: int, operator: str, readout: str, seed: int) -> Scores:
         name, _, load, node_features = inputs[number]
         graphs = load()
         assert graphs.y is not None
@@ -230,7 +215,7 @@ def graph_jobs(
 
     return {
         "/".join((name, words, *([operator] if len(operators) > 1 else []), readout, str(seed))): partial(
-            job, number, operator, readout, seed
+            run, number, operator, readout, seed
         )
         for number, (name, words, *_) in enumerate(inputs)
         for operator in operators
@@ -239,16 +224,16 @@ def graph_jobs(
     }
 
 
-def attribute_jobs(root: str | None) -> dict[str, runs.Job]:
+def attribute_runs(root: str | None) -> dict[str, TrainingRun]:
     load = cache(partial(datasets.load, "ENZYMES", root))
     inputs = [
         ("ENZYMES", words, load, NodeFeatures(standardize=standardize))
         for words, standardize in (("as they are", False), ("standardised", True))
     ]
-    return graph_jobs(root, inputs, ["sym"], READOUTS)
+    return graph_runs(root, inputs, ["sym"], READOUTS)
 
 
-def choice_jobs(root: str | None) -> dict[str, runs.Job]:
+def choice_runs(root: str | None) -> dict[str, TrainingRun]:
     nci1, imdb = (cache(partial(datasets.load, name, root)) for name in ("NCI1", "IMDB-BINARY"))
     inputs = [
         ("NCI1", "labels", nci1, NodeFeatures()),
@@ -256,7 +241,7 @@ def choice_jobs(root: str | None) -> dict[str, runs.Job]:
         ("CSL", "degree", cache(datasets.csl), NodeFeatures()),
         ("CSL", "degree, walks", cache(lambda: with_walks(datasets.csl())), NodeFeatures()),
     ]
-    return graph_jobs(root, inputs, ["sym", "sym,adj"], READOUTS)
+    return graph_runs(root, inputs, ["sym", "sym,adj"], READOUTS)
 
 
 STUDIES = {
@@ -266,7 +251,7 @@ STUDIES = {
         "five hops; the other rows differ in the hops alone.",
         ("input", "hops", "model"),
         NODES,
-        node_jobs,
+        node_runs,
     ),
     "links": Study(
         "Cora: links",
@@ -274,7 +259,7 @@ STUDIES = {
         "the validation edges of seed 0.",
         ("input", "hops", "model"),
         LINKS,
-        link_jobs,
+        link_runs,
         score="AUC",
         plotted=False,
     ),
@@ -283,7 +268,7 @@ STUDIES = {
         "Stratified splits 80/10/10 by the seed; the defaults of `spin-fast train`.",
         ("input", "attributes", "readout"),
         GRAPHS,
-        attribute_jobs,
+        attribute_runs,
     ),
     "choices": Study(
         "Readouts, operators and node features",
@@ -295,35 +280,14 @@ STUDIES = {
         "`AddRandomWalkPE`), the classes differ before the first hop.",
         ("input", "node features", "operator", "readout"),
         GRAPHS,
-        choice_jobs,
+        choice_runs,
     ),
 }
 
 
-def table(study: Study, done: dict[str, Run]) -> report.Table:
-    """Means over the seeds."""
-    return runs.table(study.title, study.headers, done, study.score, plotted=study.plotted)
-
-
 def main() -> None:
-    """Run what is missing; write ``STUDY.json`` of each, a plot, and ``studies.md``."""
-    parser = runs.parser("studies", "Train with other hops, attributes, readouts, operators and degrees, and compare.")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    session = report.Session()
-    for name, study in STUDIES.items():
-        try:
-            done = runs.complete(arguments.results / f"{name}.json", study.settings, study.jobs(arguments.root))
-        except (runs.OtherSettings, datasets.DatasetError) as error:
-            parser.error(str(error))
-        settings = ", ".join(f"{setting} {value}" for setting, value in study.settings.items())
-        session.note(f"{study.title}. {study.note} {settings[0].upper()}{settings[1:]}.")
-        session.counted.append(table(study, done))
-        if study.plotted:
-            scores = {words: [run["test"] for run in group] for words, group in runs.by_words(done).items()}
-            axis = ", ".join(study.headers[1:-1])
-            plots.plot_scores(study.title, axis, scores, arguments.results / report.plot_name(study.title))
-    runs.write("studies", arguments.results, session)
+    parser = study.parser("ablations", "Train with other hops, attributes, readouts, operators, degrees, and compare.")
+    study.carry_out("studies", STUDIES, parser, parser.parse_args())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Memory on the pages that the operations ask for: huge ones from 2 MB on, where the system has them.
+"""Memory as the operations allocate it: on huge pages from 2 MB on, where the system has them.
 
 Every fresh small page costs a fault, often more than writing it, so what is compared must lie on the same kind.
 """

@@ -1,0 +1,1 @@
+"""The machinery of the races: pytest plugin, clocks, floors, inputs, report."""

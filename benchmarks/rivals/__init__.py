@@ -1,0 +1,1 @@
+"""Other implementations of the operations, other models, and SPIN without our kernels."""

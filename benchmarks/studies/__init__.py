@@ -1,0 +1,1 @@
+"""Comparisons of accuracy: programs that train with many seeds."""
