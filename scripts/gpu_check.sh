@@ -101,7 +101,7 @@ build() {
 tests() {
   local workers=()
   "$python" -c 'import xdist' 2> /dev/null && workers=(-n 4)
-  run tests "$python" -m pytest -q -k cuda -p no:cacheprovider "${workers[@]}" \
+  run tests "$python" -m pytest -q -k cuda -p no:cacheprovider -o addopts=--import-mode=importlib -m 'not long' "${workers[@]}" \
     -o faulthandler_timeout=60 --tb=short --maxfail=40 --durations=10 tests
   outcome[tests]=$(said $?)
 }

@@ -12,12 +12,9 @@ from hypothesis import HealthCheck, settings
 
 from spin_fast.ops import native as native_module
 
-settings.register_profile(
-    "spin_fast",
-    deadline=None,
-    max_examples=60,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+settings.register_profile("spin_fast", deadline=None, max_examples=60, suppress_health_check=health)
+settings.register_profile("thorough", settings.get_profile("spin_fast"), max_examples=600)
 settings.load_profile("spin_fast")
 
 # Tests that start pytest give it options of their own, and those of commands the width of the terminal.
@@ -27,7 +24,8 @@ os.environ.pop("COLUMNS", None)
 # Tests are many and small: threads would wait for each other, above all where the cores are shared.
 torch.set_num_threads(1)
 
-LEVELS = ("baseline", "avx2", "avx512")
+BEST = native_module.library.isa_available()[-1] if native_module.library is not None else None
+LEVELS = [pytest.param(isa, marks=() if isa == BEST else pytest.mark.slow) for isa in ("baseline", "avx2", "avx512")]
 
 
 @pytest.fixture(params=[*LEVELS, "reference", "cuda"])

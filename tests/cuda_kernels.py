@@ -7,6 +7,7 @@ operations is a test of theirs too.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from typing import Any
 import torch
 from helpers import ROOT
 
-from spin_fast import ops
+from spin_fast.ops import native
 
+FOLDER = ROOT / "build" / "emulator"
 OPS = (
     "power_features",
     "power_features_out",
@@ -40,11 +42,9 @@ class Emulated:
         from torch.utils import cpp_extension
 
         kernels, emulator = ROOT / "csrc" / "cuda", ROOT / "tests" / "emulator"
-        folder = ROOT / "build" / "emulator"
-        folder.mkdir(parents=True, exist_ok=True)
         sources = [emulator / "emulator.cpp", emulator / "faults.cpp"]
         for kernel in sorted(kernels.glob("*.cu")):  # by another name, the host compiler reads it
-            source = folder / f"{kernel.stem}.cpp"
+            source = FOLDER / f"{kernel.stem}.cpp"
             text = f'#include "{kernel}"\n'
             if not source.is_file() or source.read_text() != text:
                 source.write_text(text)
@@ -70,10 +70,10 @@ class Emulated:
                 device,
             ],
             extra_include_paths=[str(emulator)],
-            build_directory=str(folder),
+            build_directory=str(FOLDER),
             is_python_module=False,
         )
-        self._library = ctypes.CDLL(path or str(folder / f"{self.namespace}.so"))
+        self._library = ctypes.CDLL(path or str(FOLDER / f"{self.namespace}.so"))
         self._library.emulator_allocate.restype = ctypes.c_void_p
         self._library.emulator_allocate.argtypes = [ctypes.c_size_t]
         self._library.emulator_set_elsewhere.argtypes = [ctypes.c_void_p]
@@ -149,13 +149,19 @@ class Gpu:
 
 @functools.cache
 def kernels() -> Emulated | Gpu:
-    return Gpu() if torch.cuda.is_available() else Emulated()
+    if torch.cuda.is_available():
+        return Gpu()
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    with (FOLDER / "users").open("w") as users:  # one process compiles, and the others wait for as long as it lives
+        fcntl.flock(users, fcntl.LOCK_EX)
+        (FOLDER / "lock").unlink(missing_ok=True)  # torch's own, which a process that is killed leaves behind
+        return Emulated()
 
 
 @contextmanager
 def standing_in() -> Iterator[Emulated | Gpu]:
     """Let the CUDA kernels run in place of the CPU's; contents are then checked in Python, as the kernels cannot."""
-    found, op_checks = kernels(), ops._op_checks
+    found, op_checks = kernels(), native.op_checks
     library = torch.library.Library("spin_fast", "IMPL")
 
     def calls(op: str) -> Callable[..., Any]:
@@ -166,9 +172,9 @@ def standing_in() -> Iterator[Emulated | Gpu]:
         for op in OPS:
             if found.has(op):
                 library.impl(op, calls(op), "CPU", allow_override=True)
-    ops._op_checks = lambda z: False
+    native.op_checks = lambda value, *flags: False
     try:
         yield found
     finally:
         library._destroy()
-        ops._op_checks = op_checks
+        native.op_checks = op_checks

@@ -18,6 +18,7 @@ __all__ = [
     "assert_on_device",
     "below_autograd",
     "constant_while_compiling",
+    "exported_long",
     "fused_adam",
     "has_gradient_hooks",
     "has_hooks",
@@ -55,6 +56,11 @@ def constant_while_compiling(function: Function) -> Function:
 def assert_on_device(condition: Tensor, message: str) -> None:
     """Assert in an exported program, too."""
     torch._assert_async(condition, message)
+
+
+def exported_long(values: Tensor) -> Tensor:
+    """``Tensor.long``, which an exported program has as a check of the type where that is int64 already."""
+    return torch.ops.aten._to_copy.default(values, dtype=torch.int64)
 
 
 def has_hooks(module: nn.Module) -> bool:

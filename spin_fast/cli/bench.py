@@ -41,6 +41,7 @@ def bench(
     except ImportError as error:
         raise ImportError(f"{error}; the benchmarks need: pip install 'spin_fast[bench]'") from None
     arguments = ["--pyargs", "spin_fast.benchmarks", "-p", "spin_fast.benchmarks.harness.plugin"]
+    arguments += ["-o", "addopts="]  # of the folder in which this is run: a race has the machine for itself
     for option, value in (("--root", root), ("--datasets", names), ("--results", results)):
         arguments += [] if value is None else [f"{option}={value}"]
     arguments += [option for option, given in (("--quick", quick), ("--full", full)) if given]

@@ -23,7 +23,9 @@ class _FromRows(nn.Module):
         self.model = model
 
     def forward(self, rows: Tensor, sizes: Tensor) -> Tensor:
-        return self.model.forward_tensors(rows, _checked_offsets(_long(sizes), "rows", rows.shape[1]))
+        return self.model.forward_tensors(
+            rows, _checked_offsets(torch_compat.exported_long(sizes), "rows", rows.shape[1])
+        )
 
 
 class _FromGraphs(nn.Module):
@@ -32,7 +34,11 @@ class _FromGraphs(nn.Module):
         self.model, self.operator = model, operator
 
     def forward(self, edge_index: Tensor, x: Tensor, sizes: Tensor, edge_weight: Tensor | None = None) -> Tensor:
-        edge_index, num_nodes, ptr = _long(edge_index), x.shape[0], _checked_offsets(_long(sizes), "x", x.shape[0])
+        edge_index, num_nodes, ptr = (
+            torch_compat.exported_long(edge_index),
+            x.shape[0],
+            _checked_offsets(torch_compat.exported_long(sizes), "x", x.shape[0]),
+        )
         _require(((edge_index >= 0) & (edge_index < num_nodes)).all(), "edge_index must be nodes, from 0 to N - 1")
         graph = torch.bucketize(edge_index, ptr[1:], right=True)
         _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an edge in one graph of sizes")
@@ -44,11 +50,6 @@ class _FromGraphs(nn.Module):
         first, *others = [ops.power_features(*arrays, name, ptr=ptr, edge_weight=weight) for name in names]
         rows = torch.cat([first, *(powers[1:] for powers in others)]) if others else first
         return self.model.forward_tensors(rows, ptr)
-
-
-def _long(values: Tensor) -> Tensor:
-    """In the program, too, where ``Tensor.long`` of what is int64 would become a check that it is."""
-    return torch.ops.aten._to_copy.default(values, dtype=torch.int64)
 
 
 def _checked_offsets(sizes: Tensor, name: str, num_nodes: int) -> Tensor:

@@ -1,4 +1,6 @@
-"""Finds and loads the compiled libraries; where that fails, says why, once, and how to mend it.
+"""The compiled libraries: loading them, whether there is a kernel, what belongs to an op.
+
+Where loading fails, a warning says why, once, and how to mend it.
 
 ``_C`` has the schemas of the ops and the CPU kernels, ``_C_cuda`` the CUDA kernels; under a torch without CUDA that is
 not loaded. Loading starts nothing on a GPU, so a process that has imported this may still fork. In the child the CPU
@@ -16,11 +18,15 @@ import importlib
 import importlib.util
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch  # before _C: it links to libtorch, which this brings into the process
+from torch import Tensor
+
+from .._common import torch_compat
 
 BACKENDS = ("native", "reference")
 PACKAGE = Path(__file__).parents[1]
@@ -107,6 +113,63 @@ def wants_cuda() -> bool:
             stacklevel=2,
         )
     return library is not None and not cuda_missing_reason
+
+
+def has_kernel(device: torch.device) -> bool:
+    """Whether to call an op for tensors on ``device``, rather than its reference implementation.
+
+    Not under the transforms of ``torch.func`` and in forward-mode differentiation: some of them refuse a kernel, others
+    take it for a constant.
+    """
+    if torch_compat.is_transformed():
+        return False
+    return library is not None if device.type == "cpu" else device.type == "cuda" and wants_cuda()
+
+
+def is_autocast(value: Any) -> bool:
+    """Whether autocast is on for the device of a tensor; there is none for meta tensors."""
+    return isinstance(value, Tensor) and not value.is_meta and torch.is_autocast_enabled(value.device.type)
+
+
+# What an op raises on bad arguments. The checks in Python then say by name what is wrong; if they find nothing, it is
+# another failure, such as a lack of memory, and stands.
+REFUSALS = (ValueError, RuntimeError, TypeError, AttributeError, IndexError)
+
+
+def op_checks(value: Any, *flags: Any) -> bool:
+    """Whether to call an op of ``value`` at once, which checks its arguments itself; on a GPU it cannot check contents.
+
+    It would take anything for the ``flags``.
+    """
+    for flag in flags:
+        if type(flag) is not bool:
+            return False
+    return isinstance(value, Tensor) and value.is_cpu and not torch.compiler.is_compiling() and has_kernel(value.device)
+
+
+@torch_compat.constant_while_compiling
+def may_use_tf32() -> bool:
+    """Whether torch's settings let products of float32 matrices on a GPU round their factors to TF32."""
+    return torch.backends.cuda.matmul.fp32_precision == "tf32"
+
+
+def contiguous(value: Tensor | None) -> Tensor | None:
+    """What a kernel takes; None is an argument that was left out."""
+    return None if value is None else value.contiguous()
+
+
+def register(
+    name: str,
+    fake: Callable[..., Any],
+    gradient: Callable[..., Any] | None = None,
+    setup: Callable[..., None] | None = None,
+) -> None:
+    """Give an op of ``csrc/library.cpp`` its fake kernel and, with what ``setup`` saves for it, its gradient."""
+    if library is None:
+        return
+    torch.library.register_fake(f"spin_fast::{name}", fake)
+    if gradient is not None:
+        torch.library.register_autograd(f"spin_fast::{name}", gradient, setup_context=setup)
 
 
 def build_info() -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The pure-PyTorch twin of every operation: any device, differentiable to any order.
+"""The reference implementation of every operation in plain PyTorch: any device, differentiable to any order.
 
-It is the oracle of the tests, a yardstick of the timings, and what runs where no kernel does. Arguments are not
+It is the oracle of the tests, a yardstick of the timings, and what runs where there is no kernel. Arguments are not
 validated here: :mod:`spin_fast.ops` does that. Sums over nodes run in float64 and are rounded once.
 """
 
@@ -16,21 +16,21 @@ from torch.nn import functional as F
 
 from .parameters import ModelSizes, split_parameters
 
-Twin = TypeVar("Twin", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _in_its_own_dtype(twin: Twin) -> Twin:
-    """Autocast does not change what is multiplied in it, as it does not in a kernel."""
+def _in_its_own_dtype(function: Function) -> Function:
+    """Switch autocast off, which changes nothing in a kernel either."""
 
-    @wraps(twin)
+    @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         device = next(value.device.type for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         if device == "meta" or not torch.is_autocast_enabled(device):  # there is no autocast of meta
-            return twin(*args, **kwargs)
+            return function(*args, **kwargs)
         with torch.autocast(device, enabled=False):
-            return twin(*args, **kwargs)
+            return function(*args, **kwargs)
 
-    return cast(Twin, call)
+    return cast(Function, call)
 
 
 def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
@@ -83,7 +83,7 @@ def power_features(
     ptr: Tensor | None = None,
     edge_weight: Tensor | None = None,
 ) -> Tensor:
-    """Twin of :func:`spin_fast.power_features`; sums always run in float64, and ``ptr`` changes nothing here."""
+    """Reference implementation of :func:`spin_fast.power_features`; sums always run in float64, whatever ``ptr`` is."""
     left, right, plain = operator_scales(indptr, operator, edge_weight)
     row, column = run_of_entry(indptr, indices.numel()), indices.long()
     factor = left[row] * right[column] + plain
@@ -130,7 +130,7 @@ def sum_readout(
     count: Tensor | None = None,
     num_branches: int | None = None,
 ) -> Tensor:
-    """Twin of :func:`spin_fast.sum_readout`."""
+    """Reference implementation of :func:`spin_fast.sum_readout`."""
     rows, segment = _entries(z.to(compute_dtype(z.dtype)), ptr, index)
     if count is not None:
         rows = rows * count[:, None]
@@ -147,7 +147,7 @@ def attention_readout(
     count: Tensor | None = None,
     return_weights: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Twin of :func:`spin_fast.attention_readout`."""
+    """Reference implementation of :func:`spin_fast.attention_readout`."""
     readout, weights = _attention(z, w, ptr, index, count)
     if not return_weights:
         return readout
@@ -201,7 +201,7 @@ def branch_readout(
     ids: Tensor | None = None,
     negative_slope: float = 0.01,
 ) -> Tensor:
-    """Twin of :func:`spin_fast.branch_readout`; one evaluation of the MLP per entry."""
+    """Reference implementation of :func:`spin_fast.branch_readout`; one evaluation of the MLP per entry."""
     num_branches = weights[0].shape[0]
     if rows.dim() == 3:
         shifts = torch.arange(num_branches, device=ptr.device)[:, None] * rows.shape[1]
@@ -223,33 +223,24 @@ def branch_readout(
 def training_step(
     rows: Tensor,
     parameters: Tensor,
-    y: Tensor,
-    class_weight: Tensor | None,
+    labels: Tensor,
     ptr: Tensor,
-    index: Tensor | None,
-    count: Tensor | None,
-    ids: Tensor | None,
-    num_branches: int,
-    widths: Sequence[int],
-    classifier_widths: Sequence[int],
-    attention: bool,
-    negative_slope: float,
+    *,
+    model: ModelSizes,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    ids: Tensor | None = None,
+    class_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Twin of ``torch.ops.spin_fast.training_step``: mean cross-entropy and its gradient in the flat parameters.
-
-    The mean is weighted by ``class_weight [C]`` of each graph's class, if it is given; 0 where all weigh 0.
-    """
+    """Reference implementation of :func:`spin_fast.ops.training_step`."""
+    slope = model.negative_slope
     with torch.enable_grad():
         flat = parameters.detach().requires_grad_()
-        w, weights, biases, classifier = split_parameters(
-            flat, rows.shape[1], ModelSizes(num_branches, widths, classifier_widths, attention, negative_slope)
-        )
-        scores = branch_readout(
-            rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
-        )
+        w, weights, biases, classifier = split_parameters(flat, rows.shape[1], model)
+        scores = branch_readout(rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=slope)
         for depth, (weight, bias) in enumerate(zip(classifier[::2], classifier[1::2], strict=True)):
-            scores = F.linear(scores if depth == 0 else F.leaky_relu(scores, negative_slope), weight, bias)
-        labels = y if ids is None else y[ids]
+            scores = F.linear(scores if depth == 0 else F.leaky_relu(scores, slope), weight, bias)
+        labels = labels if ids is None else labels[ids]
         loss = F.cross_entropy(scores, labels, class_weight, reduction="sum")
         total = loss.new_tensor(len(labels)) if class_weight is None else class_weight[labels].sum()
         loss = loss / total.clamp(min=torch.finfo(loss.dtype).tiny)
@@ -267,7 +258,7 @@ def first_positions(values: Tensor) -> Tensor:
 def distinct_rows(
     powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype = torch.int32, hash_bits: int = 64
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Twin of :func:`spin_fast.ops.distinct_rows`.
+    """Reference implementation of :func:`spin_fast.ops.distinct_rows`.
 
     Rows are grouped by a hash and every group is verified; should two rows collide, the rows are sorted instead.
     """
@@ -301,7 +292,7 @@ def distinct_rows(
 
 
 class DistinctRows:
-    """Twin of :class:`spin_fast.ops.DistinctRows`; always with ``row_of_node``.
+    """Reference implementation of :class:`spin_fast.ops.DistinctRows`; always with ``row_of_node``.
 
     The rows so far stand before those of a part, as one more graph, and so keep their numbers.
     """

@@ -124,7 +124,7 @@ class Trainer:
 
     A step of the standard model (no dropout, no BatchNorm, classes as labels, and exactly what the constructor made,
     see ``SPIN.is_as_constructed``) is one operation that returns the loss and the gradient of every parameter,
-    ``torch.ops.spin_fast.training_step``, and one of the optimiser; on a GPU both are captured in a CUDA graph. Other
+    ``ops.training_step``, and one of the optimiser; on a GPU both are captured in a CUDA graph. Other
     models take autograd's way, which is decided at each epoch; both agree to rounding. Batches are ids of graphs in
     the features: nothing is collated. Model and features are on one device; the order of the graphs is drawn on the
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
@@ -234,24 +234,29 @@ class Trainer:
         )
 
     def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
-        config = model.config
-        data = (features.labels, self.class_weight, features.ptr, features.index, features.count)
-        sizes = (
-            features.num_branches,
-            [config["hidden_features"]] * config["num_layers"],
-            [*config["classifier_features"], config["out_features"]],
+        assert features.labels is not None
+        flat, sizes = self._flat.detach(), model.sizes
+        call = ops.bind_training_step(
+            features.rows,
+            flat,
+            features.labels,
+            features.ptr,
+            model=sizes,
+            index=features.index,
+            count=features.count,
+            class_weight=self.class_weight,
+            check_invariants=False,
         )
-        options = (*sizes, config["attention"], config["negative_slope"], ops.may_use_tf32(), False)
-        call, flat = torch.ops.spin_fast.training_step.default, self._flat.detach()
 
         def step(ids: Tensor) -> Tensor:
-            loss, self._flat.grad = call(features.rows, flat, *data, ids, *options)
+            loss, self._flat.grad = call(ids)
             self.optimizer.quick_step()
             return loss
 
         if not _is_captured(flat.device):
             return step
-        memory = (model.flatten_parameters(), features.rows, *data, *self.optimizer.memory, options)
+        data = (features.rows, features.labels, features.ptr, features.index, features.count, self.class_weight)
+        memory = (model.flatten_parameters(), *data, *self.optimizer.memory, sizes, ops.may_use_tf32())
         if self._captured is None or not self._captured.holds(memory):
             self._captured = _Captured(step, memory)
         return self._captured

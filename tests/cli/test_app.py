@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import sys
@@ -10,13 +11,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from helpers.cli import (
-    facts_of,
-    invoke,
-    one_line_error,
-    small_set,
-    spin_fast,
-)
+from helpers.cli import facts_of, invoke, one_line_error, small_set, spin_fast
 from typer.testing import CliRunner
 
 from spin_fast import datasets, training
@@ -61,6 +56,17 @@ def test_help_has_an_example_each() -> None:
         assert f"Example: spin-fast {command}" in invoke(command, "--help")
     assert "train" in CliRunner().invoke(app, []).output
     assert invoke("--version").startswith("spin-fast 0.")
+
+
+def test_bench_hands_its_options_to_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none of those that a checkout gives its tests, which run side by side."""
+    given: list[str] = []
+    monkeypatch.setattr(pytest, "main", lambda arguments: given.extend(arguments) or 3)
+    options = ["--quick", "--root", "data", "--datasets", "digits,NCI1", "--results", "there"]
+    invoke("bench", *options, "--", "-k", "readout", exit_code=3)
+    pairs = dict(itertools.pairwise(given))
+    assert (pairs["--pyargs"], pairs["-o"], pairs["-k"]) == ("spin_fast.benchmarks", "addopts=", "readout")
+    assert {"--quick", "--root=data", "--datasets=digits,NCI1", "--results=there"} <= set(given)
 
 
 @pytest.mark.slow

@@ -9,11 +9,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from helpers.cli import (
-    edges_once,
-    folder_of_graphs,
-    invoke,
-)
+from helpers.cli import edges_once, folder_of_graphs, invoke
 
 from spin_fast import GraphBatch, PowerFeatures, datasets, training
 

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import (
-    facts_of,
-    invoke,
-    small_set,
-)
+from helpers.cli import facts_of, invoke, small_set
 
 from spin_fast.datasets import sources
 

@@ -10,12 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from helpers.cli import (
-    edges_once,
-    facts_of,
-    folder_of_graphs,
-    invoke,
-)
+from helpers.cli import edges_once, facts_of, folder_of_graphs, invoke
 
 from spin_fast import PowerFeatures, datasets, training
 from spin_fast.cli import predict as predict_command

@@ -7,11 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import (
-    facts_of,
-    folder_of_graphs,
-    invoke,
-)
+from helpers.cli import facts_of, folder_of_graphs, invoke
 
 from spin_fast import PowerFeatures, datasets, training
 from spin_fast.cli import precompute

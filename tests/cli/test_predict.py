@@ -11,11 +11,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers.cli import (
-    facts_of,
-    folder_of_graphs,
-    invoke,
-)
+from helpers.cli import facts_of, folder_of_graphs, invoke
 from typer.testing import CliRunner
 
 from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, training

@@ -8,13 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.cli import (
-    facts_of,
-    folder_of_graphs,
-    folds_file,
-    invoke,
-    spin_fast,
-)
+from helpers.cli import facts_of, folder_of_graphs, folds_file, invoke, spin_fast
 from typer.testing import CliRunner
 
 from spin_fast import native_available, training
@@ -69,8 +63,13 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["NCI1", "PROTEINS", "IMDB-BINARY", "DD", "OHSU", "COLLAB", "ogbg-molhiv"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("NCI1", "PROTEINS", "IMDB-BINARY", "OHSU")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("DD", "COLLAB", "ogbg-molhiv")),
+    ],
+)
 def test_trains_on_real_data(name: str, tmp_path: Path, data_root: Path) -> None:
     result = spin_fast("train", name, "--root", data_root, "--epochs", 1, "--batch-size", 128, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

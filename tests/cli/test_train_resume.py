@@ -14,11 +14,7 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-from helpers.cli import (
-    QUICK,
-    facts_of,
-    invoke,
-)
+from helpers.cli import QUICK, facts_of, invoke
 from safetensors.torch import save_file
 from typer.testing import CliRunner
 

@@ -113,7 +113,7 @@ def no_waiting() -> Iterator[None]:
 @pytest.fixture
 def meta_kernels(native, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ops take meta tensors for those of a device with kernels."""
-    monkeypatch.setattr(ops, "_has_kernel", lambda device: True)
+    monkeypatch.setattr("spin_fast.ops.native.has_kernel", lambda device: True)
     monkeypatch.setattr("spin_fast.training.trainer.native_available", lambda device: True)
 
 

@@ -90,19 +90,19 @@ def pack(folder: Path, archive: Path, inside: str = "", method: int = zipfile.ZI
 @pytest.mark.parametrize(
     ("name", "num_graphs", "num_classes", "nodes", "edges", "width", "isolated"),
     [
-        ("DD", 1178, 2, 284.32, 715.66, 89, 0),
+        pytest.param("DD", 1178, 2, 284.32, 715.66, 89, 0, marks=pytest.mark.slow),
         ("NCI1", 4110, 2, 29.87, 32.30, 37, 428),
         ("PROTEINS", 1113, 2, 39.06, 72.82, 3, 5),
         ("PROTEINS_full", 1113, 2, 39.06, 72.82, 3, 5),
         ("ENZYMES", 600, 6, 32.63, 62.14, 21, 106),
         ("IMDB-BINARY", 1000, 2, 19.77, 96.53, 1, 0),
         ("IMDB-MULTI", 1500, 3, 13.00, 65.94, 1, 0),
-        ("REDDIT-BINARY", 2000, 2, 429.63, 497.75, 1, 21),
-        ("COLLAB", 5000, 3, 74.49, 2457.78, 1, 0),
+        pytest.param("REDDIT-BINARY", 2000, 2, 429.63, 497.75, 1, 21, marks=pytest.mark.slow),
+        pytest.param("COLLAB", 5000, 3, 74.49, 2457.78, 1, 0, marks=pytest.mark.slow),
         ("OHSU", 79, 2, 82.01, 199.66, 1, 0),
         ("Peking_1", 85, 2, 39.31, 77.35, 1, 0),
         ("CSL", 150, 10, 41.00, 82.00, 1, 0),
-        ("ogbg-molhiv", 41127, 2, 25.51, 27.47, 9, None),
+        pytest.param("ogbg-molhiv", 41127, 2, 25.51, 27.47, 9, None, marks=pytest.mark.slow),
     ],
 )
 def test_public_set_has_the_published_figures(
@@ -126,6 +126,7 @@ def test_imdb_arcs_listed_twice_are_kept_once(name: str, edges: int) -> None:
     assert public(name).num_edges == 2 * edges
 
 
+@pytest.mark.slow
 def test_collab_keeps_its_self_loops_and_loads_fast() -> None:
     public_file("COLLAB.zip")
     public.cache_clear()
@@ -145,6 +146,7 @@ def test_enzymes_attributes_come_before_labels() -> None:
     assert torch.equal(labels.x.sum(dim=1), torch.ones(labels.num_nodes))
 
 
+@pytest.mark.slow
 def test_dd_one_hot_spans_the_labels_though_some_do_not_occur() -> None:
     x = public("DD").x
     assert x.shape[1] == 89
@@ -165,6 +167,7 @@ def test_nel_agrees_with_the_zip_graph_by_graph(name: str) -> None:
     assert nel.read(DATA / f"{name}.nel", features="label").graphs.num_features == 190
 
 
+@pytest.mark.slow
 def test_molhiv_split_and_evaluator() -> None:
     graphs = public("ogbg-molhiv")
     y = graphs.y

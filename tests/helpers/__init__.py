@@ -102,21 +102,30 @@ def error_of(call: Callable[[], object]) -> str:
 
 
 def dense_powers(graphs: GraphBatch, num_hops: int, operator: str) -> torch.Tensor:
-    """[X, ĀX, ..., Ā^R X] in float64 by dense matrix products."""
-    n = graphs.num_nodes
-    a = np.zeros((n, n))
-    for v in range(n):
-        for e in range(int(graphs.indptr[v]), int(graphs.indptr[v + 1])):
-            a[v, int(graphs.indices[e])] += 1.0 if graphs.edge_weight is None else float(graphs.edge_weight[e])
+    """[X, ĀX, ..., Ā^R X] in float64 by dense matrix products, graph by graph."""
+    indptr, indices, x = graphs.indptr.numpy(), graphs.indices.numpy(), graphs.x.double().numpy()
+    target = np.repeat(np.arange(graphs.num_nodes), np.diff(indptr))
+    weight = np.ones(len(indices)) if graphs.edge_weight is None else graphs.edge_weight.double().numpy()
+    powers = np.stack([x] * (num_hops + 1))
+    for begin, end in itertools.pairwise(graphs.ptr.tolist()):
+        edges = slice(indptr[begin], indptr[end])
+        adjacency = np.zeros((end - begin, end - begin))
+        np.add.at(adjacency, (target[edges] - begin, indices[edges] - begin), weight[edges])
+        a = _normalised(adjacency, operator)
+        for hop in range(num_hops):
+            powers[hop + 1, begin:end] = a @ powers[hop, begin:end]
+    return torch.from_numpy(powers)
+
+
+def _normalised(a: np.ndarray, operator: str) -> np.ndarray:
     degree = a.sum(1)
     with np.errstate(divide="ignore"):
         root, inverse = (np.where(degree == 0, 0.0, degree**power) for power in (-0.5, -1.0))
-    sym = root[:, None] * a * root
-    operators = {"adj": a, "sym": sym, "sym+adj": sym + a, "rw": inverse[:, None] * a}
-    powers = [graphs.x.double().numpy()]
-    for _ in range(num_hops):
-        powers.append(operators[operator] @ powers[-1])
-    return torch.from_numpy(np.stack(powers))
+    if operator == "adj":
+        return a
+    if operator == "rw":
+        return inverse[:, None] * a
+    return root[:, None] * a * root + (a if operator == "sym+adj" else 0)
 
 
 def looped_readout(

@@ -1,4 +1,4 @@
-"""The fused branch and the training step against loops, the reference, and autograd through the unfused model."""
+"""The fused branch against loops, the reference, and autograd through the unfused model."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, ops, reference, training
+from spin_fast import SPIN, PowerFeatures, datasets, reference, training
 from spin_fast._common.indexing import offsets
 
 
@@ -397,61 +397,6 @@ def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype
             assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": False}, {"negative_slope": 0.0}, {"classifier_features": ()}])
-@pytest.mark.parametrize("num_features", [1, 20])
-def test_training_step_is_autograds(backend: str, poison: None, options: dict, num_features: int) -> None:
-    """Loss and gradient of a step, over many chunks of graphs, against the unfused model."""
-    features = made_features([30, 1, 0, 400, 7] * 20, num_features)
-    torch.manual_seed(0)
-    model = SPIN(num_features, 24, 2, 2, **options).double()
-    assert_step_is_autograds(model, features[torch.randperm(100)[:70]])
-
-
-@pytest.mark.parametrize("num_features", [1, 5])
-def test_training_step_with_operators_side_by_side(backend: str, poison: None, num_features: int) -> None:
-    features = made_features([30, 1, 0, 60, 7] * 4, num_features, operator="sym,rw,adj")
-    torch.manual_seed(0)
-    model = SPIN(num_features, 8, 2, 2, num_operators=3).double()
-    assert_step_is_autograds(model, features[torch.randperm(20)[:15]])
-
-
-def assert_step_is_autograds(model: SPIN, selected: PowerFeatures) -> None:
-    loss = training.loss_of(model.forward_tensors(*selected.branch_rows()), selected.y)
-    expected = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
-    trainer = training.Trainer(model, learning_rate=0.0)
-    torch.testing.assert_close(trainer.step(selected), loss.detach())
-    gradient = trainer.optimizer.param_groups[0]["params"][0].grad
-    torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
-
-
-@pytest.mark.parametrize("class_weight", [None, [0.25, 3.0], [0.0, 1.0], [0.0, 0.0]])
-def test_training_step_is_its_reference(backend: str, class_weight: list[float] | None) -> None:
-    if backend == "reference":
-        pytest.skip("there is no op then")
-    features = made_features([30, 1, 0, 7], 5)
-    model = SPIN(5, 8, 2, 2).double()
-    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01)
-    data = (features.ptr, features.index, features.count, torch.tensor([3, 1, 0, 0]))
-    flat = model.flatten_parameters()
-    weight = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
-    arguments = (features.rows, flat, features.labels, weight, *data, *sizes)
-    result = torch.ops.spin_fast.training_step(*arguments, False, False)
-    for one, other in zip(result, reference.training_step(*arguments), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_class_weight_is_checked(native) -> None:
-    features, model = made_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
-    sizes = (3, [8] * 3, [32, 32, 2], True, 0.01, False, False)
-    data = (features.ptr, features.index, features.count, None)
-    long = torch.ones(3, dtype=torch.float64)
-    for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
-        with pytest.raises(ValueError, match=f"class_weight must {wrong}"):
-            torch.ops.spin_fast.training_step(
-                features.rows, model.flatten_parameters(), features.labels, weight, *data, *sizes
-            )
-
-
 def test_folded_batch_norm_is_evaluation(backend: str) -> None:
     features = made_features([5, 3, 8, 1])
     model = SPIN(3, 20, 2, 2, batch_norm=True).double()
@@ -468,12 +413,9 @@ def test_folded_batch_norm_is_evaluation(backend: str) -> None:
         "NCI1",
         "PROTEINS",
         "ENZYMES",
-        "DD",
         "IMDB-BINARY",
         "IMDB-MULTI",
-        "COLLAB",
-        "REDDIT-BINARY",
-        "ogbg-molhiv",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("DD", "COLLAB", "REDDIT-BINARY", "ogbg-molhiv")),
     ],
 )
 def test_sharing_rows_changes_no_step(native, name: str, request: pytest.FixtureRequest) -> None:
@@ -607,7 +549,9 @@ def readout_and_gradients(op: Callable, leaves: list[torch.Tensor], layers: int,
 
 
 @pytest.mark.parametrize("form", ["rows", "index", "ids"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    "shape", [pytest.param(name, marks=pytest.mark.slow if "nothing" in name else ()) for name in SHAPES]
+)
 def test_cuda_kernels_take_every_shape(native, poison: None, shape: str, form: str) -> None:
     layers = SHAPES[shape][-1]
     leaves, others = cuda_case(*SHAPES[shape], form, torch.float64)
@@ -638,7 +582,7 @@ def test_tensor_cores_multiply_what_they_should(native, monkeypatch: pytest.Monk
         return [out.detach(), *torch.autograd.grad((out * cotangent).sum(), leaves[:-1])]
 
     exact = run(reference.branch_readout)
-    monkeypatch.setattr(ops, "may_use_tf32", lambda: True)
+    monkeypatch.setattr("spin_fast.ops.native.may_use_tf32", lambda: True)
     with cuda_kernels.standing_in() as kernels:
         kernels.set_order(1)
         rounded = run(spin_fast.branch_readout)

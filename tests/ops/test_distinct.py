@@ -227,15 +227,10 @@ def test_one_graph_of_a_million_nodes(native, threads: None) -> None:
     "name",
     [
         "digits",
-        "NCI1",
         "PROTEINS",
-        "ENZYMES",
-        "DD",
         "IMDB-BINARY",
-        "IMDB-MULTI",
-        pytest.param("REDDIT-BINARY", marks=pytest.mark.slow),
-        pytest.param("COLLAB", marks=pytest.mark.slow),
-        pytest.param("ogbg-molhiv", marks=pytest.mark.slow),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("NCI1", "ENZYMES", "DD", "IMDB-MULTI")),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("REDDIT-BINARY", "COLLAB", "ogbg-molhiv")),
     ],
 )
 def test_rows_of_nodes_are_the_powers_on_real_data(name: str, native, request: pytest.FixtureRequest) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import spin_fast
 from spin_fast.ops import native as native_module
-from spin_fast.ops import register
+from spin_fast.ops import readout
 
 pytestmark = pytest.mark.usefixtures("poison")
 
@@ -557,7 +557,7 @@ def test_other_failures_than_bad_arguments_stand(native, monkeypatch: pytest.Mon
         calls.append(1)
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(register, "call_readout", fail)
+    monkeypatch.setattr(readout, "_dispatch", fail)
     with pytest.raises(RuntimeError, match="out of memory"):
         spin_fast.sum_readout(Z, PTR)
     with pytest.raises(RuntimeError, match="out of memory"):

@@ -10,8 +10,10 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -81,14 +83,20 @@ def title_of(block: Token) -> str:
 
 @contextlib.contextmanager
 def extended(page: Path) -> Iterator[dict[str, dict[str, Any]]]:
-    """The namespaces of modules that blocks are part of; what these add is taken away again."""
-    titles = {title_of(block) for block in fences(page)}
-    names = {title: title.removesuffix(".py").replace("/", ".") for title in titles if title.endswith(".py")}
+    """The namespaces of modules that blocks are part of, there or new; what these add is taken away again."""
+    titles = {title_of(block) for block in fences(page) if title_of(block).endswith(".py")}
+    names = {title: title.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for title in titles}
+    new = [name for title, name in names.items() if not (ROOT / title).is_file()]
+    for name in new:
+        sys.modules[name] = ModuleType(name)
+        sys.modules[name].__package__ = name.rpartition(".")[0]
     spaces = {title: vars(importlib.import_module(name)) for title, name in names.items()}
     before = {title: dict(space) for title, space in spaces.items()}
     try:
         yield spaces
     finally:
+        for name in new:
+            del sys.modules[name]
         for title, space in spaces.items():
             for name in space.keys() - before[title].keys():
                 del space[name]
@@ -114,15 +122,6 @@ def build(parts: dict[str, str], folder: Path) -> None:
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     torch.ops.load_library(str(folder / "operation.so"))
-
-
-def register(block: Token, space: dict[str, Any]) -> None:
-    """What ``_register`` does for the operations in its list, for those of a block."""
-    for name in re.findall(r"^def _(\w+)_fake\(", block.content, flags=re.MULTILINE):
-        torch.library.register_fake(f"spin_fast::{name}", space[f"_{name}_fake"])
-        torch.library.register_autograd(
-            f"spin_fast::{name}", space[f"_{name}_grad"], setup_context=space[f"_{name}_setup"]
-        )
 
 
 def commands(text: str) -> list[list[str]]:
@@ -207,8 +206,6 @@ def test_code_of_a_page(
                 run_commands(block)
             else:
                 assert language in NOT_RUN, f"nothing runs {language!r}"
-            if parts and title_of(block) == "spin_fast/_register.py":
-                register(block, modules[title_of(block)])
     for span in code_spans(page):
         if re.match(r"(spin-fast|pytest|python -m) \S", span):
             for words in commands(span):

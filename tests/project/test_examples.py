@@ -23,7 +23,11 @@ def run(script: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "cross_validation" else ()) for path in EXAMPLES],
+    ids=lambda script: script.stem,
+)
 def test_example(script: Path, tmp_path: Path) -> None:
     if script.stem == "cross_validation" and not (DATA / f"{SET}.zip").is_file():
         pytest.skip(f"no {SET}.zip in {DATA}")

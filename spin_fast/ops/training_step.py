@@ -1,0 +1,92 @@
+"""``training_step``: the public function, and the fake kernel of the op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from . import native, reference
+from .parameters import ModelSizes
+
+
+def training_step(
+    rows: Tensor,
+    parameters: Tensor,
+    labels: Tensor,
+    ptr: Tensor,
+    *,
+    model: ModelSizes,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    ids: Tensor | None = None,
+    class_weight: Tensor | None = None,
+    check_invariants: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """Compute the loss of a ``SPIN`` on a batch, and its gradient in every parameter, in one operation.
+
+    :func:`branch_readout`, then the classifier, then the mean cross-entropy, weighted by ``class_weight`` of each
+    graph's class; 0 where all weigh 0. It runs once per batch, so arguments are checked by the op alone, which takes
+    contiguous tensors.
+
+    Args:
+        rows: ragged ``[U, d]`` float32 or float64.
+        parameters: the flat parameters, see :func:`parameter_shapes`.
+        labels: int64 classes of all graphs.
+        ptr: int64 offsets of the segments into ``index``.
+        model: sizes of the model.
+        index: ``[nnz]`` int32 or int64, the row that an entry refers to; None for the identity.
+        count: ``[nnz]`` int32, how often; None for ones.
+        ids: ``[G']`` int64, the graphs of the batch; None for all.
+        class_weight: ``[C]`` in the dtype of ``rows``; None for ones.
+        check_invariants: check the contents of ``ptr``, ``index`` and ``count``; False where the caller vouches for
+            them.
+
+    Returns:
+        The loss, and the gradient in the shape of ``parameters``.
+
+    Raises:
+        ValueError, RuntimeError: name the argument and what is wrong with it.
+    """
+    step = bind_training_step(
+        rows,
+        parameters,
+        labels,
+        ptr,
+        model=model,
+        index=index,
+        count=count,
+        class_weight=class_weight,
+        check_invariants=check_invariants,
+    )
+    return step(ids)
+
+
+def bind_training_step(
+    rows: Tensor,
+    parameters: Tensor,
+    labels: Tensor,
+    ptr: Tensor,
+    *,
+    model: ModelSizes,
+    index: Tensor | None,
+    count: Tensor | None,
+    class_weight: Tensor | None,
+    check_invariants: bool,
+) -> Callable[[Tensor | None], tuple[Tensor, Tensor]]:
+    """:func:`training_step` as a function of ``ids`` alone, for a loop over batches: the rest is looked up once."""
+    if not native.has_kernel(rows.device):
+        options = {"index": index, "count": count, "class_weight": class_weight}
+        return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)
+    op = torch.ops.spin_fast.training_step.default
+    before_ids = (rows, parameters, labels, class_weight, ptr, index, count)
+    after_ids = (*model, native.may_use_tf32(), check_invariants)
+    return lambda ids: op(*before_ids, ids, *after_ids)
+
+
+def _fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]
+    return rows.new_empty(()), torch.empty_like(parameters)
+
+
+native.register("training_step", _fake)
