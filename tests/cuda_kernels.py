@@ -43,7 +43,7 @@ class Emulated:
 
         kernels, emulator = ROOT / "csrc" / "cuda", ROOT / "tests" / "emulator"
         sources = [emulator / "emulator.cpp", emulator / "faults.cpp"]
-        for kernel in sorted(kernels.glob("*.cu")):  # by another name, the host compiler reads it
+        for kernel in sorted(kernels.glob("*.cu")):  # the host compiler does not know the suffix .cu
             source = FOLDER / f"{kernel.stem}.cpp"
             text = f'#include "{kernel}"\n'
             if not source.is_file() or source.read_text() != text:
@@ -160,7 +160,7 @@ def kernels() -> Emulated | Gpu:
 
 @contextmanager
 def standing_in() -> Iterator[Emulated | Gpu]:
-    """Let the CUDA kernels run in place of the CPU's; contents are then checked in Python, as the kernels cannot."""
+    """Run the CUDA kernels in place of the CPU's; contents are then checked in Python, since CUDA kernels do not."""
     found, op_checks = kernels(), native.op_checks
     library = torch.library.Library("spin_fast", "IMPL")
 

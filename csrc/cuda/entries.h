@@ -81,17 +81,17 @@ inline Ranges ranges_of(int64_t entries) {
   return {size, entries > 2 * size ? (entries + size - 1) / size : 0};
 }
 
-__host__ __device__ inline bool is_long(const Ranges& ranges, const EntryRange& segment) {
-  return ranges.number > 0 && segment.end - segment.begin > 2 * ranges.size;
+__host__ __device__ inline bool is_long(const Ranges& ranges, const EntryRange& entries) {
+  return ranges.number > 0 && entries.end - entries.begin > 2 * ranges.size;
 }
 
 // The piece of a long segment in range k. There are two at most: piece 0 of the segment that has the range's first
 // entry, piece 1 of one that begins further on and continues behind the range. By all lanes of a warp.
 __device__ inline EntryRange piece_of(const Segments& seg, const Ranges& ranges, int64_t k, int piece) {
   const int64_t begin = k * ranges.size, end = std::min(begin + ranges.size, seg.entries);
-  const EntryRange segment = entries_of(seg, find_segment<true>(seg, piece == 0 ? begin : end - 1));
-  if (!is_long(ranges, segment) || (piece == 1 && segment.begin <= begin)) return {-1, 0, 0, 0};
-  return {segment.segment, segment.branch, std::max(segment.begin, begin), std::min(segment.end, end)};
+  const EntryRange entries = entries_of(seg, find_segment<true>(seg, piece == 0 ? begin : end - 1));
+  if (!is_long(ranges, entries) || (piece == 1 && entries.begin <= begin)) return {-1, 0, 0, 0};
+  return {entries.segment, entries.branch, std::max(entries.begin, begin), std::min(entries.end, end)};
 }
 
 // The i-th of n equal ranges of the entries of a branch.

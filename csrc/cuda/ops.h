@@ -43,20 +43,20 @@ inline void check(cudaError_t error) {
   throw std::runtime_error(std::string("CUDA error: ") + cudaGetErrorString(error));
 }
 
-// A named argument of a call; the tensor may be absent.
-struct Argument {
+// An argument of a call; the tensor may be absent.
+struct NamedTensor {
   const char* name;
   const Tensor* tensor;
 
-  Argument(const char* name, const Tensor& t) : name(name), tensor(&t) {}
-  Argument(const char* name, const OptionalTensor& t) : name(name), tensor(t ? &*t : nullptr) {}
+  NamedTensor(const char* name, const Tensor& t) : name(name), tensor(&t) {}
+  NamedTensor(const char* name, const OptionalTensor& t) : name(name), tensor(t ? &*t : nullptr) {}
 };
 
 // The device of a tensor, current during the lifetime of this object, with torch's current stream on it. The other
 // arguments must be on the same device.
 class Device {
  public:
-  Device(const Tensor& t, std::initializer_list<Argument> others) : index_(t.get_device_index()) {
+  Device(const Tensor& t, std::initializer_list<NamedTensor> others) : index_(t.get_device_index()) {
     for (const auto& [name, other] : others) {
       const int32_t index = other ? other->get_device_index() : index_;
       require(index == index_, name, " must be on the device of the op, cuda:", index_, ", got cuda:", index);

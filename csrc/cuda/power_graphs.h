@@ -4,7 +4,7 @@
 // many columns at a time as fit, the scales of the nodes, and the edges, their neighbours as numbers of 16 bits counted
 // from the graph's first node. A thread takes a unit of K columns of a row, `units` apart, so that neighbouring threads
 // are at neighbouring columns of x and out whatever the width; in shared memory these K are adjacent, one load of 16
-// bytes per four floats. Under `symmetric` sources are kept scaled (y_u = scale_u p_u): a hop is one addition per edge
+// bytes per four floats. Under `sym`, sources are kept scaled (y_u = scale_u p_u): a hop is one addition per edge
 // and column, p_v = scale_v sum_u y_u. Parallel axis within a block: rows and columns; a row of more than `light_edges`
 // edges is taken by a team, as in spmm.h. Accumulator: A for up to light_edges edges; of heavier rows chains of
 // `chain_terms` in A, added up in double. A row is added up in an order that depends on its length and the width alone:

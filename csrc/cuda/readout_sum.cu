@@ -56,30 +56,30 @@ __global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
   const auto column = [&](int k) { return first_column + (k * partition.group + lane) * V; };
 
   for (int piece = 0; piece < (by_range ? 2 : 1); ++piece) {
-    EntryRange segment = {-1, 0, 0, 0};
+    EntryRange entries = {-1, 0, 0, 0};
     if (by_range) {
-      segment = piece_of(seg, partition.ranges, range, piece);
-      if (threadIdx.x == 0 && blockIdx.y == 0) partition.pieces[2 * range + piece] = segment.segment;
-      if (segment.segment < 0) continue;
+      entries = piece_of(seg, partition.ranges, range, piece);
+      if (threadIdx.x == 0 && blockIdx.y == 0) partition.pieces[2 * range + piece] = entries.segment;
+      if (entries.segment < 0) continue;
     } else {
       const int64_t before = std::min(range + 1, partition.ranges.number);  // blocks before this one
       const int64_t s = ((block - before) * threads + threadIdx.x) >> log2_of(team);
-      if (s < seg.graphs * seg.branches) segment = entries_of(seg, s);
-      if (is_long(partition.ranges, segment)) segment = {-1, 0, 0, 0};
+      if (s < seg.graphs * seg.branches) entries = entries_of(seg, s);
+      if (is_long(partition.ranges, entries)) entries = {-1, 0, 0, 0};
     }
 
     T top = 0;  // beta is never below 0
     double total = 0, sum[K][V] = {};
     T w[K][V] = {};
     if constexpr (Dots) {
-      const S* from = of.w + segment.branch * width;
+      const S* from = of.w + entries.branch * width;
       for (int k = 0; k < K; ++k)
         for (int i = 0; i < V; ++i)
           if (column(k) < width) w[k][i] = widened(from[column(k) + i]);
     }
     // As many rounds as the longest segment of the warp needs, since all its lanes take part in the shuffles.
-    for (int64_t at = segment.begin + group; __any_sync(all_lanes, at < segment.end); at += U * groups) {
-      const int left = static_cast<int>(std::min(segment.end - at, int64_t{U} * groups));
+    for (int64_t at = entries.begin + group; __any_sync(all_lanes, at < entries.end); at += U * groups) {
+      const int left = static_cast<int>(std::min(entries.end - at, int64_t{U} * groups));
       const auto is_there = [&](int u) { return u * groups < left; };
       const S* from[U];
       find_rows(seg, of.z, at, groups, left, from);
@@ -168,10 +168,10 @@ __global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
       for (int k = 0; k < K; ++k)
         for (int i = 0; i < V; ++i) sum[k][i] += __shfl_xor_sync(all_lanes, sum[k][i], step);
     }
-    const int64_t at_readout = readout_row(seg, segment.segment, segment.branch);  // unused without a segment
-    double scale = softmax && segment.end > segment.begin ? 1 / total : 1;
+    const int64_t at_readout = readout_row(seg, entries.segment, entries.branch);  // unused without a segment
+    double scale = softmax && entries.end > entries.begin ? 1 / total : 1;
     if (team <= warp_size) {
-      if (segment.segment >= 0 && group == 0)
+      if (entries.segment >= 0 && group == 0)
         for (int k = 0; k < K; ++k)
           if (column(k) < width) {
             for (int i = 0; i < V; ++i) sum[k][i] *= scale;
@@ -197,13 +197,13 @@ __global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
         factor[i] = scale_down(shared[i * stride], top);
         total += factor[i] * shared[i * stride + 1];
       }
-      if (softmax && segment.end > segment.begin) scale = 1 / total;
+      if (softmax && entries.end > entries.begin) scale = 1 / total;
       double* partial = by_range ? partition.partial + (2 * range + piece) * (2 + width) : nullptr;
       if (by_range && threadIdx.x == 0 && blockIdx.y == 0) {
         partial[0] = static_cast<double>(top);
         partial[1] = total;
       }
-      for (int64_t j = threadIdx.x; j < partition.columns && first_column + j < width && segment.segment >= 0;
+      for (int64_t j = threadIdx.x; j < partition.columns && first_column + j < width && entries.segment >= 0;
            j += threads) {
         double value[1] = {0};
         for (int i = 0; i < warps; ++i) value[0] += factor[i] * shared[i * stride + 2 + j];
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(threads, K == 1 && V == 8 ? 4 : 1)
     }
     if (softmax && !by_range && blockIdx.y == 0) {
       const T denominator = static_cast<T>(scale);
-      for (int64_t e = segment.begin + in_team; e < segment.end; e += team)
+      for (int64_t e = entries.begin + in_team; e < entries.end; e += team)
         of.alpha[e] = std::exp(partition.beta[e] - top) * denominator * count_of<T>(seg, e);
     }
   }
@@ -249,9 +249,9 @@ __global__ void combine_kernel(Segments seg, Partition<T> partition, void* out, 
     const int piece = segments[1] >= 0;
     const int64_t s = piece ? segments[1] : segments[0];
     if (s < 0) continue;
-    const EntryRange segment = entries_of(seg, s);
-    if (segment.begin < k * partition.ranges.size) continue;
-    const int64_t n = (segment.end - 1) / partition.ranges.size + 1 - k;
+    const EntryRange entries = entries_of(seg, s);
+    if (entries.begin < k * partition.ranges.size) continue;
+    const int64_t n = (entries.end - 1) / partition.ranges.size + 1 - k;
     const double* partial = partition.partial + k * stride;
     const auto part = [&](int64_t i) { return partial + i * stride + (i == 0 ? piece * (2 + seg.width) : 0); };
     double top = 0, total = 1;
@@ -286,11 +286,11 @@ __global__ void alpha_kernel(Segments seg, Partition<T> partition, T* alpha) {
   for (int64_t k = blockIdx.x; k < partition.ranges.number; k += gridDim.x)
     for (int piece = 0; piece < 2; ++piece) {
       if (partition.pieces[2 * k + piece] < 0) continue;
-      const EntryRange segment = entries_of(seg, partition.pieces[2 * k + piece]);
-      const double* final = partition.final + segment.begin / partition.ranges.size * 2;
+      const EntryRange entries = entries_of(seg, partition.pieces[2 * k + piece]);
+      const double* final = partition.final + entries.begin / partition.ranges.size * 2;
       const T top = static_cast<T>(final[0]), scale = static_cast<T>(1 / final[1]);
-      const int64_t begin = std::max(segment.begin, k * partition.ranges.size);
-      const int64_t end = std::min(segment.end, (k + 1) * partition.ranges.size);
+      const int64_t begin = std::max(entries.begin, k * partition.ranges.size);
+      const int64_t end = std::min(entries.end, (k + 1) * partition.ranges.size);
       for (int64_t e = begin + threadIdx.x; e < end; e += blockDim.x)
         alpha[e] = std::exp(partition.beta[e] - top) * scale * count_of<T>(seg, e);
     }

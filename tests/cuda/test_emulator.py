@@ -70,18 +70,18 @@ def test_branches_may_refer_to_the_same_rows(emulated: cuda_kernels.Emulated, at
     """The first branch has all rows, the second one some of these again, and none has rows of its own."""
     generator = torch.Generator().manual_seed(0)
     num_rows, widths, classifier_widths = 70, [5, 4], [6, 3]
-    rows = torch.randn(num_rows, 3, generator=generator, dtype=torch.float64)
     index = torch.cat([torch.arange(num_rows), torch.tensor([num_rows - 1, 7, 7])])
     ptr = torch.tensor([0, 30, num_rows, num_rows + 2, num_rows + 3])
-    size = 2 * (4 * 5 + 6 * 4 + attention * 4) + 9 * 6 + 7 * 3
-    parameters = torch.randn(size, generator=generator, dtype=torch.float64)
+    shapes = [(num_rows, 3), *([(2, 4)] if attention else []), (2, 3, 5), (2, 5), (2, 5, 4), (2, 4)]
+    leaves = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    rows, *of_branches = [leaf.detach() for leaf in leaves]
+    classifier = torch.randn(9 * 6 + 7 * 3, generator=generator, dtype=torch.float64)
+    parameters = torch.cat([*(part.flatten() for part in of_branches), classifier])
     step = (rows, parameters, torch.tensor([2, 0]), None, ptr, index, None, None, 2, widths, classifier_widths)
-    w, weights, biases, _ = reference.split_parameters(parameters, 2, 3, widths, attention)
-    leaves = [leaf.clone().requires_grad_() for leaf in (rows, *weights, *biases, *([] if w is None else [w]))]
 
     def run(module: ModuleType) -> list[torch.Tensor]:
-        w = leaves[5] if attention else None
-        readout = module.branch_readout(leaves[0], leaves[1:3], leaves[3:5], w, ptr, index=index)
+        w, (a, a_bias, b, b_bias) = leaves[1] if attention else None, leaves[-4:]
+        readout = module.branch_readout(leaves[0], [a, b], [a_bias, b_bias], w, ptr, index=index)
         return [readout.detach(), *torch.autograd.grad(readout.sin().sum(), leaves)]
 
     expected = [*run(reference), *reference.training_step(*step, attention, 0.01)]
