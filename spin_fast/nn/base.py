@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .._common import check
+from .._common import check, torch_compat
 from ..features.power_features import PowerFeatures
 from ..graphs.node_features import NodeFeatures
 from .layers import Rows
@@ -226,7 +226,11 @@ class GraphClassifier(nn.Module):
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that require a gradient, by name, in the order of :meth:`flatten_parameters`."""
-        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        unique: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in torch_compat.parameters_by_name(self).items():
+            if parameter.requires_grad:
+                unique.setdefault(id(parameter), (name, parameter))
+        return dict(unique.values())
 
 
 def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:
