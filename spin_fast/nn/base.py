@@ -194,9 +194,9 @@ class GraphClassifier(nn.Module):
             ValueError: no parameters, or of several dtypes or on several devices.
         """
         parameters = [*self.trained_parameters().values()]
-        if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
-            raise ValueError("model must have parameters to train, all of one dtype and on one device")
         if self._flat is None or not _are_views(parameters, self._flat):
+            if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
+                raise ValueError("model must have parameters to train, all of one dtype and on one device")
             self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
             parts = self._flat.split([parameter.numel() for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
