@@ -33,6 +33,10 @@ def flag(name: str, default: bool) -> bool:
     return value == "1"
 
 
+def files(*patterns: str) -> list[str]:
+    return sorted(str(path) for pattern in patterns for path in Path().glob(pattern))
+
+
 def target_macros() -> list[tuple[str, str]]:
     major, minor = TORCH_TARGET.split(".")
     return [("TORCH_TARGET_VERSION", f"0x{int(major):02x}{int(minor):02x}000000000000")]
@@ -82,13 +86,11 @@ class CudaLibrary:
 
     NAME = "spin_fast._C_cuda"
     SYMBOLS = ("aoti_torch_create_cuda_guard", "aoti_torch_delete_cuda_guard", "aoti_torch_get_current_cuda_stream")
-    SOURCES = ("power", "readout", "segment_sums", "branch", "distinct", "transpose")
 
     def __init__(self, nvcc: str) -> None:
         self.nvcc, self.architectures = nvcc, architecture_flags(nvcc)
-        headers = [*Path("csrc").glob("*.h"), *Path("csrc/cuda").glob("*.h")]
-        sources = [f"csrc/cuda/{name}.cu" for name in self.SOURCES]
-        self.extension = Extension(self.NAME, sources=sources, depends=[*map(str, headers), "setup.py"])
+        headers = files("csrc/*.h", "csrc/cuda/*.h")
+        self.extension = Extension(self.NAME, sources=files("csrc/cuda/*.cu"), depends=[*headers, "setup.py"])
 
     def build(self, target: Path, folder: Path) -> None:
         """Compile what has changed, and link."""
@@ -183,35 +185,8 @@ def native_extensions() -> dict:
     ]
     extension = Extension(
         "spin_fast._C",
-        sources=[
-            "csrc/library.cpp",
-            "csrc/cpu/power.cpp",
-            "csrc/cpu/readout.cpp",
-            "csrc/cpu/branch.cpp",
-            "csrc/cpu/distinct.cpp",
-            "csrc/cpu/isa.cpp",
-            "csrc/cpu/baseline.cpp",
-            "csrc/cpu/avx2.cpp",
-            "csrc/cpu/avx512.cpp",
-        ],
-        depends=[
-            "csrc/arguments.h",
-            "csrc/kernels.h",
-            "csrc/check.h",
-            "csrc/segments.h",
-            "csrc/tensors.h",
-            "csrc/cpu/distinct.h",
-            "csrc/cpu/isa.h",
-            "csrc/cpu/line_pass.h",
-            "csrc/cpu/ops.h",
-            "csrc/cpu/packed.h",
-            "csrc/cpu/pass.h",
-            "csrc/cpu/segments.h",
-        ]
-        + [
-            f"csrc/cpu/{name}.inl"
-            for name in ("hop", "lanes", "power", "power_dense", "readout", "branch", "line", "table")
-        ],
+        sources=files("csrc/*.cpp", "csrc/cpu/*.cpp"),
+        depends=files("csrc/*.h", "csrc/cpu/*.h", "csrc/cpu/*.inl"),
         # pip's pybind11 before the copy that torch carries
         include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),

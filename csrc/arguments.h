@@ -1,5 +1,5 @@
-// Metadata of the arguments of power_features, its gradient and distinct_rows, checked alike on every device. (Of the
-// readouts: segments.h, of the fused branch: model.h.)
+// Checks of the metadata of the arguments of power_features, its gradient and distinct_rows, the same on every device.
+// (Those of readouts: segments.h; of the fused branch: model.h.)
 #pragma once
 
 #include <string>
@@ -8,11 +8,17 @@
 
 namespace spin_fast {
 
-// Checks all but contents; `value`: the type of x or of the gradient, which have a row for each node.
+inline Operator parse_operator(const std::string& name) {
+  if (name == "adj") return Operator::adj;
+  if (name == "rw") return Operator::rw;
+  if (name == "sym") return Operator::sym;
+  if (name == "sym+adj") return Operator::sym_adj;
+  refuse("operator must be one of adj, sym, sym+adj, rw, got '", name, "'");
+}
+
+// Checks all but contents. `value`: the type of x or of the gradient, which have one row per node.
 inline void check_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
-                            const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op) {
-  require(op == "adj" || op == "sym" || op == "sym+adj" || op == "rw",
-          "operator must be one of adj, sym, sym+adj, rw, got '", op, "'");
+                            const OptionalTensor& ptr, const OptionalTensor& edge_weight) {
   const ScalarType index = expect("indptr", indptr, {sum_of("indptr", nodes, 1)}, index_types);
   expect("indices", indices, {any}, {index});
   if (ptr) expect("ptr", *ptr, {any}, {ScalarType::Long});

@@ -1,5 +1,5 @@
-// How arguments are refused, and contents of index arrays, checked in one pass; no torch. Twins of check_csr and
-// check_segments in spin_fast/reference.py.
+// Errors about arguments, and one-pass checks of the contents of index arrays; no torch header. Reference
+// implementations: check_csr and check_segments in spin_fast/ops/reference.py.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace spin_fast {
 
-// Of a std::invalid_argument Python gets a ValueError; STD_TORCH_CHECK would make a RuntimeError of it, and name a file
-// of the machine that built the library.
+// Python gets a ValueError for std::invalid_argument. STD_TORCH_CHECK would raise a RuntimeError that names a file of
+// the machine that built the library.
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
   std::ostringstream message;
@@ -24,7 +24,7 @@ void require(bool holds, const Parts&... parts) {
     refuse(parts...);
 }
 
-// a * b and a + b of sizes, none negative, refused by the name of what makes them so large.
+// a * b and a + b of sizes that are not negative; an overflow is refused by the name of the argument that causes it.
 inline int64_t product_of(const char* name, int64_t a, int64_t b) {
   int64_t product = 0;
   require(!__builtin_mul_overflow(a, b, &product), name, " must make sizes below 2^63, got ", a, " * ", b);
@@ -37,7 +37,7 @@ inline int64_t sum_of(const char* name, int64_t a, int64_t b) {
   return sum;
 }
 
-// What the checks below found.
+// Refuses what the checks below found: a message, or an empty string.
 inline void refuse_if(const std::string& problem) { require(problem.empty(), problem); }
 
 inline std::string at(const char* name, int64_t i, int64_t value) {
@@ -45,23 +45,26 @@ inline std::string at(const char* name, int64_t i, int64_t value) {
 }
 
 template <class I>
-std::string check_offsets(const char* name, const I* offsets, int64_t runs, int64_t end, const char* of) {
+std::string check_offsets(const char* name, const I* offsets, int64_t ranges, int64_t end, const char* of) {
   if (offsets[0] != 0) return std::string(name) + " must start with 0, got " + std::to_string(offsets[0]);
-  for (int64_t i = 0; i < runs; ++i)
+  for (int64_t i = 0; i < ranges; ++i)
     if (offsets[i + 1] < offsets[i])
       return std::string(name) + " must not decrease, got " + at(name, i, offsets[i]) + ", " +
              at(name, i + 1, offsets[i + 1]);
-  if (offsets[runs] != end)
+  if (offsets[ranges] != end)
     return std::string(name) + " must end with the number of " + of + ", " + std::to_string(end) + ", got " +
-           std::to_string(offsets[runs]);
+           std::to_string(offsets[ranges]);
   return {};
 }
 
+// Checks values[begin, end); `meaning` says in a message what [low, high) is.
 template <class I>
-std::string check_range(const char* name, const I* values, int64_t size, int64_t high) {
-  for (int64_t i = 0; i < size; ++i)
-    if (values[i] < 0 || values[i] >= high)
-      return std::string(name) + " must be in [0, " + std::to_string(high) + "), got " + at(name, i, values[i]);
+std::string check_range(const char* name, const I* values, int64_t begin, int64_t end, int64_t low, int64_t high,
+                        const std::string& meaning = "") {
+  for (int64_t i = begin; i < end; ++i)
+    if (values[i] < low || values[i] >= high)
+      return std::string(name) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) + ")" + meaning +
+             ", got " + at(name, i, values[i]);
   return {};
 }
 
@@ -71,7 +74,7 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
                       int64_t nodes) {
   std::string problem = check_offsets("indptr", indptr, nodes, edges, "indices");
   if (problem.empty() && ptr) problem = check_offsets("ptr", ptr, graphs, nodes, "nodes");
-  if (problem.empty()) problem = check_range("indices", indices, edges, nodes);
+  if (problem.empty()) problem = check_range("indices", indices, 0, edges, 0, nodes);
   if (!problem.empty() || !ptr) return problem;
   for (int64_t g = 0; g < graphs; ++g)
     for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v)
@@ -86,12 +89,21 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
   return {};
 }
 
-// index and count may be null.
+// The segments of a branch may refer to the rows [row_ptr[branch], row_ptr[branch + 1]); index and count may be null.
 template <class I>
 std::string check_segments(const int64_t* ptr, int64_t segments, const I* index, const int32_t* count, int64_t entries,
-                           int64_t rows) {
+                           const int64_t* row_ptr, int64_t branches) {
   std::string problem = check_offsets("ptr", ptr, segments, entries, index ? "index" : "rows of z");
-  if (problem.empty() && index) problem = check_range("index", index, entries, rows);
+  for (int64_t b = 0; problem.empty() && b < branches; ++b) {
+    const int64_t begin = ptr[b * (segments / branches)], end = ptr[(b + 1) * (segments / branches)];
+    const int64_t low = row_ptr[b], high = row_ptr[b + 1];
+    const std::string branch = "branch " + std::to_string(b);
+    if (index)
+      problem = check_range("index", index, begin, end, low, high, branches > 1 ? ", the rows of " + branch : "");
+    else if (entries > 0 && (begin != low || end != high))
+      problem = "ptr must give " + branch + " its rows, " + std::to_string(low) + " to " + std::to_string(high) +
+                ", got " + std::to_string(begin) + " to " + std::to_string(end);
+  }
   if (!problem.empty() || !count) return problem;
   for (int64_t e = 0; e < entries; ++e)
     if (count[e] < 1) return "count must be positive, got " + at("count", e, count[e]);

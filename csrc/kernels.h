@@ -1,16 +1,15 @@
-// Storage types and segments, which CUDA kernels take too, and the CPU kernels as raw pointers and plain structs; no
-// torch header. Letters as in spin_fast/ops.py.
+// Storage types, operators and segments, which CUDA kernels take too, and the interface of the CPU kernels: raw
+// pointers and plain structs, no torch header. Letters as in spin_fast/ops.
 //
-// cpu/*.inl hold one implementation, which cpu/{baseline,avx2,avx512}.cpp each compile for their instruction set. The
-// structs have no member functions: an inline function shared between those three would leave it to the linker which
-// instruction set it uses.
+// cpu/{baseline,avx2,avx512}.cpp each compile cpu/*.inl for their instruction set. The structs have no member
+// functions: of an inline function in all three the linker would keep one, for whatever instruction set.
 #pragma once
 
 #include <cstdint>
 
 namespace spin_fast {
 
-// Storage types: what features, z and dz are kept in; everything else is in Compute<S>.
+// Storage types of features, z and dz; everything else is in Compute<S>.
 struct BFloat16 {
   uint16_t bits;
 };
@@ -42,14 +41,15 @@ struct Hop {
   int64_t edges;  // E
 };
 
-// What Ā[v, u] is on top of A[v, u]: 1, 1 / degree_v, 1 / sqrt(degree_v degree_u), or what `Hop` says edge by edge.
-enum class Scaling { none, row, symmetric, factors };
+// Ā[v, u] is A[v, u] times 1, 1 / degree_v, 1 / sqrt(degree_v degree_u), or the last one + 1.
+enum class Operator { adj, rw, sym, sym_adj };
 
 // All powers of some graphs.
 template <class T, class I>
 struct Powers {
-  Hop<Compute<T>, I> hop;  // graphs in cache read left and right under Scaling::factors only
-  Scaling scaling;
+  Hop<Compute<T>, I> hop;  // graphs in cache read left and right only if `by_edge`
+  Operator op;
+  bool by_edge;   // each edge has a factor of its own; else the factors follow from the degrees
   int64_t nodes;  // N
   int64_t hops;   // R
   const T* x;     // [N, d]
@@ -57,14 +57,14 @@ struct Powers {
   bool stream;    // write `out` past the caches
 };
 
-// Several small graphs are taken together while their sources and edges fit these.
-constexpr int64_t block_bytes = 64 << 10;
-constexpr int64_t block_edges = 32 << 10;
+// Small graphs are one chunk while their sources and edges fit these.
+constexpr int64_t power_chunk_bytes = 64 << 10;
+constexpr int64_t power_chunk_edges = 32 << 10;
 
 // A graph of one feature and no more nodes than this may be taken as a matrix of bits.
 constexpr int64_t dense_nodes = 1024;
 
-// Memory that a block of so many nodes and edges takes, at most.
+// Memory that a chunk of so many nodes and edges takes, at most.
 constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
   const int64_t dense = width == 1 ? (dense_nodes + 4) * (dense_nodes / 8) + 4 * (dense_nodes + 16) * 8 : 0;
@@ -88,9 +88,9 @@ struct Segments {
   int64_t entries;  // nnz
 };
 
-// Work of one thread: the segments [begin, end) of one branch, or, where it is split, the entries [first, last) of the
-// long segment `begin`. `partial` gets what is still to be added up: forward, of a split segment only, the largest
-// logit, the softmax denominator and [padded h] sums; backward, of every piece, the [padded h] of dw.
+// The task of one thread: the segments [begin, end) of one branch or, if `split`, the entries [first, last) of the long
+// segment `begin`. `partial` receives partial sums: forward, of a split segment only, the largest logit, the softmax
+// denominator and [padded h] sums; backward, of every piece, [padded h] of dw.
 struct Piece {
   int64_t begin, end;
   int64_t first, last;
@@ -101,16 +101,16 @@ struct Piece {
 // Memory of one thread, with rows padded to whole registers.
 template <class T>
 struct Scratch {
-  T* rows;      // [block_entries, padded h]
+  T* rows;      // [tile_entries, padded h]
   T* w;         // [padded h]
-  T* grad;      // [block_entries, padded h]
+  T* grad;      // [tile_entries, padded h]
   double* sum;  // [padded h]
 };
 
-constexpr int64_t block_entries = 64;  // entries whose sum is in T; sums of blocks are in float64
+constexpr int64_t tile_entries = 64;  // entries whose sum is in T; sums of tiles are in float64
 
-// For each row of z the entries that refer to it; `place` is where an entry's graph and branch stand in a readout seen
-// as [G * (R + 1), h], which is graph * branches + branch.
+// The entries that refer to each row of z; `place` is an entry's row, graph * branches + branch, in the readout seen as
+// [G * (R + 1), h].
 struct EntriesOfRow {
   const int64_t* offsets;  // [rows + 1]
   const int32_t* entries;  // [nnz]
@@ -139,9 +139,9 @@ struct Gradients {
 template <class T>
 struct Layer {
   int64_t in, out;
-  int64_t below, stride;  // these, padded
+  int64_t below, stride;  // in and out, padded
   const T* weight;        // [in, stride]
-  const T* transposed;    // [out, below], or null where no gradient goes further down
+  const T* transposed;    // [out, below], or null if no gradient goes below
   const T* bias;          // [stride]
   T slope;
 };
@@ -153,8 +153,8 @@ struct Mlp {
 };
 
 constexpr int64_t column_multiple = 16;
-constexpr int64_t row_multiple = 4;     // rows of a matrix product are padded to a multiple of this
-constexpr int64_t mlp_block_rows = 96;  // rows that go through an MLP together
+constexpr int64_t row_multiple = 4;    // rows of a matrix product are padded to a multiple of this
+constexpr int64_t mlp_tile_rows = 96;  // rows that go through an MLP together
 constexpr int64_t most_layers = 8;
 
 constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
@@ -162,12 +162,12 @@ constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple 
 // One branch of some graphs whose distinct rows are evaluated together, and the memory for it. Its entries are those of
 // the graphs' segments, one after the other; those of one row are linked, the last one first.
 template <class T>
-struct Branch {
+struct BranchChunk {
   Mlp<T> mlp;
   const T* w;  // [stride], or null for the sum readout
   const T* x;  // [U, d], the rows of all graphs
   int64_t rows, graphs;
-  const int64_t* source;   // [rows], where they stand in x
+  const int64_t* source;   // [rows] -> rows of x
   const int32_t* last;     // [rows], the last entry of each
   const int32_t* row;      // [entries] -> rows
   const int32_t* before;   // [entries], the entry before it of the same row, or -1
@@ -175,8 +175,8 @@ struct Branch {
   const int32_t* count;    // [entries], how often, or null for ones
   const int64_t* ptr;      // [graphs + 1] -> entries
   T* const* activations;   // per layer [rows, stride]; the last is z, the others are null where none is kept
-  T* inputs;               // [rows, padded d], kept too: of each block the columns that are not all 0, without gaps
-  int32_t* columns;        // [blocks, d + 1], how many and which these are
+  T* inputs;               // [rows, padded d] or null: of each tile the columns that are not all 0, without gaps
+  int32_t* columns;        // [tiles, d + 1], the number of these columns, and which they are
   T* beta;                 // [rows], ReLU(<w, z>)
   T* mass;                 // [rows], exp(beta), which may be infinite
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
@@ -184,54 +184,50 @@ struct Branch {
   int64_t readout_stride;  // of the gradient too
   T* ds;                   // [graphs, stride], the gradient
   T* t;                    // [graphs], <ds, s>
-  T* dx;                   // [U, d], added to, or null
+  T* dx;                   // [rows, padded d], the gradient of each row, or null
 };
 
-// What a block of rows needs besides.
+// Scratch memory for a tile of rows.
 template <class T>
-struct BlockScratch {
-  T* inputs;  // as in Branch, of one block, where it keeps none
+struct TileScratch {
+  T* inputs;  // as in BranchChunk, of one tile, if that has none
   int32_t* columns;
   T* weight;    // [padded d, stride] of the first layer, the rows of those columns
   T* gradient;  // the same of its gradient, and a row for the bias
-  T* first;     // [mlp_block_rows, widest stride]
+  T* first;     // [mlp_tile_rows, widest stride]
   T* second;
   T* third;
-  T* dx;  // [mlp_block_rows, padded d]
 };
 
-// With one feature a branch is a piecewise affine function of a number x. Of an interval on which it is affine:
+// The function offset + x slope.
 template <class T>
-struct Interval {
-  T left, inverse;  // t = (x - left) inverse goes from 0 to 1; in an interval of one point it stays 0
-  T beta, rise;     // ReLU(<w, z>) is beta + t rise
+struct Affine {
+  T offset, slope;
 };
 
-// One branch of some graphs with one feature, and the memory for it. `ends` is the number of intervals, padded: as many
-// left ends, and as many right ones.
+// One branch of some graphs with one feature x, and the memory for it: an affine function of x on each interval.
 template <class T>
-struct Line {
+struct PiecewiseLinearChunk {
   Mlp<T> mlp;
-  const T* w;  // [stride], or null for the sum readout
-  int64_t graphs, ends;
-  int64_t blocks;                // of column_multiple intervals, padded
-  const T* start;                // [ends], where the intervals start, ascending: from -infinity, infinity at the end
-  const T* coarse;               // [blocks], where the blocks start
-  const Interval<T>* intervals;  // [ends]
-  const T* gate;                 // [ends, stride], z in the middles
-  const T* z;                    // [2 * ends, stride], at the left ends, then at the right ones
-  const T* transposed;           // [stride, 2 * ends]
-  const int64_t* ptr;            // [graphs + 1] -> entries
-  const T* count;                // [entries], how often, or null for ones
-  const T* x;                    // [entries]
-  int32_t* interval;             // [entries]
-  T* t;                          // [entries]
-  T* weight;                     // [entries], alpha before it is scaled
-  T* scale;                      // [graphs]
-  T* share;                      // [padded graphs, 2 * ends], a readout is share z
-  T* readout;                    // [graphs, readout_stride], already at the columns of this branch
-  int64_t readout_stride;        // of the gradient too
-  T* ds;                         // [padded graphs, stride], the gradient
+  const T* w;                 // [stride], or null for the sum readout
+  int64_t graphs, intervals;  // intervals are padded
+  int64_t spans;              // of column_multiple intervals, padded
+  const T* start;             // [intervals], where each starts, ascending: from -infinity, infinity where it is padding
+  const T* coarse;            // [spans], where these start
+  const Affine<T>* beta;      // [intervals], ReLU(<w, z>)
+  const T* gate;              // [intervals, stride], z in the middles
+  const T* z;                 // [2 * intervals, stride], its offsets, then its slopes
+  const T* transposed;        // [stride, 2 * intervals]
+  const int64_t* ptr;         // [graphs + 1] -> entries
+  const T* count;             // [entries], how often, or null for ones
+  const T* x;                 // [entries]
+  int32_t* interval;          // [entries]
+  T* weight;                  // [entries], alpha before it is scaled
+  T* scale;                   // [graphs]
+  T* moments;                 // [padded graphs, 2 * intervals], sums of alpha, then of alpha x; a readout is moments z
+  T* readout;                 // [graphs, readout_stride], already at the columns of this branch
+  int64_t readout_stride;     // of the gradient too
+  T* ds;                      // [padded graphs, stride], the gradient
 };
 
 template <class T, class I>
@@ -252,9 +248,9 @@ struct ReadoutKernels {
   using T = Compute<S>;
   // s = sum_v c_v z_v.
   void (*sum)(const Segments&, const Piece&, const Scratch<T>&, const S* z, T* readout);
-  // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a chunk only beta = ReLU(<w, z_v>).
+  // s = sum_v alpha_v z_v; w is [R + 1, h]; writes alpha [nnz], in a split segment only beta = ReLU(<w, z_v>).
   void (*attention)(const Segments&, const Piece&, const Scratch<T>&, const S* z, const T* w, T* readout, T* alpha);
-  // A chunk's alpha from its beta, the largest logit and the denominator of its whole segment.
+  // The alpha of a split segment's piece from its beta, and the largest logit and denominator of the whole segment.
   void (*weights)(const Segments&, const Piece&, T top, double total, T* alpha);
   // dz of the sum readout without an index.
   void (*sum_backward)(const Segments&, const Piece&, const Scratch<T>&, const Gradients<S>&);
@@ -277,20 +273,21 @@ struct BranchKernels {
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
-  void (*forward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n);
+  void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).
-  void (*readout)(const Branch<T>&, double* sum, int64_t begin, int64_t end);
+  void (*readout)(const BranchChunk<T>&, double* sum, int64_t begin, int64_t end);
   // Their ds and t.
-  void (*readout_backward)(const Branch<T>&, const T* grad, int64_t begin, int64_t end);
+  void (*readout_backward)(const BranchChunk<T>&, const T* grad, int64_t begin, int64_t end);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers.
-  void (*backward)(const Branch<T>&, const BlockScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
-  // The readouts of graphs [begin, end) of a line; sum: [2 * ends].
-  void (*line_readout)(const Line<T>&, double* sum, int64_t begin, int64_t end);
-  // Their ds and, with attention, the gradient of the logits at the ends, [2 * ends]; at_ends: [padded graphs, 2 *
-  // ends] for <ds, z> there.
-  void (*line_readout_backward)(const Line<T>&, const T* grad, T* at_ends, double* dlogit, int64_t begin, int64_t end);
-  // At the ends the gradient dz [2 * ends, stride] of what goes into the last LeakyReLU; what they add to that of w.
-  void (*line_backward)(const Line<T>&, const double* dlogit, T* dz, T* dw);
+  void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
+  // The readouts of graphs [begin, end) with one feature; sum: [2 * intervals].
+  void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
+  // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded
+  // graphs, 2 * intervals] for <ds, z>.
+  void (*piecewise_linear_readout_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* products, double* dlogit,
+                                            int64_t begin, int64_t end);
+  // The gradient dz [2 * intervals, stride] of what goes into the last LeakyReLU; adds to that of w.
+  void (*piecewise_linear_backward)(const PiecewiseLinearChunk<T>&, const double* dlogit, T* dz, T* dw);
 };
 
 // The kernels compiled for each instruction set; `Kernels` is one of the tables above.

@@ -1,11 +1,10 @@
-// Every op's schema, and the pybind11 module _C: loading it registers the ops, and it answers for what torch ops are
-// clumsy at (build facts, the choice of the instruction set, messages about bad contents).
+// The schemas of all ops, and the pybind11 module _C: loading it registers the ops, and it has what torch ops cannot
+// return (build facts, the instruction set, messages about bad contents).
 //
-// Common arguments: `ptr`, `index`, `count` as in spin_fast/ops.py; `shared`: z is the dense form [R + 1, N, h] and
-// every branch reads the same ptr; for bfloat16 and float16 rows the attention's readout, alpha and their gradients are
-// float32; `tf32`: the MLPs may round their
-// factors to TF32 (CUDA only); `check_invariants`: check the contents of the index arrays; `hash_bits`: 64 but
-// in tests, which want rows to collide.
+// Common arguments: `ptr`, `index`, `count` as in spin_fast/ops; `shared`: z is the dense form [R + 1, N, h] and every
+// branch reads the same ptr; `tf32`: the MLPs may round their factors to TF32 (CUDA only); `check_invariants`: check
+// the contents of the index arrays; `hash_bits`: 64, or less in tests that need collisions. For bfloat16 and float16
+// rows the attention's readout, alpha and their gradients are float32.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -82,9 +81,10 @@ std::string check_csr(const Array<I>& indptr, const Array<I>& indices, const std
 
 template <class I>
 std::string check_segments(const Array<int64_t>& ptr, const std::optional<Array<I>>& index,
-                           const std::optional<Array<int32_t>>& count, int64_t num_rows) {
-  return spin_fast::check_segments(ptr.data(), ptr.size() - 1, data(index), data(count),
-                                   index ? index->size() : num_rows, num_rows);
+                           const std::optional<Array<int32_t>>& count, const Array<int64_t>& row_ptr) {
+  const int64_t branches = row_ptr.size() - 1, entries = index ? index->size() : row_ptr.at(branches);
+  return spin_fast::check_segments(ptr.data(), ptr.size() - 1, data(index), data(count), entries, row_ptr.data(),
+                                   branches);
 }
 
 using spin_fast::DistinctRows;
@@ -96,7 +96,7 @@ ScalarType word_of(int64_t bytes) { return bytes == 4 ? ScalarType::Float : Scal
 void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>& ptr) {
   if (powers.ndim() != 3 || powers.shape(0) != found.branches || powers.shape(2) != found.width ||
       powers.itemsize() != found.bytes || !(powers.flags() & py::array::c_style))
-    throw py::value_error("powers must be [branches, N, d], contiguous, and of the dtype of all parts");
+    throw py::value_error("powers must be [branches, N, d], contiguous, and of the dtype of all chunks");
   if (ptr.size() == 0) throw py::value_error("ptr must have at least one entry");
   const std::string problem = spin_fast::check_offsets("ptr", ptr.data(), ptr.size() - 1, powers.shape(1), "nodes");
   if (!problem.empty()) throw py::value_error(problem);
@@ -129,10 +129,10 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
         py::arg());
   m.def("check_segments", &check_segments<int32_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
   m.def("check_segments", &check_segments<int64_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
-  py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come part by part.")
+  py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come chunk by chunk.")
       .def(py::init([](int64_t branches, int64_t nodes, int64_t width, int64_t graphs, int64_t bytes, bool wide_index,
                        bool node_rows) {
-        return spin_fast::distinct_rows_of(branches, nodes, width, graphs, word_of(bytes), wide_index, node_rows, 64);
+        return spin_fast::make_distinct_rows(branches, nodes, width, graphs, word_of(bytes), wide_index, node_rows, 64);
       }))
       .def("add", &add_rows, py::arg().noconvert(), py::arg().noconvert())
       .def("num_rows", &DistinctRows::num_rows)

@@ -1,4 +1,4 @@
-// A model as the ops of the fused branch are told about it, and the arguments that they share.
+// The model and the other arguments that the ops of the fused branch share.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,8 @@ struct Model {
   int64_t width() const { return widths.back(); }
   int64_t readout_width() const { return branches * width(); }
   int64_t below(size_t l) const { return l ? widths[l - 1] : features; }
-  // Of the branches, which come first in the flat vector: w, then weight and bias of each layer, all branches of each.
+  // The number of parameters of the branches, the first of the flat parameters: w, then weight and bias of each layer,
+  // each of all branches.
   int64_t parameters() const {
     int64_t size = attention ? width() : 0;
     for (size_t l = 0; l < widths.size(); ++l)
@@ -40,7 +41,7 @@ inline void check_widths(const char* name, const std::vector<int64_t>& widths) {
   for (const int64_t width : widths) require(width >= 1, name, " must be at least 1, got ", width);
 }
 
-// The number of parameters of a classifier on the readouts of all branches; they follow those of the branches.
+// The number of parameters of a classifier on the readouts of all branches, which follow those of the branches.
 inline int64_t classifier_parameters(int64_t branches, const std::vector<int64_t>& widths,
                                      const std::vector<int64_t>& classifier_widths) {
   check_num_branches(branches);
@@ -74,8 +75,9 @@ inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, c
   require(std::isfinite(slope), "negative_slope must be finite, got ", slope);
   const Model model = {rows.size(1), num_branches, widths, attention, slope};
   const int64_t size = sum_of("classifier_widths", model.parameters(), more_parameters);
-  const Form form = form_of(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, check_invariants);
-  Arguments of{model, segments_of(form, ptr, index, count, shared), nullptr, form.graphs};
+  const Segments seg =
+      checked_segments(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, check_invariants);
+  Arguments of{model, seg, nullptr, seg.graphs};
   expect("parameters", parameters, {size}, {value});
   if (ids) {
     expect("ids", *ids, {any}, {ScalarType::Long});

@@ -5,14 +5,9 @@
 
 namespace spin_fast {
 
-struct Form {
-  int64_t rows, width, entries, branches, graphs;
-};
-
-// Checks ptr, index and count against a z of [rows, width]. `shared`: z is the dense form, every branch reads the same
-// ptr.
-inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
-                    const OptionalTensor& count, int64_t branches, bool shared, bool check_invariants) {
+// The segments of a z of [rows, width], checked. `shared`: z is the dense form, every branch reads the same ptr.
+inline Segments checked_segments(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
+                                 const OptionalTensor& count, int64_t branches, bool shared, bool check_invariants) {
   expect("ptr", ptr, {any}, {ScalarType::Long});
   require(ptr.numel() >= 1, "ptr must have at least one entry, got none");
   check_num_branches(branches);
@@ -20,34 +15,33 @@ inline Form form_of(int64_t rows, int64_t width, const Tensor& ptr, const Option
   if (index) expect("index", *index, {any}, index_types);
   const int64_t entries = index ? index->numel() : rows;
   if (count) expect("count", *count, {entries}, {ScalarType::Int});
-  const int64_t runs = ptr.numel() - 1;
+  const int64_t segments = ptr.numel() - 1;
   require(!shared || (!index && !count), "index and count must be None where every branch has all rows");
   require(!shared || rows % branches == 0, "z must have as many rows in each of ", branches, " branches, got ", rows);
-  require(shared || runs % branches == 0, "ptr must have a multiple of ", branches, " segments (branches), got ", runs);
+  require(shared || segments % branches == 0, "ptr must have a multiple of ", branches, " segments (branches), got ",
+          segments);
   if (check_invariants) {
     const int64_t end = shared ? rows / branches : entries;
     dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
       using I = typename decltype(index_tag)::type;
-      refuse_if(check_segments(ptr.const_data_ptr<int64_t>(), runs, data<I>(index), data<int32_t>(count), end, rows));
+      const int64_t row_ptr[] = {0, index ? rows : end};
+      refuse_if(check_segments(ptr.const_data_ptr<int64_t>(), segments, data<I>(index), data<int32_t>(count), end,
+                               row_ptr, 1));
     });
   }
-  return {rows, width, entries, branches, shared ? runs : runs / branches};
-}
-
-inline Segments segments_of(const Form& form, const Tensor& ptr, const OptionalTensor& index,
-                            const OptionalTensor& count, bool shared) {
+  const int64_t graphs = shared ? segments : segments / branches;
   const bool narrow = index && index->scalar_type() == ScalarType::Int;
   return {ptr.const_data_ptr<int64_t>(),
           narrow ? data<int32_t>(index) : nullptr,
           narrow ? nullptr : data<int64_t>(index),
           data<int32_t>(count),
-          form.graphs,
-          form.branches,
-          shared ? 0 : form.graphs,
-          shared ? form.rows / form.branches : 0,
-          form.width,
-          form.rows,
-          form.entries};
+          graphs,
+          branches,
+          shared ? 0 : graphs,
+          shared ? rows / branches : 0,
+          width,
+          rows,
+          entries};
 }
 
 // The number of rows of z, [rows, h] or [R + 1, N, h].

@@ -1,7 +1,7 @@
 // What the bindings on every device share: types, dispatch over dtypes, checks of metadata.
 //
-// Arguments are validated in Python, where types are told apart; what is checked here keeps a raw call of an op from
-// reading or writing outside its tensors.
+// Python checks types of arguments; the checks here keep a raw call of an op from reading or writing outside its
+// tensors.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -14,6 +14,7 @@
 #include <initializer_list>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "check.h"
@@ -54,27 +55,16 @@ inline constexpr Types computed_types = {ScalarType::Float, ScalarType::Double};
 inline constexpr Types index_types = {ScalarType::Int, ScalarType::Long};
 
 inline std::string name_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Float:
-      return "float32";
-    case ScalarType::Double:
-      return "float64";
-    case ScalarType::BFloat16:
-      return "bfloat16";
-    case ScalarType::Half:
-      return "float16";
-    case ScalarType::Int:
-      return "int32";
-    case ScalarType::Long:
-      return "int64";
-    case ScalarType::Byte:
-      return "uint8";
-    default:
-      return torch::headeronly::toString(type);
-  }
+  constexpr std::pair<ScalarType, const char*> names[] = {
+      {ScalarType::Float, "float32"}, {ScalarType::Double, "float64"}, {ScalarType::BFloat16, "bfloat16"},
+      {ScalarType::Half, "float16"},  {ScalarType::Int, "int32"},      {ScalarType::Long, "int64"},
+      {ScalarType::Byte, "uint8"}};
+  for (const auto& [known, name] : names)
+    if (known == type) return name;
+  return torch::headeronly::toString(type);
 }
 
-// A size that an argument must have, or any. No number stands for any, so that none, however wrong, is taken for it.
+// A size that an argument must have; nullopt accepts any. An optional instead of a sentinel, so no bad size can match.
 using Size = std::optional<int64_t>;
 inline constexpr std::nullopt_t any = std::nullopt;
 
@@ -85,7 +75,7 @@ std::string listed(const Sizes& sizes) {
   return "[" + list + "]";
 }
 
-// More than there is memory for, but for branches that are empty; so loops over those stay short.
+// No model has so many branches; the limit keeps loops over empty ones short.
 inline constexpr int64_t most_branches = 1 << 20;
 
 inline void check_num_branches(int64_t num_branches) {
@@ -100,7 +90,7 @@ inline std::string device_of(const Tensor& t) {
   return t.is_cpu() ? "cpu" : t.is_cuda() ? "cuda:" + std::to_string(t.get_device_index()) : "another";
 }
 
-// torch passes None as a tensor that is not defined.
+// torch passes None as an undefined tensor.
 inline const Tensor& given(const char* name, const Tensor& t) {
   require(t.defined(), name, " must be a torch.Tensor, got None");
   return t;
@@ -132,8 +122,8 @@ inline ScalarType expect(const char* name, const Tensor& t, std::initializer_lis
   return type;
 }
 
-// Uninitialised memory, or null where there is not enough; torch::stable::empty looks its op up by name, which takes
-// longer.
+// Uninitialised memory, or nullopt if there is not enough. Faster than torch::stable::empty, which looks its op up by
+// name.
 inline std::optional<Tensor> allocated(std::initializer_list<int64_t> shape, ScalarType type, int32_t device_type,
                                        int32_t device) {
   for (const int64_t size : shape) require(size >= 0, "sizes must be at least 0, got ", listed(shape));
@@ -148,7 +138,7 @@ inline std::optional<Tensor> allocated(std::initializer_list<int64_t> shape, Sca
   return Tensor(handle);
 }
 
-// In the words of torch, which users look for.
+// Fails with the message of torch's own allocator, which users search for.
 inline Tensor allocated_on_cpu(std::initializer_list<int64_t> shape, ScalarType type) {
   const std::optional<Tensor> t = allocated(shape, type, aoti_torch_device_type_cpu(), 0);
   if (!t)
@@ -170,7 +160,7 @@ const T* data(const OptionalTensor& t) {
   return t ? t->const_data_ptr<T>() : nullptr;
 }
 
-// What is computed in, for the type of stored values.
+// The type that kernels compute in, for that of stored values.
 inline ScalarType compute_type(ScalarType storage) {
   return storage == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
 }

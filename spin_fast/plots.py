@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 from ._common import files
@@ -27,7 +28,7 @@ def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test:
     left.plot(epochs, [epoch.validation_loss for epoch in fit.epochs], label="validation")
     left.set(xlabel="epoch", ylabel="cross-entropy", yscale="log")
     right.plot(epochs, [epoch.validation for epoch in fit.epochs], color="C1", label="validation")
-    if test is not None:
+    if test is not None and math.isfinite(test):
         right.axhline(test, color="C2", linestyle="--", label=f"test {test:.3f}, once, at the kept epoch")
     right.set(xlabel="epoch", ylabel=metric)
     for axes in (left, right):
@@ -37,4 +38,5 @@ def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test:
     figure.suptitle(title)
     path = Path(path)
     with files.replacing(path) as temporary:
-        figure.savefig(temporary, dpi=120, format=path.suffix[1:] or "png")
+        kind = path.suffix[1:] or "png"
+        figure.savefig(temporary, dpi=120, format=kind, metadata={"Software": "spin_fast"} if kind == "png" else None)

@@ -1,7 +1,7 @@
-"""The CUDA kernels in place of the CPU's: on a GPU, or emulated on the CPU where there is none.
+"""The CUDA kernels in place of the CPU's: on a GPU, or emulated on the CPU if there is none.
 
-While they stand in, ``spin_fast::op`` of CPU tensors runs the CUDA kernel of the op, so that every test of the
-operations is a test of theirs too.
+Within ``standing_in()``, ``spin_fast::op`` of CPU tensors runs the CUDA kernel of the op, so that every test of an
+operation tests its CUDA kernel too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Emulated:
 
         kernels, emulator = ROOT / "csrc" / "cuda", ROOT / "tests" / "emulator"
         sources = [emulator / "emulator.cpp", emulator / "faults.cpp"]
-        for kernel in sorted(kernels.glob("*.cu")):  # by another name, the host compiler reads it
+        for kernel in sorted(kernels.glob("*.cu")):  # the host compiler does not know the suffix .cu
             source = FOLDER / f"{kernel.stem}.cpp"
             text = f'#include "{kernel}"\n'
             if not source.is_file() or source.read_text() != text:
@@ -80,12 +80,12 @@ class Emulated:
         self._guarded = False
 
     def set_order(self, order: int) -> None:
-        """Of threads and blocks: 0 as numbered, 1 the other way round, else shuffled by this seed."""
+        """Set the order of threads and blocks: 0 as numbered, 1 reversed, else shuffled by this seed."""
         self._library.emulator_set_order(order)
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
-        """Let an access of a kernel outside its tensors be an error. The memory of the calls is not given back."""
+        """Make accesses outside the tensors of a kernel errors. The memory of such calls is never freed."""
         self._library.emulator_set_guarded(True)
         self._guarded = True
         try:
@@ -96,7 +96,7 @@ class Emulated:
 
     @contextmanager
     def elsewhere(self, tensor: torch.Tensor) -> Iterator[None]:
-        """Let a tensor be on another device than all others."""
+        """Put a tensor on another device than all others."""
         self._library.emulator_set_elsewhere(tensor.data_ptr())
         try:
             yield
@@ -104,7 +104,7 @@ class Emulated:
             self._library.emulator_set_elsewhere(None)
 
     def run_fault(self, which: int, shared_bytes: int) -> tuple[list[int], str]:
-        """Run a kernel of emulator/faults.cpp; return what it wrote and what the emulator said."""
+        """Run a kernel of emulator/faults.cpp; return its output and the emulator's message."""
         out, message = (ctypes.c_int * 64)(), ctypes.create_string_buffer(256)
         self._library.emulator_run_fault(which, shared_bytes, out, message)
         return list(out), message.value.decode()
@@ -116,13 +116,13 @@ class Emulated:
         kernel = getattr(getattr(torch.ops, self.namespace), op).default
         if not self._guarded:
             return kernel(*arguments)
-        moved = [self._between_guards(value) if torch.is_tensor(value) else value for value in arguments]
+        moved = [self._guarded_copy(value) if torch.is_tensor(value) else value for value in arguments]
         result = kernel(*moved)
         if op == "power_features_out":
             arguments[-1].copy_(moved[-1])
         return result
 
-    def _between_guards(self, value: torch.Tensor) -> torch.Tensor:
+    def _guarded_copy(self, value: torch.Tensor) -> torch.Tensor:
         if value.numel() == 0:
             return value
         address = self._library.emulator_allocate(value.nbytes)
@@ -160,7 +160,7 @@ def kernels() -> Emulated | Gpu:
 
 @contextmanager
 def standing_in() -> Iterator[Emulated | Gpu]:
-    """Let the CUDA kernels run in place of the CPU's; contents are then checked in Python, as the kernels cannot."""
+    """Run the CUDA kernels in place of the CPU's; contents are then checked in Python, since CUDA kernels do not."""
     found, op_checks = kernels(), native.op_checks
     library = torch.library.Library("spin_fast", "IMPL")
 

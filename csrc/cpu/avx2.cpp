@@ -24,7 +24,7 @@ inline void bypass(void* to, const void* v) {
   _mm256_stream_si256(static_cast<__m256i*>(to), *static_cast<const __m256i*>(v));
 }
 inline void settle() { _mm_sfence(); }
-#include "table.inl"
+#include "dispatch.inl"
 }  // namespace spin_fast::avx2
 
 #if defined(__clang__)

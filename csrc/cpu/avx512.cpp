@@ -31,7 +31,7 @@ inline void bypass(void* to, const void* v) {
   _mm512_stream_si512(static_cast<__m512i*>(to), *static_cast<const __m512i*>(v));
 }
 inline void settle() { _mm_sfence(); }
-#include "table.inl"
+#include "dispatch.inl"
 }  // namespace spin_fast::avx512
 
 #if defined(__clang__)

@@ -22,5 +22,5 @@ inline void settle() { _mm_sfence(); }
 inline void bypass(void* to, const void* v) { std::memcpy(to, v, vector_bytes); }
 inline void settle() {}
 #endif
-#include "table.inl"
+#include "dispatch.inl"
 }  // namespace spin_fast::baseline

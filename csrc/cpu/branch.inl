@@ -1,172 +1,15 @@
-// The MLPs of the branches and of the classifier, and the readouts of graphs that share rows.
+// The branches: rows through their MLP, and the readouts of graphs that share rows.
 //
-// Layout: rows and activations row-major, their columns padded to whole registers of every instruction set, their
-// number to a multiple of 4; a layer's weights [in, out]. Parallel axis: blocks of rows, then graphs or branches; what
-// blocks add to the gradient of the weights is kept apart by groups of blocks. Accumulator: a product of rows and
-// weights in T, as in any matrix product; sums over the rows of a block in T, over blocks in float64.
-//
-// A product is made of tiles of rows x columns that stay in registers: of the inner loop, every weight that is loaded
-// serves all rows, and every activation all columns of the tile.
+// Layout: as in mlp.inl. Parallel axis: tiles of rows, then graphs or branches; what tiles add to the gradient of the
+// weights is kept apart by tasks. Accumulator: sums over the rows of a tile in T, over tiles in float64.
 
-constexpr int tile_rows = vector_bytes == 64 ? 12 : 6;  // what the registers hold, with two vectors of columns
-
-// finish(row, column, sum) of a[row, :] w[:, column] + bias[column], for R rows and V vectors of columns.
-template <int R, int V, class T, class F>
-inline __attribute__((always_inline)) void product_tile(const T* a, int64_t lda, const T* w, int64_t ldw, int64_t depth,
-                                                        const T* bias, F finish) {
-  constexpr int L = lanes<T>;
-  Vector<T> sum[R][V];
-  for (int v = 0; v < V; ++v) {
-    const Vector<T> start = bias ? load(bias + v * L) : Vector<T>{};
-    for (int i = 0; i < R; ++i) sum[i][v] = start;
-  }
-  for (int64_t k = 0; k < depth; ++k) {
-    Vector<T> column[V];
-    for (int v = 0; v < V; ++v) column[v] = load(w + k * ldw + v * L);
-#pragma GCC unroll 12
-    for (int i = 0; i < R; ++i) {
-      const T one = a[i * lda + k];
-      for (int v = 0; v < V; ++v) sum[i][v] += one * column[v];
-    }
-  }
-#pragma GCC unroll 12
-  for (int i = 0; i < R; ++i)
-    for (int v = 0; v < V; ++v) finish(i, v * L, sum[i][v]);
-}
-
-// Calls tile(std::integral_constant<int, R>, first) for n items, a multiple of 4, R at a time.
-template <class F>
-inline __attribute__((always_inline)) void by_tiles(int64_t n, F tile) {
-  int64_t i = 0;
-  for (; i + tile_rows <= n; i += tile_rows) tile(std::integral_constant<int, tile_rows>{}, i);
-  if constexpr (tile_rows == 12) {
-    if (n - i == 8) tile(std::integral_constant<int, 8>{}, i);
-    if (n - i == 4) tile(std::integral_constant<int, 4>{}, i);
-  } else {
-    if (n - i == 4) tile(std::integral_constant<int, 4>{}, i);
-    if (n - i == 2) tile(std::integral_constant<int, 2>{}, i);
-  }
-}
-
-// Calls panel(std::integral_constant<int, V>, first column) for the columns, V vectors at a time.
-template <class T, class F>
-inline __attribute__((always_inline)) void by_panels(int64_t columns, F panel) {
-  constexpr int L = lanes<T>;
-  int64_t j = 0;
-  for (; j + 2 * L <= columns; j += 2 * L) panel(std::integral_constant<int, 2>{}, j);
-  if (j < columns) panel(std::integral_constant<int, 1>{}, j);
-}
-
-// finish(row, column, sum) of a w + bias for n rows (a multiple of 4) and all columns.
-template <class T, class F>
-inline void product(const T* a, int64_t lda, const T* w, int64_t ldw, int64_t depth, const T* bias, int64_t n,
-                    F finish) {
-  by_panels<T>(ldw, [&](auto vectors, int64_t j) {
-    by_tiles(n, [&](auto rows, int64_t i) {
-      product_tile<rows(), vectors()>(a + i * lda, lda, w + j, ldw, depth, bias ? bias + j : bias,
-                                      [&](int row, int column, Vector<T> sum) { finish(i + row, j + column, sum); });
-    });
-  });
-}
-
-// sum[k, :] += sum_rows a[row, k] g[row, :] for n rows; k up to `depth`, filled up to a multiple of row_multiple.
-template <class T>
-inline void add_outer(const T* a, int64_t lda, int64_t depth, const T* g, int64_t ldg, int64_t n, T* sum) {
-  constexpr int L = lanes<T>;
-  by_panels<T>(ldg, [&](auto vectors, int64_t j) {
-    by_tiles(padded_to(row_multiple, depth), [&](auto rows, int64_t k) {
-      constexpr int R = rows(), V = vectors();
-      Vector<T> part[R][V] = {};
-      for (int64_t row = 0; row < n; ++row) {
-        Vector<T> column[V];
-        for (int v = 0; v < V; ++v) column[v] = load(g + row * ldg + j + v * L);
-        const T* of = a + row * lda + k;
-#pragma GCC unroll 12
-        for (int i = 0; i < R; ++i)
-          for (int v = 0; v < V; ++v) part[i][v] += of[i] * column[v];
-      }
-#pragma GCC unroll 12
-      for (int i = 0; i < R; ++i)
-        for (int v = 0; v < V; ++v) {
-          T* to = sum + (k + i) * ldg + j + v * L;
-          store(to, load(to) + part[i][v]);
-        }
-    });
-  });
-}
-
-// sum += the sum of n rows.
-template <class T>
-inline void add_up(const T* rows, int64_t stride, int64_t n, T* sum) {
-  constexpr int chains = 4;
-  for (int64_t j = 0; j < stride; j += lanes<T>) {
-    Vector<T> part[chains] = {};
-    int64_t i = 0;
-    for (; i + chains <= n; i += chains)
-      for (int c = 0; c < chains; ++c) part[c] += load(rows + (i + c) * stride + j);
-    for (; i < n; ++i) part[0] += load(rows + i * stride + j);
-    store(sum + j, load(sum + j) + ((part[0] + part[1]) + (part[2] + part[3])));
-  }
-}
-
-template <class T>
-inline Vector<T> leaky(Vector<T> value, T slope) {
-  return value > 0 ? value : slope * value;
-}
-
-template <class T>
-void mlp_forward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, T* const* activations,
-                 const T* const* gates) {
-  const int64_t rows = padded_to(row_multiple, n);
-  for (int64_t l = 0; l < mlp.depth; ++l) {
-    const Layer<T>& layer = mlp.layers[l];
-    T* out = activations[l];
-    const auto forward = [&](auto finish) {
-      product(x, stride, layer.weight, layer.stride, layer.in, layer.bias, rows,
-              [&](int64_t i, int64_t j, Vector<T> sum) {
-                const int64_t at = i * layer.stride + j;
-                store(out + at, finish(at, sum));
-              });
-    };
-    if (gates)
-      forward([&](int64_t at, Vector<T> sum) { return load(gates[l] + at) > 0 ? sum : layer.slope * sum; });
-    else
-      forward([&](int64_t, Vector<T> sum) { return leaky<T>(sum, layer.slope); });
-    x = out;
-    stride = layer.stride;
-  }
-}
-
-template <class T>
-void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, const T* const* activations,
-                  const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx) {
-  for (int64_t l = mlp.depth - 1; l >= 0; --l) {
-    const Layer<T>& layer = mlp.layers[l];
-    const T* below = l ? activations[l - 1] : x;
-    add_outer(below, l ? layer.below : stride, layer.in, dz, layer.stride, n, gradient[l]);
-    add_up(dz, layer.stride, n, gradient[l] + padded_to(row_multiple, layer.in) * layer.stride);
-    if (l == 0 && !dx) return;
-    T* out = l ? first : dx;
-    const T slope = l ? mlp.layers[l - 1].slope : 1;
-    const T *no_bias = nullptr, *gate = l ? gates[l - 1] : nullptr;
-    product(dz, layer.stride, layer.transposed, layer.below, layer.out, no_bias, padded_to(row_multiple, n),
-            [&](int64_t i, int64_t j, Vector<T> value) {
-              const int64_t at = i * layer.below + j;
-              if (gate) value = load(gate + at) > 0 ? value : slope * value;
-              store(out + at, value);
-            });
-    std::swap(first, second);
-    dz = out;
-  }
-}
-
-// A block of rows, [n, stride], and its MLP. Columns that are 0 in every row of the block are left out of the rows and
+// A tile of rows, [n, stride], and its MLP. Columns that are 0 in every row of the tile are left out of the rows and
 // of the first layer's weights: one-hot features and what becomes of them in a few hops have few others.
 template <class T>
-struct RowBlock {
+struct RowTile {
   const T* x;
   int64_t stride;
-  const int32_t* column;  // what the columns are in the rows of the storage
+  const int32_t* column;  // the columns of x that these are
   Layer<T> layers[most_layers];
 };
 
@@ -187,9 +30,9 @@ inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t
   __builtin_memcpy(used, bits, sizeof(bits));
 }
 
-// The columns of rows [begin, begin + n) that are not all 0; to look for some among a few does not pay.
+// Finds the columns of rows [begin, begin + n) that are not all 0; among a few columns the search does not pay.
 template <class T>
-int32_t used_columns(const Branch<T>& branch, int64_t begin, int64_t n, int32_t* column) {
+int32_t used_columns(const BranchChunk<T>& branch, int64_t begin, int64_t n, int32_t* column) {
   constexpr int64_t L = lanes<T>;
   const int64_t width = branch.mlp.layers[0].in;
   const int64_t* source = branch.source + begin;
@@ -221,63 +64,49 @@ int32_t used_columns(const Branch<T>& branch, int64_t begin, int64_t n, int32_t*
   return columns;
 }
 
-// `kept`: the forward pass has left its inputs.
+// `kept`: the forward pass has kept its inputs.
 template <class T>
-RowBlock<T> block_of(const Branch<T>& branch, const BlockScratch<T>& scratch, int64_t begin, int64_t n, bool kept) {
-  RowBlock<T> block;
-  for (int64_t l = 0; l < branch.mlp.depth; ++l) block.layers[l] = branch.mlp.layers[l];
-  Layer<T>& first = block.layers[0];
+RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n,
+                         bool kept) {
+  RowTile<T> tile;
+  for (int64_t l = 0; l < branch.mlp.depth; ++l) tile.layers[l] = branch.mlp.layers[l];
+  Layer<T>& first = tile.layers[0];
   const int64_t width = first.in;
   T* x = branch.inputs ? branch.inputs + begin * padded_to(row_multiple, width) : scratch.inputs;
-  int32_t* columns = branch.inputs ? branch.columns + begin / mlp_block_rows * (width + 1) : scratch.columns;
+  int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
   if (!kept) columns[0] = used_columns(branch, begin, n, columns + 1);
   first.in = columns[0];
-  block.x = x;
-  block.stride = padded_to(row_multiple, first.in);
-  block.column = columns + 1;
+  tile.x = x;
+  tile.stride = padded_to(row_multiple, first.in);
+  tile.column = columns + 1;
   for (int64_t i = 0; i < n && !kept; ++i) {
     const T* from = branch.x + branch.source[begin + i] * width;
-    T* to = x + i * block.stride;
+    T* to = x + i * tile.stride;
     if (first.in == width)
       __builtin_memcpy(to, from, width * sizeof(T));
     else
-      for (int64_t k = 0; k < first.in; ++k) to[k] = from[block.column[k]];
-    for (int64_t k = first.in; k < block.stride; ++k) to[k] = 0;
+      for (int64_t k = 0; k < first.in; ++k) to[k] = from[tile.column[k]];
+    for (int64_t k = first.in; k < tile.stride; ++k) to[k] = 0;
   }
   if (first.in < width) {
     for (int64_t k = 0; k < first.in; ++k)
-      __builtin_memcpy(scratch.weight + k * first.stride, first.weight + block.column[k] * first.stride,
+      __builtin_memcpy(scratch.weight + k * first.stride, first.weight + tile.column[k] * first.stride,
                        first.stride * sizeof(T));
     first.weight = scratch.weight;
   }
-  return block;
-}
-
-// <row(i), with(i)> for Rows pairs: the products of halves of the rows are added lane by lane until one lane is one
-// row.
-template <int Rows, class T, class F, class G>
-inline __attribute__((always_inline)) Vector<T> products(F row, G with, int64_t stride, int first = 0) {
-  if constexpr (Rows > 1) {
-    const Vector<T> low = products<Rows / 2, T>(row, with, stride, first);
-    return merge<T, Rows>(low, products<Rows / 2, T>(row, with, stride, first + Rows / 2));
-  } else {
-    const T *a = row(first), *b = with(first);
-    Vector<T> sum = load(a) * load(b);
-    for (int64_t j = lanes<T>; j < stride; j += lanes<T>) sum += load(a + j) * load(b + j);
-    return sum;
-  }
+  return tile;
 }
 
 template <class T>
-void branch_forward(const Branch<T>& branch, const BlockScratch<T>& scratch, int64_t begin, int64_t n) {
+void branch_forward(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n) {
   constexpr int L = lanes<T>;
-  const RowBlock<T> block = block_of(branch, scratch, begin, n, false);
+  const RowTile<T> tile = make_row_tile(branch, scratch, begin, n, false);
   T* activations[most_layers] = {};
   for (int64_t l = 0; l < branch.mlp.depth; ++l) {
     T* kept = branch.activations[l];
     activations[l] = kept ? kept + begin * branch.mlp.layers[l].stride : l % 2 ? scratch.second : scratch.first;
   }
-  mlp_forward<T>({branch.mlp.depth, block.layers}, block.x, block.stride, n, activations, nullptr);
+  mlp_forward<T>({branch.mlp.depth, tile.layers}, tile.x, tile.stride, n, activations, nullptr);
   if (!branch.w) return;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
   const T* z = activations[branch.mlp.depth - 1];
@@ -291,8 +120,6 @@ void branch_forward(const Branch<T>& branch, const BlockScratch<T>& scratch, int
     store_first(branch.mass + begin + i, mass, n - i);
   }
 }
-
-constexpr int64_t entry_block = 64;
 
 // sum = (sum +) sum_e weight(e) z[row[e], :] over n entries, in T where there is room for it, else in float64.
 template <class T, class W>
@@ -322,7 +149,7 @@ inline void add_entries(const T* z, int64_t stride, const int32_t* row, int64_t 
 
 // The readout of graph g with the weights mass(e), but for their sum, which is returned.
 template <class T, class W>
-double readout_of_graph(const Branch<T>& branch, int64_t g, W mass, double* sum) {
+double readout_of_graph(const BranchChunk<T>& branch, int64_t g, W mass, double* sum) {
   constexpr int L = lanes<T>;
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   const T* z = branch.activations[branch.mlp.depth - 1];
@@ -330,13 +157,13 @@ double readout_of_graph(const Branch<T>& branch, int64_t g, W mass, double* sum)
   const int32_t* row = branch.row + branch.ptr[g];
   const int32_t* count = branch.count ? branch.count + branch.ptr[g] : nullptr;
   T* readout = branch.readout + g * branch.readout_stride;
-  T* direct = n <= entry_block ? reinterpret_cast<T*>(sum) : nullptr;
+  T* direct = n <= tile_entries ? reinterpret_cast<T*>(sum) : nullptr;
   if (!direct)
     for (int64_t j = 0; j < last.stride; ++j) sum[j] = 0;
   double total = 0;
-  for (int64_t e = 0; e == 0 || e < n; e += entry_block) {
-    const int64_t k = n - e < entry_block ? n - e : entry_block;
-    T weight[entry_block], part = 0;
+  for (int64_t e = 0; e == 0 || e < n; e += tile_entries) {
+    const int64_t k = n - e < tile_entries ? n - e : tile_entries;
+    T weight[tile_entries], part = 0;
     for (int64_t i = 0; i < k; ++i) {
       weight[i] = count ? mass(row[e + i]) * static_cast<T>(count[e + i]) : mass(row[e + i]);
       part += weight[i];
@@ -354,7 +181,7 @@ double readout_of_graph(const Branch<T>& branch, int64_t g, W mass, double* sum)
 }
 
 template <class T>
-void branch_readout(const Branch<T>& branch, double* sum, int64_t begin, int64_t end) {
+void branch_readout(const BranchChunk<T>& branch, double* sum, int64_t begin, int64_t end) {
   constexpr double most = sizeof(T) == 4 ? 1e30 : 1e300;
   for (int64_t g = begin; g < end; ++g) {
     if (!branch.w) {
@@ -376,7 +203,7 @@ void branch_readout(const Branch<T>& branch, double* sum, int64_t begin, int64_t
 }
 
 template <class T>
-void branch_readout_backward(const Branch<T>& branch, const T* grad, int64_t begin, int64_t end) {
+void branch_readout_backward(const BranchChunk<T>& branch, const T* grad, int64_t begin, int64_t end) {
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   for (int64_t g = begin; g < end; ++g) {
     const T* from = grad + g * branch.readout_stride;
@@ -390,7 +217,7 @@ void branch_readout_backward(const Branch<T>& branch, const T* grad, int64_t beg
 // dz_u = sum_e alpha_e ds over the entries of a row, and with t = <ds, s>
 //   dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - sum_e alpha_e t, 0 where the ReLU is shut.
 template <class T>
-void gradients_of_entries(const Branch<T>& branch, int64_t begin, int64_t n, const T* z, T* dz, T* dbeta) {
+void gradients_of_entries(const BranchChunk<T>& branch, int64_t begin, int64_t n, const T* z, T* dz, T* dbeta) {
   constexpr int L = lanes<T>;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
   for (int64_t i = 0; i < n; ++i) {
@@ -428,17 +255,17 @@ void gradients_of_entries(const Branch<T>& branch, int64_t begin, int64_t n, con
 }
 
 template <class T>
-void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, int64_t begin, int64_t n,
+void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n,
                      T* const* gradient) {
   constexpr int L = lanes<T>;
   const int64_t depth = branch.mlp.depth, stride = branch.mlp.layers[depth - 1].stride;
   const T slope = branch.mlp.layers[depth - 1].slope;
-  const RowBlock<T> block = block_of(branch, scratch, begin, n, true);
+  const RowTile<T> tile = make_row_tile(branch, scratch, begin, n, true);
   const T* activations[most_layers] = {};
   for (int64_t l = 0; l < depth; ++l) activations[l] = branch.activations[l] + begin * branch.mlp.layers[l].stride;
   const T* z = activations[depth - 1];
   T* dz = scratch.third;
-  T dbeta[mlp_block_rows + L];
+  T dbeta[mlp_tile_rows + L];
   gradients_of_entries(branch, begin, n, z, dz, dbeta);
   for (int64_t j = 0; j < stride; j += L) {  // dz_u += dbeta_u w, dw = sum_u dbeta_u z_u
     Vector<T> dw[2] = {};
@@ -452,28 +279,23 @@ void branch_backward(const Branch<T>& branch, const BlockScratch<T>& scratch, in
     if (branch.w) store(gradient[depth] + j, load(gradient[depth] + j) + (dw[0] + dw[1]));
   }
   const Layer<T>& first = branch.mlp.layers[0];
-  const bool all = block.layers[0].in == first.in;
+  const bool all = tile.layers[0].in == first.in;
   T* gradients[most_layers];
   for (int64_t l = 0; l < depth; ++l) gradients[l] = gradient[l];
-  const int64_t compact = padded_to(row_multiple, block.layers[0].in) + 1;
+  const int64_t compact = padded_to(row_multiple, tile.layers[0].in) + 1;
   if (!all) {
     gradients[0] = scratch.gradient;
     __builtin_memset(scratch.gradient, 0, compact * first.stride * sizeof(T));
   }
-  mlp_backward<T>({depth, block.layers}, block.x, block.stride, n, activations, activations, dz, scratch.first,
-                  scratch.second, gradients, branch.dx ? scratch.dx : nullptr);
+  mlp_backward<T>({depth, tile.layers}, tile.x, tile.stride, n, activations, activations, dz, scratch.first,
+                  scratch.second, gradients, branch.dx ? branch.dx + begin * first.below : nullptr);
   if (!all) {
     const auto add = [&](int64_t from, int64_t to) {
       const T* of = scratch.gradient + from * first.stride;
       T* sum = gradient[0] + to * first.stride;
       for (int64_t j = 0; j < first.stride; j += L) store(sum + j, load(sum + j) + load(of + j));
     };
-    for (int64_t k = 0; k < block.layers[0].in; ++k) add(k, block.column[k]);
+    for (int64_t k = 0; k < tile.layers[0].in; ++k) add(k, tile.column[k]);
     add(compact - 1, padded_to(row_multiple, first.in));
   }
-  if (branch.dx)
-    for (int64_t i = 0; i < n; ++i) {
-      T* to = branch.dx + branch.source[begin + i] * first.in;
-      for (int64_t k = 0; k < first.in; ++k) to[k] += scratch.dx[i * first.below + k];
-    }
 }

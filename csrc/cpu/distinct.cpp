@@ -1,8 +1,8 @@
 // distinct_rows: which rows of a branch are equal, and how often each graph has each.
 //
 // A hash only proposes: rows are equal if their bits are, -0 read as +0. Who comes first does not depend on how the
-// work is cut, into blocks or into parts that come one after the other, so neither does the result on the number of
-// threads or of parts.
+// work is cut, into pieces of graphs or into chunks that come one after the other, so neither does the result on the
+// number of threads or of chunks.
 
 #include "distinct.h"
 
@@ -18,7 +18,7 @@
 namespace spin_fast {
 namespace {
 
-constexpr int64_t block_nodes = 4096;  // a table of so many stays in the nearest caches
+constexpr int64_t piece_nodes = 4096;  // a table of so many stays in the nearest caches
 constexpr int64_t short_list = 64;
 
 template <class W>
@@ -47,7 +47,7 @@ uint64_t hash_of(const W* row, Width width, const uint32_t* keys) {
   return sum ^ (sum >> 32);
 }
 
-// Odd numbers that look random: two for each feature, which are enough for 64 bits.
+// Pseudo-random odd numbers, two per feature, for its 64 bits.
 std::vector<uint32_t> hash_keys(int64_t width) {
   std::vector<uint32_t> keys(2 * width);
   uint64_t state = 0;
@@ -63,23 +63,23 @@ std::vector<uint32_t> hash_keys(int64_t width) {
 // Slots of a table for so many entries: a power of two.
 int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }
 
-// Runs of nodes of one graph, none longer than block_nodes.
-struct Blocks {
-  std::vector<int64_t> begin;     // [blocks + 1] nodes
-  std::vector<int64_t> of_graph;  // [G + 1] blocks
+// Ranges of nodes, each of one graph and of at most piece_nodes.
+struct GraphPieces {
+  std::vector<int64_t> begin;     // [pieces + 1] nodes
+  std::vector<int64_t> of_graph;  // [G + 1] pieces
 
   int64_t size() const { return begin.size() - 1; }
 };
 
-Blocks blocks_of(const int64_t* ptr, int64_t graphs) {
-  Blocks blocks;
+GraphPieces cut_graphs(const int64_t* ptr, int64_t graphs) {
+  GraphPieces pieces;
   for (int64_t g = 0; g < graphs; ++g) {
-    blocks.of_graph.push_back(blocks.begin.size());
-    for (int64_t v = ptr[g]; v < ptr[g + 1]; v += block_nodes) blocks.begin.push_back(v);
+    pieces.of_graph.push_back(pieces.begin.size());
+    for (int64_t v = ptr[g]; v < ptr[g + 1]; v += piece_nodes) pieces.begin.push_back(v);
   }
-  blocks.of_graph.push_back(blocks.begin.size());
-  blocks.begin.push_back(ptr[graphs]);
-  return blocks;
+  pieces.of_graph.push_back(pieces.begin.size());
+  pieces.begin.push_back(ptr[graphs]);
+  return pieces;
 }
 
 template <class I>
@@ -119,12 +119,12 @@ constexpr int number_bits = 40;
 constexpr uint64_t claimed = uint64_t{1} << (number_bits - 1);
 constexpr auto relaxed = std::memory_order_relaxed;  // only slots themselves are shared while threads run
 
-// Of a row, the lower half of its hash: the low bits are where its slot is looked for.
+// `hash`: the lower half of a row's hash, whose low bits choose the first slot to try.
 uint64_t tag_of(uint32_t hash) { return taken | uint64_t{hash >> 9} << number_bits; }
 uint64_t tag_in(uint64_t slot) { return slot >> number_bits << number_bits; }
 uint64_t number_in(uint64_t slot) { return slot & (claimed - 1); }
 
-// An array filled from its beginning. There is room for all that could come: what is never written takes no memory.
+// An array with room for all that may come; pages that are never written take no memory.
 template <class T>
 class Filled {
  public:
@@ -161,22 +161,23 @@ struct Store {
   std::vector<Slot> slots = {};  // at most half of them taken
 };
 
-// One branch of a part: its rows as bits W; numbers of nodes, entries and rows are of type I.
+// The search for the distinct rows of one branch in one chunk: its rows as bits W; numbers of nodes, entries and rows
+// are of type I.
 template <class W, class I>
-struct Branch {
+struct BranchSearch {
   const W* rows;  // [N, d]
   int64_t width;  // d
   int64_t nodes;  // N
   const int64_t* ptr;
   int64_t graphs;
-  const Blocks& blocks;
+  const GraphPieces& pieces;
   const uint32_t* keys;
   uint64_t hash_mask;
   Store<W, I>& store;
-  // The entries of a block are its distinct rows. What belongs to them stands, in the order of their first appearance,
-  // where the nodes of the block begin.
-  int64_t* sizes;        // [blocks] entries
-  int64_t* rows_before;  // [blocks] rows that first appear in earlier blocks
+  // The entries of a piece are its distinct rows. What belongs to them stands, in the order of their first appearance,
+  // where the nodes of the piece begin.
+  int64_t* sizes;        // [pieces] entries
+  int64_t* rows_before;  // [pieces] rows that first appear in earlier pieces
   uint64_t* hash;        // [N] each, of entries
   I* first_node;
   I* row;
@@ -184,19 +185,19 @@ struct Branch {
   I* row_of_node;  // [N]
 
   template <class F>
-  void for_each_entry(int64_t block, F f) const {
-    for (int64_t e = blocks.begin[block]; e < blocks.begin[block] + sizes[block]; ++e) f(e);
+  void for_each_entry(int64_t piece, F f) const {
+    for (int64_t e = pieces.begin[piece]; e < pieces.begin[piece] + sizes[piece]; ++e) f(e);
   }
 
   template <class F>
-  void for_blocks(F f) const {
-    const auto cost = [&](int64_t block) { return blocks.begin[block]; };
-    parallel_items(blocks.size(), nodes * (width + 16), cost, f);
+  void for_pieces(F f) const {
+    const auto cost = [&](int64_t piece) { return pieces.begin[piece]; };
+    parallel_items(pieces.size(), nodes * (width + 16), cost, f);
   }
 
-  // Finds the entries of each block and the entry of each node, for now in row_of_node.
+  // Finds the entries of each piece and the entry of each node, for now in row_of_node.
   void find_entries() const {
-    for_blocks([&](int64_t from, int64_t to) {
+    for_pieces([&](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b)
         sizes[b] = width == 1 ? find_entries_of(b, std::integral_constant<int64_t, 1>()) : find_entries_of(b, width);
     });
@@ -204,8 +205,8 @@ struct Branch {
 
   // Width: a number, or a constant where that is faster.
   template <class Width>
-  int64_t find_entries_of(int64_t block, Width width) const {
-    const int64_t begin = blocks.begin[block], end = blocks.begin[block + 1], size = table_size(end - begin);
+  int64_t find_entries_of(int64_t piece, Width width) const {
+    const int64_t begin = pieces.begin[piece], end = pieces.begin[piece + 1], size = table_size(end - begin);
     I* slots = reinterpret_cast<I*>(thread_scratch(size * sizeof(I)));
     std::memset(slots, 0xff, size * sizeof(I));  // negative: free
     I next = static_cast<I>(begin);
@@ -249,9 +250,9 @@ struct Branch {
   // claims it is a matter of chance, and does not matter.
   void find_slots() const {
     const std::vector<Slot>& slots = store.slots;
-    for_blocks([&](int64_t from, int64_t to) {
+    for_pieces([&](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b) {
-        const int64_t next = b + 1 < to ? blocks.begin[b + 1] : 0, after = b + 1 < to ? next + sizes[b + 1] : 0;
+        const int64_t next = b + 1 < to ? pieces.begin[b + 1] : 0, after = b + 1 < to ? next + sizes[b + 1] : 0;
         for (int64_t e = next; e < after; ++e) __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]);
         for_each_entry(b, [&](int64_t e) { row[e] = static_cast<I>(find_slot(first_node[e], hash[e])); });
       }
@@ -274,10 +275,10 @@ struct Branch {
   // Numbers the rows that are new by first appearance, and keeps them.
   void number_rows(std::vector<I>& entry_of_row) const {
     entry_of_row.clear();
-    for (int64_t b = 0; b < blocks.size(); ++b) {
+    for (int64_t b = 0; b < pieces.size(); ++b) {
       rows_before[b] = store.size + entry_of_row.size();
-      const int64_t next = b + 1 < blocks.size() ? blocks.begin[b + 1] : 0;
-      const int64_t after = b + 1 < blocks.size() ? next + sizes[b + 1] : 0;
+      const int64_t next = b + 1 < pieces.size() ? pieces.begin[b + 1] : 0;
+      const int64_t after = b + 1 < pieces.size() ? next + sizes[b + 1] : 0;
       for (int64_t e = next; e < after; ++e) __builtin_prefetch(&slot_of(e));
       for_each_entry(b, [&](int64_t e) {
         Slot& slot = slot_of(e);
@@ -313,10 +314,10 @@ struct Branch {
         for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v) row_of_node[v] = row[row_of_node[v]];
         known.resize(std::max<size_t>(known.size(), ptr[g + 1] - ptr[g]));
         fresh.resize(known.size());
-        // Rows that no earlier graph has are in order already, unless blocks share them.
-        const int64_t first = blocks.of_graph[g], last = blocks.of_graph[g + 1];
-        const bool one_block = last - first <= 1;
-        const int64_t ordered = one_block && last > first ? rows_before[first] : INT64_MAX;
+        // Rows that no earlier graph has are in order already, unless pieces share them.
+        const int64_t first = pieces.of_graph[g], last = pieces.of_graph[g + 1];
+        const bool one_piece = last - first <= 1;
+        const int64_t ordered = one_piece && last > first ? rows_before[first] : INT64_MAX;
         int64_t num_known = 0, num_fresh = 0;
         for (int64_t b = first; b < last; ++b)
           for_each_entry(b, [&](int64_t e) {
@@ -324,7 +325,7 @@ struct Branch {
             num_known += row[e] < ordered;
             num_fresh += row[e] >= ordered;
           });
-        int64_t size = write_sorted(known, num_known, one_block, row + ptr[g], count + ptr[g]);
+        int64_t size = write_sorted(known, num_known, one_piece, row + ptr[g], count + ptr[g]);
         for (int64_t i = 0; i < num_fresh; ++i, ++size)
           row[ptr[g] + size] = fresh[i].row, count[ptr[g] + size] = fresh[i].count;
         list_sizes[g] = size;
@@ -350,10 +351,10 @@ struct Branch {
 };
 
 template <class W, class I>
-class Parts final : public DistinctRows {
+class TypedDistinctRows final : public DistinctRows {
  public:
-  Parts(int64_t branches, int64_t nodes, int64_t width, int64_t graphs, ScalarType value, bool node_rows,
-        int64_t hash_bits)
+  TypedDistinctRows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs, ScalarType value, bool node_rows,
+                    int64_t hash_bits)
       : DistinctRows(branches, width, sizeof(W)),
         value_(value),
         node_rows_(node_rows),
@@ -372,36 +373,36 @@ class Parts final : public DistinctRows {
     require(graphs <= graphs_left_, "ptr must have at most the ", graphs_left_, " graphs that are left, got ", graphs);
     nodes_left_ -= nodes;
     graphs_left_ -= graphs;
-    const Blocks blocks = blocks_of(ptr, graphs);
-    std::vector<int64_t> sizes(blocks.begin.size()), rows_before(blocks.begin.size());
+    const GraphPieces pieces = cut_graphs(ptr, graphs);
+    std::vector<int64_t> sizes(pieces.begin.size()), rows_before(pieces.begin.size());
     std::vector<I> entry_of_row;
     Tensor hash = empty({nodes}, ScalarType::Long), first_node = empty({nodes}, index_type);
     Tensor row = empty({nodes}, index_type), count = empty({nodes}, ScalarType::Int);
     Tensor row_of_node = empty({node_rows_ ? 0 : nodes}, index_type);
     const W* rows = static_cast<const W*>(powers);
     for (Store<W, I>& store : stores_) {
-      const Branch<W, I> branch = {rows,
-                                   width,
-                                   nodes,
-                                   ptr,
-                                   graphs,
-                                   blocks,
-                                   keys_.data(),
-                                   hash_mask_,
-                                   store,
-                                   sizes.data(),
-                                   rows_before.data(),
-                                   reinterpret_cast<uint64_t*>(hash.mutable_data_ptr<int64_t>()),
-                                   first_node.mutable_data_ptr<I>(),
-                                   row.mutable_data_ptr<I>(),
-                                   count.mutable_data_ptr<int32_t>(),
-                                   node_rows_ ? store.row_of_node.add(nodes) : row_of_node.mutable_data_ptr<I>()};
-      branch.find_entries();
-      branch.grow_table(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
-      branch.find_slots();
-      branch.number_rows(entry_of_row);
-      branch.list_entries(store.lists.add(graphs));
-      branch.keep_lists();
+      const BranchSearch<W, I> search = {rows,
+                                         width,
+                                         nodes,
+                                         ptr,
+                                         graphs,
+                                         pieces,
+                                         keys_.data(),
+                                         hash_mask_,
+                                         store,
+                                         sizes.data(),
+                                         rows_before.data(),
+                                         reinterpret_cast<uint64_t*>(hash.mutable_data_ptr<int64_t>()),
+                                         first_node.mutable_data_ptr<I>(),
+                                         row.mutable_data_ptr<I>(),
+                                         count.mutable_data_ptr<int32_t>(),
+                                         node_rows_ ? store.row_of_node.add(nodes) : row_of_node.mutable_data_ptr<I>()};
+      search.find_entries();
+      search.grow_table(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
+      search.find_slots();
+      search.number_rows(entry_of_row);
+      search.list_entries(store.lists.add(graphs));
+      search.keep_lists();
       rows += nodes * width;
     }
   }
@@ -480,16 +481,16 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
   const int64_t* offsets = ptr.const_data_ptr<int64_t>();
   const int64_t graphs = ptr.numel() - 1;
   if (check_invariants) refuse_if(check_offsets("ptr", offsets, graphs, powers.size(1), "nodes"));
-  const auto parts = distinct_rows_of(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
-                                      wide_index, true, hash_bits);
-  parts->add(powers.const_data_ptr(), offsets, graphs);
-  return parts->take();
+  const auto found = make_distinct_rows(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
+                                        wide_index, true, hash_bits);
+  found->add(powers.const_data_ptr(), offsets, graphs);
+  return found->take();
 }
 
 }  // namespace
 
-std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
-                                               ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits) {
+std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
+                                                 ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits) {
   require(branches >= 1, "branches must be at least 1, got ", branches);
   require(branches <= most_branches, "branches must be at most ", most_branches, ", got ", branches);
   require(nodes >= 0, "nodes must be at least 0, got ", nodes);
@@ -498,16 +499,18 @@ std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, 
   constexpr int64_t most_bytes = 8;  // of what is kept of a value, a node or a graph
   product_of("nodes", nodes, product_of("width", std::max<int64_t>(width, 1), most_bytes));
   product_of("graphs", graphs, most_bytes);
-  std::unique_ptr<DistinctRows> parts;
+  std::unique_ptr<DistinctRows> found;
   dispatch_storage(value, [&](auto value_tag) {
     constexpr size_t bytes = sizeof(typename decltype(value_tag)::type);
     using W = std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>;
     if (wide_index)
-      parts = std::make_unique<Parts<W, int64_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+      found =
+          std::make_unique<TypedDistinctRows<W, int64_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
     else
-      parts = std::make_unique<Parts<W, int32_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+      found =
+          std::make_unique<TypedDistinctRows<W, int32_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
   });
-  return parts;
+  return found;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(spin_fast, CPU, m) { m.impl("distinct_rows", TORCH_BOX(&distinct_rows)); }

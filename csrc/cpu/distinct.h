@@ -1,4 +1,4 @@
-// The distinct rows of branches whose powers come part by part, so that they need never be in memory as a whole.
+// The distinct rows of branches whose powers come chunk by chunk, so that they need never be in memory as a whole.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace spin_fast {
 
-// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.py.
+// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.
 using DistinctTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 class DistinctRows {
@@ -20,14 +20,14 @@ class DistinctRows {
   virtual void add(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
   // Of all branches, so far.
   virtual int64_t num_rows() const = 0;
-  // What is found, as if all parts had been one; nothing is left behind.
+  // What is found, as if all chunks had been one; nothing is left behind.
   virtual DistinctTensors take() = 0;
 
   const int64_t branches, width, bytes;  // of powers: R + 1, d, and the size of a value
 };
 
 // For at most so many nodes and graphs in all. `node_rows`: keep row_of_node, which is [R + 1, 0] otherwise.
-std::unique_ptr<DistinctRows> distinct_rows_of(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
-                                               ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits);
+std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
+                                                 ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits);
 
 }  // namespace spin_fast

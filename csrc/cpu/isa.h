@@ -1,4 +1,4 @@
-// Which instruction set the CPU kernels run on: the best that this CPU has, unless told otherwise.
+// The instruction set of the CPU kernels: the best that this CPU has, unless another is chosen.
 #pragma once
 
 #include <string>
@@ -16,7 +16,7 @@ std::vector<std::string> available_isas();
 // Throws std::invalid_argument for an unknown name and for one that this CPU does not have.
 void set_isa(const std::string& name);
 
-// A table of kernels for it.
+// The kernels for the chosen instruction set.
 template <class Kernels>
 Kernels isa_kernels() {
 #if defined(__x86_64__)

@@ -1,6 +1,6 @@
-// What the bindings of the CPU ops share: memory, and the split of the work.
+// What the bindings of the CPU ops share: memory, and parallel loops.
 //
-// Work is cut into pieces of equal cost (edges or entries, not graphs) whose number depends on the input alone, so
+// Work is cut into tasks of equal cost (edges or entries, not graphs) whose number depends on the input alone, so
 // results do not depend on the number of threads.
 #pragma once
 
@@ -25,8 +25,8 @@ namespace spin_fast {
 
 inline bool is_here(const Tensor& t) { return t.is_cpu(); }
 
-// Large fresh memory costs more in page faults than in writing it: ask for huge pages. Smaller pieces the allocator
-// hands out again and again, with their pages; there the request itself would cost more.
+// Page faults in large fresh memory cost more than writing it: ask for huge pages. The allocator reuses smaller memory
+// with its pages; there the request itself would cost more.
 constexpr int64_t fresh_bytes = 32 << 20;
 
 inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
@@ -66,20 +66,20 @@ inline char* thread_scratch(int64_t bytes) {
   return poisoned(memory.get(), bytes);
 }
 
-// Cost that one piece of work should have, in scalar multiply-adds: some ten microseconds.
-inline constexpr int64_t piece_cost = 1 << 16;
+// Cost that one task should have, in scalar multiply-adds: some ten microseconds.
+inline constexpr int64_t task_cost = 1 << 16;
 
-inline int64_t number_of_pieces(int64_t cost, int64_t items) {
-  return std::clamp<int64_t>(cost / piece_cost, 1, std::max<int64_t>(1, std::min<int64_t>(items, 1024)));
+inline int64_t number_of_tasks(int64_t cost, int64_t items) {
+  return std::clamp<int64_t>(cost / task_cost, 1, std::max<int64_t>(1, std::min<int64_t>(items, 1024)));
 }
 
-// First item of piece `piece` when items [0, n) with prefix-summed costs `cost(0..n)` are cut into `pieces` pieces.
+// The first item of a task, where items [0, n) with prefix-summed costs `cost(0..n)` are cut into tasks of equal cost.
 template <class Cost>
-int64_t cut(Cost cost, int64_t n, int64_t piece, int64_t pieces) {
-  if (piece == 0) return 0;
-  if (piece == pieces) return n;
+int64_t first_item(Cost cost, int64_t n, int64_t task, int64_t tasks) {
+  if (task == 0) return 0;
+  if (task == tasks) return n;
   const int64_t first = cost(0);
-  const auto goal = first + static_cast<int64_t>(static_cast<double>(cost(n) - first) * piece / pieces);
+  const auto goal = first + static_cast<int64_t>(static_cast<double>(cost(n) - first) * task / tasks);
   int64_t low = 0, high = n;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -91,7 +91,7 @@ int64_t cut(Cost cost, int64_t n, int64_t piece, int64_t pieces) {
   return low;
 }
 
-// In a forked child, which has none of its parent's threads: OpenMP would wait for them for ever.
+// Set in a forked child: OpenMP would wait for ever for the threads of the parent.
 inline bool without_threads = false;
 
 // Runs f(first, last) over ranges that together are [0, n), in parallel.
@@ -101,19 +101,18 @@ void parallel_ranges(int64_t n, F f) {
   torch::stable::parallel_for(0, n, 1, f);
 }
 
-// Runs f(begin, end) over items [0, n), pieces in parallel; tiny work stays on the calling thread. Threads get ranges
-// of pieces; these are dealt out in an order that mixes them, because neighbours are often alike and costs only
-// estimates.
+// Runs f(begin, end) over items [0, n), tasks in parallel; tiny work stays on the calling thread. Threads get ranges
+// of tasks in a mixed order, because neighbours are often alike and costs are only estimates.
 template <class Cost, class F>
 void parallel_items(int64_t n, int64_t total_cost, Cost cost, F f) {
-  const int64_t pieces = number_of_pieces(total_cost, n);
-  if (pieces == 1) return f(int64_t{0}, n);
-  int64_t step = pieces * 5 / 8 + 1;
-  while (std::gcd(step, pieces) != 1) ++step;
-  parallel_ranges(pieces, [&](int64_t first, int64_t last) {
+  const int64_t tasks = number_of_tasks(total_cost, n);
+  if (tasks == 1) return f(int64_t{0}, n);
+  int64_t step = tasks * 5 / 8 + 1;
+  while (std::gcd(step, tasks) != 1) ++step;
+  parallel_ranges(tasks, [&](int64_t first, int64_t last) {
     for (int64_t i = first; i < last; ++i) {
-      const int64_t piece = i * step % pieces;
-      f(cut(cost, n, piece, pieces), cut(cost, n, piece + 1, pieces));
+      const int64_t task = i * step % tasks;
+      f(first_item(cost, n, task, tasks), first_item(cost, n, task + 1, tasks));
     }
   });
 }

@@ -1,4 +1,4 @@
-// The parameters of a model as the kernels read them, and the memory that a call takes for such things.
+// The parameters of a model as the kernels read them, and the memory of a call.
 #pragma once
 
 #include <utility>
@@ -8,28 +8,29 @@
 
 namespace spin_fast {
 
-inline constexpr int64_t line = 64;
+inline constexpr int64_t cache_line = 64;
 
 // Memory of one call, kept by the thread for its next one.
 class Arena {
  public:
   template <class T>
   T* take(int64_t n) {
-    const int64_t bytes = padded_to(line, n * static_cast<int64_t>(sizeof(T))) + line;
-    if (blocks_.empty() || used_ + bytes > blocks_.back().second) {
-      const int64_t size = std::max<int64_t>(bytes, blocks_.empty() ? 1 << 16 : 2 * blocks_.back().second);
-      std::unique_ptr<char, Free> memory(static_cast<char*>(std::aligned_alloc(line, padded_to(line, size))));
+    const int64_t bytes = padded_to(cache_line, n * static_cast<int64_t>(sizeof(T))) + cache_line;
+    if (allocations_.empty() || used_ + bytes > allocations_.back().second) {
+      const int64_t size = std::max<int64_t>(bytes, allocations_.empty() ? 1 << 16 : 2 * allocations_.back().second);
+      std::unique_ptr<char, Free> memory(
+          static_cast<char*>(std::aligned_alloc(cache_line, padded_to(cache_line, size))));
       if (!memory) throw std::bad_alloc();
-      blocks_.emplace_back(std::move(memory), size);
+      allocations_.emplace_back(std::move(memory), size);
       used_ = 0;
     }
-    char* at = blocks_.back().first.get() + used_;
+    char* at = allocations_.back().first.get() + used_;
     used_ += bytes;
     return reinterpret_cast<T*>(poisoned(at, bytes));
   }
-  // Forgets what was taken; the largest block alone is kept for the next call.
+  // Forgets what was taken and keeps the largest allocation for the next call.
   void clear() {
-    if (blocks_.size() > 1) blocks_.erase(blocks_.begin(), blocks_.end() - 1);
+    if (allocations_.size() > 1) allocations_.erase(allocations_.begin(), allocations_.end() - 1);
     used_ = 0;
   }
 
@@ -37,11 +38,12 @@ class Arena {
   struct Free {
     void operator()(char* memory) const { std::free(memory); }
   };
-  std::vector<std::pair<std::unique_ptr<char, Free>, int64_t>> blocks_;
+  std::vector<std::pair<std::unique_ptr<char, Free>, int64_t>> allocations_;
   int64_t used_ = 0;
 };
 
-// An MLP packed for the kernels, where its parameters stand in the flat vector of all, and how gradients are laid out.
+// An MLP packed for the kernels, the places of its parameters in the flat parameters, and the layout of their
+// gradients.
 template <class T>
 struct Packed {
   struct Place {

@@ -1,4 +1,4 @@
-// power_features and its gradient: from tensors to the kernels in power.inl and hop.inl.
+// power_features and its gradient: from tensors to the kernels in power.inl and spmm.inl.
 
 #include <atomic>
 #include <cmath>
@@ -7,18 +7,10 @@
 #include <vector>
 
 #include "../arguments.h"
-#include "ops.h"
+#include "transpose.h"
 
 namespace spin_fast {
 namespace {
-
-template <class T, class I>
-struct Adjacency {
-  const I* indptr;
-  const I* indices;
-  const T* weight;
-  int64_t nodes, edges;
-};
 
 // left and right of Ā[v, u] = A[v, u] * (left[v] * right[u] + plain), from node `first` on; both empty for `adj`.
 struct Scales {
@@ -27,7 +19,7 @@ struct Scales {
   int64_t first;
 };
 
-// Runs `rows(begin, end)` over the rows of nodes [first, last), pieces in parallel.
+// Runs `rows(begin, end)` over the rows of nodes [first, last), tasks in parallel.
 template <class T, class I, class F>
 void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t width, F rows) {
   const auto cost = [&](int64_t v) { return static_cast<int64_t>(a.indptr[first + v]) + v; };
@@ -35,10 +27,10 @@ void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t
                  [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
 }
 
-// Of the nodes [first, last), the only ones whose scales are read.
+// The scales of the nodes [first, last), the only ones that are read.
 template <class T, class I>
-Scales scales_of(const Adjacency<T, I>& a, const std::string& op, int64_t first, int64_t last) {
-  if (op == "adj") return {{}, {}, 1.0, first};
+Scales scales_of(const Adjacency<T, I>& a, Operator op, int64_t first, int64_t last) {
+  if (op == Operator::adj) return {{}, {}, 1.0, first};
   std::vector<double> scale(last - first);
   const auto degree_of = [&](int64_t v) {
     if (!a.weight) return static_cast<double>(a.indptr[v + 1] - a.indptr[v]);
@@ -50,19 +42,19 @@ Scales scales_of(const Adjacency<T, I>& a, const std::string& op, int64_t first,
   for_each_row(a, first, last, 16, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       const double degree = degree_of(v);
-      if (op != "rw" && degree < 0) negative = true;
-      scale[v - first] = degree == 0 ? 0 : 1 / (op == "rw" ? degree : std::sqrt(degree));
+      if (op != Operator::rw && degree < 0) negative = true;
+      scale[v - first] = degree == 0 ? 0 : 1 / (op == Operator::rw ? degree : std::sqrt(degree));
     }
   });
   for (int64_t v = first; negative && v < last; ++v)
-    require(degree_of(v) >= 0 || std::isnan(degree_of(v)), "edge_weight must give no negative row sum under ", op,
-            ", got ", degree_of(v), " at node ", v);
-  if (op == "rw") return {std::move(scale), std::vector<double>(last - first, 1.0), 0.0, first};
-  return {scale, scale, op == "sym+adj" ? 1.0 : 0.0, first};
+    require(degree_of(v) >= 0 || std::isnan(degree_of(v)), "edge_weight must give no negative row sum under ",
+            op == Operator::sym ? "sym" : "sym+adj", ", got ", degree_of(v), " at node ", v);
+  if (op == Operator::rw) return {std::move(scale), std::vector<double>(last - first, 1.0), 0.0, first};
+  return {scale, scale, op == Operator::sym_adj ? 1.0 : 0.0, first};
 }
 
 template <class T, class I>
-Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) {
+Hop<T, I> make_hop(const Adjacency<T, I>& a, const Scales& scales, int64_t width) {
   const bool scaled = !scales.left.empty();
   const double* left = scaled ? scales.left.data() - scales.first : nullptr;
   const double* right = scaled ? scales.right.data() - scales.first : nullptr;
@@ -71,7 +63,7 @@ Hop<T, I> hop_of(const Adjacency<T, I>& a, const Scales& scales, int64_t width) 
 
 // Graphs with larger sources or more edges go hop by hop, their rows in parallel.
 constexpr int64_t cache_bytes = 2 << 20, cache_edges = 256 << 10;
-// Outputs larger than this are written past the caches, which they would only wash out.
+// Outputs larger than this are written past the caches, since they would evict everything else.
 constexpr int64_t stream_bytes = 32 << 20;
 
 // All powers of one large graph. Between hops values are not rounded: where T is stored in half precision, `planes`
@@ -103,15 +95,15 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
   }
 }
 
-// Nodes [first, last), all or those of a run of graphs; `out` has a row for each.
+// Nodes [first, last), all or those of a range of graphs; `out` has a row for each.
 template <class T, class I, class A>
-void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, int64_t first,
-            int64_t last, const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
+void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
+            const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
   if (hops == 0 || width == 0 || first == last) {
     std::copy(x + first * width, x + last * width, out);
     return;
   }
-  out -= first * width;  // rows of nodes stand at the nodes' numbers
+  out -= first * width;  // so that row v is that of node v
   const int64_t plane = (last - first) * width;
   const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
@@ -119,20 +111,16 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * width * hops;
   const auto is_large = [&](int64_t g) {
     const int64_t nodes = nodes_of(g), edges = edges_of(g), cost = (edges + nodes) * width * hops;
-    if (cost > 256 * piece_cost && cost > total / 8) return true;  // too much for one thread
+    if (cost > 256 * task_cost && cost > total / 8) return true;  // too much for one thread
     if (width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
     return 2 * nodes * stride * sum_bytes > cache_bytes || edges > cache_edges;
   };
-  const bool by_degree = !a.weight && op != "sym+adj";
+  const bool by_edge = a.weight || op == Operator::sym_adj;
   bool any_large = !ptr;
   for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
-  const Scales scales = any_large || !by_degree ? scales_of(a, op, first, last) : Scales{};
-  const Scaling scaling = !by_degree    ? Scaling::factors
-                          : op == "sym" ? Scaling::symmetric
-                          : op == "rw"  ? Scaling::row
-                                        : Scaling::none;
+  const Scales scales = any_large || by_edge ? scales_of(a, op, first, last) : Scales{};
   const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
-  const Powers<T, I> task = {hop_of(a, scales, width), scaling, last - first, hops, x, out, stream};
+  const Powers<T, I> task = {make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, stream};
   if (!ptr) return powers_of_large(a, task.hop, first, last, x, hops, plane, out);
   const auto table = isa_kernels<PowerKernels<T, I>>();
   const auto kernel = float64_sums ? table.float64_powers : table.powers;
@@ -142,7 +130,7 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
       end = g + 1;
       continue;
     }
-    int64_t nodes = block_bytes / (2 * width * sum_bytes), edges = block_edges;
+    int64_t nodes = power_chunk_bytes / (2 * width * sum_bytes), edges = power_chunk_edges;
     for (end = g; end < graphs && !is_large(end); ++end) {
       nodes = std::max(nodes, nodes_of(end));
       edges = std::max(edges, edges_of(end));
@@ -155,31 +143,9 @@ void powers(const Adjacency<A, I>& a, const std::string& op, const int64_t* ptr,
   }
 }
 
-template <class T, class I>
-struct Transposed {
-  std::vector<I> indptr, indices;
-  std::vector<T> weight;
-};
-
-// Counting sort by column; the entries of a row of the transpose keep the order of the rows they came from.
-template <class T, class I>
-Transposed<T, I> transpose(const Adjacency<T, I>& a) {
-  Transposed<T, I> t{std::vector<I>(a.nodes + 1), std::vector<I>(a.edges), std::vector<T>(a.weight ? a.edges : 0)};
-  for (int64_t e = 0; e < a.edges; ++e) ++t.indptr[a.indices[e] + 1];
-  for (int64_t v = 0; v < a.nodes; ++v) t.indptr[v + 1] += t.indptr[v];
-  std::vector<I> next(t.indptr.begin(), t.indptr.end() - 1);
-  for (int64_t v = 0; v < a.nodes; ++v)
-    for (int64_t e = a.indptr[v]; e < a.indptr[v + 1]; ++e) {
-      const I at = next[a.indices[e]]++;
-      t.indices[at] = static_cast<I>(v);
-      if (a.weight) t.weight[at] = a.weight[e];
-    }
-  return t;
-}
-
 // dx = sum_r (Ā^T)^r grad_r, by Horner's rule: t = grad_R; t = Ā^T t + grad_r for r = R-1 .. 0.
 template <class T, class I>
-void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int64_t* ptr, int64_t graphs, const T* grad,
+void powers_backward(const Adjacency<T, I>& a, Operator op, const int64_t* ptr, int64_t graphs, const T* grad,
                      int64_t width, int64_t hops, ScalarType value, T* dx) {
   const int64_t plane = a.nodes * width, cost = (a.edges + a.nodes) * width;
   if (hops == 0) {
@@ -188,10 +154,10 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   }
   Scales scales = scales_of(a, op, 0, a.nodes);
   std::swap(scales.left, scales.right);
-  const Transposed<T, I> t = transpose(a);
+  const TransposedAdjacency<T, I> t = transpose(a);
   const Adjacency<T, I> back = {t.indptr.data(), t.indices.data(), a.weight ? t.weight.data() : nullptr, a.nodes,
                                 a.edges};
-  const Hop<T, I> hop = hop_of(back, scales, width);
+  const Hop<T, I> hop = make_hop(back, scales, width);
   const auto kernel = isa_kernels<PowerKernels<T, I>>().hop;
   // Two buffers in turn, the last hop ending in dx.
   Tensor scratch = empty({hops > 1 ? plane : 0}, value);
@@ -203,7 +169,7 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
   int64_t largest = ptr ? 0 : a.edges + a.nodes;
   for (int64_t g = 0; g < graphs; ++g)
     largest = std::max<int64_t>(largest, back.indptr[ptr[g + 1]] - back.indptr[ptr[g]] + ptr[g + 1] - ptr[g]);
-  if (ptr && largest * width <= std::max(16 * piece_cost, cost / 8)) {  // each graph is one thread's
+  if (ptr && largest * width <= std::max(16 * task_cost, cost / 8)) {  // each graph is one thread's
     const auto edges_and_nodes = [&](int64_t g) { return static_cast<int64_t>(back.indptr[ptr[g]]) + ptr[g]; };
     parallel_items(graphs, cost * hops, edges_and_nodes, [&](int64_t first, int64_t last) {
       for (int64_t g = first; g < last; ++g)
@@ -215,11 +181,12 @@ void powers_backward(const Adjacency<T, I>& a, const std::string& op, const int6
     for_each_row(back, 0, a.nodes, width, [&](int64_t begin, int64_t end) { step(r, begin, end); });
 }
 
-// Checks the arguments that both directions share, then calls f(adjacency, ptr, graphs, Tag<T>).
+// Checks the arguments that both directions share, then calls f(adjacency, operator, ptr, graphs, Tag<T>).
 template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
-                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& op,
+                    const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& operator_name,
                     bool check_invariants, F f) {
+  const Operator op = parse_operator(operator_name);
   const auto run = [&](auto value_tag, auto index_tag) {
     using T = typename decltype(value_tag)::type;
     using A = Compute<T>;
@@ -229,21 +196,21 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
     const int64_t* offsets = data<int64_t>(ptr);
     const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
     if (check_invariants) refuse_if(check_csr(a.indptr, a.indices, a.edges, offsets, graphs, nodes));
-    f(a, offsets, graphs, value_tag);
+    f(a, op, offsets, graphs, value_tag);
   };
-  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight, op);
+  check_adjacency(indptr, indices, value, nodes, ptr, edge_weight);
   dispatch_storage(value, [&](auto value_tag) {
     dispatch_index(indptr.scalar_type(), [&](auto index_tag) { run(value_tag, index_tag); });
   });
 }
 
-void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                        OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums,
-                        Tensor out) {
+void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops,
+                        std::string operator_name, OptionalTensor ptr, OptionalTensor edge_weight,
+                        bool check_invariants, bool float64_sums, Tensor out) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
-  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, op, check_invariants,
-                 [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
+  with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, operator_name, check_invariants,
+                 [&](const auto& a, Operator op, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    const int64_t first = offsets ? offsets[0] : 0, last = offsets ? offsets[graphs] : a.nodes;
                    require(0 <= first && first <= last && last <= a.nodes, "ptr must be ascending from 0 to ", a.nodes,
@@ -254,22 +221,24 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                  });
 }
 
-Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops, std::string op,
-                      OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants, bool float64_sums) {
+Tensor power_features(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops,
+                      std::string operator_name, OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants,
+                      bool float64_sums) {
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   Tensor out = empty({num_hops + 1, x.size(0), x.size(1)}, value);
-  power_features_out(indptr, indices, x, num_hops, std::move(op), ptr, edge_weight, check_invariants, float64_sums,
-                     out);
+  power_features_out(indptr, indices, x, num_hops, std::move(operator_name), ptr, edge_weight, check_invariants,
+                     float64_sums, out);
   return out;
 }
 
-Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad, std::string op,
-                               OptionalTensor ptr, OptionalTensor edge_weight, bool check_invariants) {
+Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, const Tensor& grad,
+                               std::string operator_name, OptionalTensor ptr, OptionalTensor edge_weight,
+                               bool check_invariants) {
   const ScalarType value = check_powers_gradient(grad);
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
-  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, op, check_invariants,
-                 [&](const auto& a, const int64_t* offsets, int64_t graphs, auto tag) {
+  with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, operator_name, check_invariants,
+                 [&](const auto& a, Operator op, const int64_t* offsets, int64_t graphs, auto tag) {
                    using T = typename decltype(tag)::type;
                    if constexpr (sizeof(T) > 2)
                      powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,

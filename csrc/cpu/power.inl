@@ -5,7 +5,7 @@
 // double, rounded once for the output, nodes with equal neighbourhoods get equal bits in almost every order of their
 // neighbours: what deduplication compares.
 //
-// A block is one graph, or several small ones. Its nodes are taken in the order of their degrees: loops over neighbours
+// A chunk is one graph, or several small ones. Its nodes are taken in the order of their degrees: loops over neighbours
 // then have the same length again and again, which branch prediction rewards, and a normalisation by degrees is a
 // constant. Sources are kept scaled (y_u = right_u p_u) and padded to whole vectors, so that a hop is one addition per
 // neighbour and vector:
@@ -14,10 +14,10 @@
 
 constexpr int long_class = 16;  // degrees 0 .. 15 are a class each, all above are one: of long rows
 constexpr int classes = long_class + 1;
-constexpr int class_padding = 16;  // between the neighbours of two classes: they are copied in chunks
+constexpr int class_padding = 16;  // between the neighbours of two classes: they are copied in whole vectors
 
 template <class A>
-struct Block {
+struct GraphChunk {
   int64_t first;  // node
   int32_t nodes;
   int32_t stride;                     // of a row of sources
@@ -33,24 +33,30 @@ struct Block {
   int32_t neighbours_begin[classes];  // into neighbours
 };
 
-template <class A>
-A scale_of(Scaling scaling, int64_t degree) {
-  if (scaling == Scaling::none || scaling == Scaling::factors) return 1;
+template <class A, class T, class I>
+A scale_of(const Powers<T, I>& powers, int64_t degree) {
+  if (powers.by_edge || powers.op == Operator::adj) return 1;
   if (degree == 0) return 0;
-  return static_cast<A>(scaling == Scaling::row ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
+  return static_cast<A>(powers.op == Operator::rw ? 1.0 / degree : 1.0 / std::sqrt(static_cast<double>(degree)));
 }
 
-template <class A>
-void set_scales(Scaling scaling, Block<A>& block) {
+// Whether sources are scaled by right_u = left_u.
+template <class T, class I>
+bool scales_sources(const Powers<T, I>& powers) {
+  return !powers.by_edge && powers.op == Operator::sym;
+}
+
+template <class A, class T, class I>
+void set_scales(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
   for (int c = 0; c < classes; ++c) {
-    block.left[c] = scale_of<A>(scaling, c);
-    block.right[c] = scaling == Scaling::symmetric ? block.left[c] : 1;
+    chunk.left[c] = scale_of<A>(powers, c);
+    chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
   }
 }
 
 // Copies the neighbours of a short row in whole vectors, whatever they hold beyond the row.
 template <class I>
-inline void copy_chunk(const I* from, uint32_t degree, I base, int32_t stride, int32_t* to) {
+inline void copy_short_row(const I* from, uint32_t degree, I base, int32_t stride, int32_t* to) {
   constexpr int step = vector_bytes / sizeof(int32_t), part = vector_bytes / sizeof(I);
   uint32_t e = 0;
   do {
@@ -77,12 +83,12 @@ inline void scale_row(const T* x, A right, A* y, int64_t width) {
 
 // Sorts the nodes by degree, copies their neighbours in that order and scales their sources.
 template <int L, class T, class I, class A>
-void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
-  const I *indptr = powers.hop.indptr + block.first, *indices = powers.hop.indices;
-  const int32_t nodes = block.nodes, stride = block.stride;
+void sort_by_degree(const Powers<T, I>& powers, const T* x, GraphChunk<A>& chunk) {
+  const I *indptr = powers.hop.indptr + chunk.first, *indices = powers.hop.indices;
+  const int32_t nodes = chunk.nodes, stride = chunk.stride;
   const int64_t width = powers.hop.width;
-  const I base = static_cast<I>(block.first);
-  uint32_t* const place = block.place;
+  const I base = static_cast<I>(chunk.first);
+  uint32_t* const place = chunk.place;
   // Quarters of the nodes are counted side by side: consecutive nodes of one class would wait for each other's counter.
   struct Begin {
     uint32_t order, neighbours;
@@ -98,8 +104,8 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
   for (int32_t v = 4 * quarter; v < nodes; ++v) count(3, v);
   uint32_t node = 0, neighbour = 0;
   for (int c = 0; c < classes; ++c) {
-    block.class_begin[c] = static_cast<int32_t>(node);
-    block.neighbours_begin[c] = static_cast<int32_t>(neighbour);
+    chunk.class_begin[c] = static_cast<int32_t>(node);
+    chunk.neighbours_begin[c] = static_cast<int32_t>(neighbour);
     for (int q = 0; q < 4; ++q) {
       const uint32_t members = begin[q][c].order;
       begin[q][c] = {node, neighbour};
@@ -108,21 +114,21 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
     }
     neighbour += class_padding;
   }
-  block.class_begin[classes] = nodes;
+  chunk.class_begin[classes] = nodes;
 
-  // Neighbours in chunks, without a branch: of long rows they are a beginning that is written again below, and whoever
-  // stands too near the end of `indices` is left for later.
-  int32_t chunks_end = nodes;
-  while (chunks_end > 0 && indptr[chunks_end - 1] > powers.hop.edges - class_padding) --chunks_end;
-  int32_t *const order = block.order, *const neighbours = block.neighbours;
+  // Neighbours in whole vectors, without a branch: of long rows these are a beginning that is written again below; rows
+  // too near the end of `indices` are left for later.
+  int32_t vectors_end = nodes;
+  while (vectors_end > 0 && indptr[vectors_end - 1] > powers.hop.edges - class_padding) --vectors_end;
+  int32_t *const order = chunk.order, *const neighbours = chunk.neighbours;
   for (int q = 0; q < 4; ++q) {
     const Begin* const of_class = begin[q];
     const int32_t end = q < 3 ? (q + 1) * quarter : nodes;
     int32_t v = q * quarter;
-    for (; v < end && v < chunks_end; ++v) {
+    for (; v < end && v < vectors_end; ++v) {
       const uint32_t c = place[v] & 31, rank = place[v] >> 5;
       order[of_class[c].order + rank] = v;
-      copy_chunk(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
+      copy_short_row(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
     }
     for (; v < end; ++v) {
       const uint32_t c = place[v] & 31, rank = place[v] >> 5;
@@ -130,44 +136,43 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, Block<A>& block) {
       copy_neighbours(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
     }
   }
-  A* const y = block.y;
+  A* const y = chunk.y;
   for (int32_t v = 0; v < nodes; ++v)
-    scale_row<L>(x + v * width, block.right[place[v] & 31], y + static_cast<int64_t>(v) * stride, width);
-  int32_t* to = block.neighbours + block.neighbours_begin[long_class];
-  for (int32_t i = block.class_begin[long_class]; i < nodes; ++i) {
-    const int32_t v = block.order[i], at = i - block.class_begin[long_class];
+    scale_row<L>(x + v * width, chunk.right[place[v] & 31], y + static_cast<int64_t>(v) * stride, width);
+  int32_t* to = chunk.neighbours + chunk.neighbours_begin[long_class];
+  for (int32_t i = chunk.class_begin[long_class]; i < nodes; ++i) {
+    const int32_t v = chunk.order[i], at = i - chunk.class_begin[long_class];
     const auto degree = static_cast<int32_t>(indptr[v + 1] - indptr[v]);
-    const A scale = scale_of<A>(powers.scaling, degree);
-    block.long_degrees[at] = degree;
-    block.long_scales[at] = scale;
+    const A scale = scale_of<A>(powers, degree);
+    chunk.long_degrees[at] = degree;
+    chunk.long_scales[at] = scale;
     copy_neighbours(indices + indptr[v], degree, base, stride, to);
     to += degree;
-    if (powers.scaling == Scaling::symmetric)
-      scale_row<L>(x + v * width, scale, y + static_cast<int64_t>(v) * stride, width);
+    if (scales_sources(powers)) scale_row<L>(x + v * width, scale, y + static_cast<int64_t>(v) * stride, width);
   }
 }
 
 // The factors of all edges, in the order of the neighbours.
 template <class T, class I, class A>
-void copy_factors(const Powers<T, I>& powers, const Block<A>& block) {
+void copy_factors(const Powers<T, I>& powers, const GraphChunk<A>& chunk) {
   for (int c = 0; c < classes; ++c) {
-    A* to = block.factors + block.neighbours_begin[c];
-    for (int32_t i = block.class_begin[c]; i < block.class_begin[c + 1]; ++i) {
-      const int64_t v = block.first + block.order[i];
+    A* to = chunk.factors + chunk.neighbours_begin[c];
+    for (int32_t i = chunk.class_begin[c]; i < chunk.class_begin[c + 1]; ++i) {
+      const int64_t v = chunk.first + chunk.order[i];
       for (int64_t e = powers.hop.indptr[v]; e < powers.hop.indptr[v + 1]; ++e)
         *to++ = static_cast<A>(factor_of(powers.hop, v, e));
     }
   }
 }
 
-// Where a pass of a hop reads and writes: some vectors of all rows.
+// Some vectors of all rows: what one round of a hop reads and writes.
 template <class T, class A>
-struct Pass {
+struct HopVectors {
   const A* y;
   A* next;  // null in the last hop
   T* out;
   int64_t width;    // of a row of out
-  int64_t columns;  // of this pass
+  int64_t columns;  // of these vectors
 };
 
 // sum += y of one neighbour.
@@ -184,27 +189,27 @@ inline void add_row(Lanes<L, A>* sum, const A* row, const A* factors, int64_t e)
 
 // p_v = left sum, to out; right p_v, to the sources of the next hop.
 template <int L, int K, class T, class A>
-inline void write_row(const Pass<T, A>& pass, int64_t stride, int64_t v, const Lanes<L, A>* sum, A left, A right) {
-  T* out = pass.out + v * pass.width;
+inline void write_row(const HopVectors<T, A>& of, int64_t stride, int64_t v, const Lanes<L, A>* sum, A left, A right) {
+  T* out = of.out + v * of.width;
   for (int k = 0; k < K; ++k) {
     const Lanes<L, A> p = left * sum[k];
     if (k < K - 1)
       store<L, A>(out + k * L, p);
     else
-      store_first<L, A>(out + k * L, p, pass.columns - k * L);
-    if (pass.next) store<L, A>(pass.next + v * stride + k * L, right * p);
+      store_first<L, A>(out + k * L, p, of.columns - k * L);
+    if (of.next) store<L, A>(of.next + v * stride + k * L, right * p);
   }
 }
 
-// K vectors of the rows [begin, end) of the block's order, all of `degree` neighbours; D is that degree where the
+// K vectors of the rows [begin, end) of the chunk's order, all of `degree` neighbours; D is that degree where the
 // compiler is to know it, else -1.
 template <int L, int K, int D, bool Factors, class T, class A>
-void class_rows(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
+void class_rows(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int32_t begin, int32_t end, int32_t degree,
                 const int32_t* neighbours, A left, A right) {
-  const int32_t* order = block.order;
-  const A *y = pass.y, *factors = Factors ? block.factors + (neighbours - block.neighbours) : nullptr;
-  const Pass<T, A> local = pass;
-  const int64_t stride = block.stride;
+  const int32_t* order = chunk.order;
+  const A *y = of.y, *factors = Factors ? chunk.factors + (neighbours - chunk.neighbours) : nullptr;
+  const HopVectors<T, A> local = of;
+  const int64_t stride = chunk.stride;
   if (D >= 0) degree = D;
   for (int32_t i = begin; i < end; ++i) {
     Lanes<L, A> sum[K] = {};
@@ -217,15 +222,15 @@ void class_rows(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, in
 
 // Short degrees of narrow rows are known to the compiler: else the loop would cost as much as the additions.
 template <int L, int K, bool Factors, int D = 4, class T, class A>
-void hop_class(const Block<A>& block, const Pass<T, A>& pass, int32_t begin, int32_t end, int32_t degree,
+void hop_class(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int32_t begin, int32_t end, int32_t degree,
                const int32_t* neighbours, A left, A right) {
   if constexpr (K == 1 && D > 0) {
     if (degree == D)
-      class_rows<L, K, D, Factors>(block, pass, begin, end, degree, neighbours, left, right);
+      class_rows<L, K, D, Factors>(chunk, of, begin, end, degree, neighbours, left, right);
     else
-      hop_class<L, K, Factors, D - 1>(block, pass, begin, end, degree, neighbours, left, right);
+      hop_class<L, K, Factors, D - 1>(chunk, of, begin, end, degree, neighbours, left, right);
   } else {
-    class_rows<L, K, -1, Factors>(block, pass, begin, end, degree, neighbours, left, right);
+    class_rows<L, K, -1, Factors>(chunk, of, begin, end, degree, neighbours, left, right);
   }
 }
 
@@ -239,22 +244,22 @@ inline void add_wide(double* sum, Lanes<L, A> values) {
   }
 }
 
-// One row of many neighbours: sums side by side, and chunks of them in double, so that the error does not grow with the
-// degree.
+// One row of many neighbours: sums side by side, and those of pieces in double, so that the error does not grow with
+// the degree.
 template <int L, int K, bool Factors, class T, class A>
-void hop_long_row(const Block<A>& block, const Pass<T, A>& pass, int64_t v, int32_t degree, const int32_t* neighbours,
-                  A left, A right) {
+void hop_long_row(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int64_t v, int32_t degree,
+                  const int32_t* neighbours, A left, A right) {
   constexpr int chains = K <= 2 ? 4 : 1;
-  constexpr int32_t chunk = 64;
-  const A* factors = Factors ? block.factors + (neighbours - block.neighbours) : nullptr;
+  constexpr int32_t piece = 64;
+  const A* factors = Factors ? chunk.factors + (neighbours - chunk.neighbours) : nullptr;
   double wide[K * L] = {};
-  for (int32_t begin = 0; begin < degree; begin += chunk) {
-    const int32_t end = degree - begin < chunk ? degree : begin + chunk;
+  for (int32_t begin = 0; begin < degree; begin += piece) {
+    const int32_t end = degree - begin < piece ? degree : begin + piece;
     Lanes<L, A> sum[chains][K] = {};
     int32_t e = begin;
     for (; e + chains <= end; e += chains)
-      for (int c = 0; c < chains; ++c) add_row<L, K, Factors>(sum[c], pass.y + neighbours[e + c], factors, e + c);
-    for (; e < end; ++e) add_row<L, K, Factors>(sum[0], pass.y + neighbours[e], factors, e);
+      for (int c = 0; c < chains; ++c) add_row<L, K, Factors>(sum[c], of.y + neighbours[e + c], factors, e + c);
+    for (; e < end; ++e) add_row<L, K, Factors>(sum[0], of.y + neighbours[e], factors, e);
     for (int k = 0; k < K; ++k) {
       for (int c = 1; c < chains; ++c) sum[0][k] += sum[c][k];
       add_wide<L, A>(wide + k * L, sum[0][k]);
@@ -264,49 +269,49 @@ void hop_long_row(const Block<A>& block, const Pass<T, A>& pass, int64_t v, int3
   for (int j = 0; j < K * L; ++j) narrow[j] = static_cast<A>(wide[j]);
   Lanes<L, A> sum[K];
   for (int k = 0; k < K; ++k) sum[k] = load<L, A>(narrow + k * L);
-  write_row<L, K>(pass, block.stride, v, sum, left, right);
+  write_row<L, K>(of, chunk.stride, v, sum, left, right);
 }
 
 template <int L, int K, bool Factors, class T, class A>
-void hop_pass(const Block<A>& block, const Pass<T, A>& pass) {
+void hop_vectors(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
   for (int c = 0; c < long_class; ++c) {
-    const int32_t begin = block.class_begin[c], end = block.class_begin[c + 1];
+    const int32_t begin = chunk.class_begin[c], end = chunk.class_begin[c + 1];
     if (begin < end)
-      hop_class<L, K, Factors>(block, pass, begin, end, c, block.neighbours + block.neighbours_begin[c], block.left[c],
-                               block.right[c]);
+      hop_class<L, K, Factors>(chunk, of, begin, end, c, chunk.neighbours + chunk.neighbours_begin[c], chunk.left[c],
+                               chunk.right[c]);
   }
-  const int32_t* neighbours = block.neighbours + block.neighbours_begin[long_class];
-  const int32_t* order = block.order + block.class_begin[long_class];
-  const int32_t long_rows = block.nodes - block.class_begin[long_class];
+  const int32_t* neighbours = chunk.neighbours + chunk.neighbours_begin[long_class];
+  const int32_t* order = chunk.order + chunk.class_begin[long_class];
+  const int32_t long_rows = chunk.nodes - chunk.class_begin[long_class];
   for (int32_t i = 0; i < long_rows; ++i) {
-    const A scale = block.long_scales[i];
-    hop_long_row<L, K, Factors>(block, pass, order[i], block.long_degrees[i], neighbours, scale,
-                                block.right[long_class] == 1 ? 1 : scale);
-    neighbours += block.long_degrees[i];
+    const A scale = chunk.long_scales[i];
+    hop_long_row<L, K, Factors>(chunk, of, order[i], chunk.long_degrees[i], neighbours, scale,
+                                chunk.right[long_class] == 1 ? 1 : scale);
+    neighbours += chunk.long_degrees[i];
   }
 }
 
-// A pass of k vectors, at most K.
+// k vectors of all rows, at most K.
 template <int L, int K, class T, class A>
-void hop_pass(const Block<A>& block, const Pass<T, A>& pass, int64_t k) {
+void hop_vectors(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int64_t k) {
   if constexpr (K > 1)
-    if (k < K) return hop_pass<L, K - 1>(block, pass, k);
-  if (block.factors)
-    hop_pass<L, K, true>(block, pass);
+    if (k < K) return hop_vectors<L, K - 1>(chunk, of, k);
+  if (chunk.factors)
+    hop_vectors<L, K, true>(chunk, of);
   else
-    hop_pass<L, K, false>(block, pass);
+    hop_vectors<L, K, false>(chunk, of);
 }
 
 // Rows of L lanes or less; L is less than a register only where d is.
 template <int L, class T, class A>
-void hop_block(const Block<A>& block, int64_t width, bool is_last, T* out) {
-  constexpr int most = L * sizeof(A) < vector_bytes ? 1 : 8;  // vectors of one pass, as registers allow
-  int64_t vectors = block.stride / L, passes = (vectors + most - 1) / most, column = 0;
-  for (; passes > 0; --passes) {
-    const int64_t k = (vectors + passes - 1) / passes, rest = width - column;
-    const Pass<T, A> pass = {block.y + column, is_last ? nullptr : block.next + column, out + column, width,
-                             rest < k * L ? rest : k * L};
-    hop_pass<L, most>(block, pass, k);
+void hop_chunk(const GraphChunk<A>& chunk, int64_t width, bool is_last, T* out) {
+  constexpr int most = L * sizeof(A) < vector_bytes ? 1 : 8;  // vectors of one round, as registers allow
+  int64_t vectors = chunk.stride / L, rounds = (vectors + most - 1) / most, column = 0;
+  for (; rounds > 0; --rounds) {
+    const int64_t k = (vectors + rounds - 1) / rounds, rest = width - column;
+    const HopVectors<T, A> of = {chunk.y + column, is_last ? nullptr : chunk.next + column, out + column, width,
+                                 rest < k * L ? rest : k * L};
+    hop_vectors<L, most>(chunk, of, k);
     column += k * L;
     vectors -= k;
   }
@@ -314,25 +319,25 @@ void hop_block(const Block<A>& block, int64_t width, bool is_last, T* out) {
 
 // A hop is written where it stays, or, on its way around the caches or to half precision, to the scratch memory first.
 template <int L, class T, class I, class A>
-void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch, Block<A>& block) {
+void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch, GraphChunk<A>& chunk) {
   using C = Compute<T>;
   const int64_t width = powers.hop.width, nodes = last - first, offset = first * width, size = nodes * width;
   const int64_t edges = powers.hop.indptr[last] - powers.hop.indptr[first] + classes * class_padding;
   const bool staged = powers.stream || is_half<T>;
-  block.first = first;
-  block.nodes = static_cast<int32_t>(nodes);
-  block.stride = static_cast<int32_t>((width + L - 1) / L * L);
-  block.y = reinterpret_cast<A*>(scratch);
-  block.next = block.y + nodes * block.stride;
-  block.long_scales = block.next + nodes * block.stride;
-  A* end = block.long_scales + nodes;
-  block.factors = powers.scaling == Scaling::factors ? end : nullptr;
-  if (block.factors) end += edges;
+  chunk.first = first;
+  chunk.nodes = static_cast<int32_t>(nodes);
+  chunk.stride = static_cast<int32_t>((width + L - 1) / L * L);
+  chunk.y = reinterpret_cast<A*>(scratch);
+  chunk.next = chunk.y + nodes * chunk.stride;
+  chunk.long_scales = chunk.next + nodes * chunk.stride;
+  A* end = chunk.long_scales + nodes;
+  chunk.factors = powers.by_edge ? end : nullptr;
+  if (chunk.factors) end += edges;
   C* const staging = reinterpret_cast<C*>(end);
-  block.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
-  block.long_degrees = block.order + nodes;
-  block.place = reinterpret_cast<uint32_t*>(block.long_degrees + nodes);
-  block.neighbours = block.long_degrees + 2 * nodes;
+  chunk.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
+  chunk.long_degrees = chunk.order + nodes;
+  chunk.place = reinterpret_cast<uint32_t*>(chunk.long_degrees + nodes);
+  chunk.neighbours = chunk.long_degrees + 2 * nodes;
   const auto copy = [&](const T* from, T* to) {
     if (powers.stream)
       stream_copy(from, to, size);
@@ -340,36 +345,35 @@ void powers_of_block(const Powers<T, I>& powers, int64_t first, int64_t last, ch
       __builtin_memcpy(to, from, size * sizeof(T));
   };
   copy(powers.x + offset, powers.out + offset);
-  sort_by_degree<L>(powers, powers.x + offset, block);
-  if (block.factors) copy_factors(powers, block);
+  sort_by_degree<L>(powers, powers.x + offset, chunk);
+  if (chunk.factors) copy_factors(powers, chunk);
   for (int64_t r = 1; r <= powers.hops; ++r) {
     T* const out = powers.out + r * powers.nodes * width + offset;
-    hop_block<L>(block, width, r == powers.hops, staged ? staging : reinterpret_cast<C*>(out));
+    hop_chunk<L>(chunk, width, r == powers.hops, staged ? staging : reinterpret_cast<C*>(out));
     if (is_half<T>) convert_rows(staging, reinterpret_cast<T*>(staging), size);  // from its start on: may overlap
     if (staged) copy(reinterpret_cast<const T*>(staging), out);
-    A* const next = block.y;
-    block.y = block.next;
-    block.next = next;
+    A* const next = chunk.y;
+    chunk.y = chunk.next;
+    chunk.next = next;
   }
 }
 
 #include "power_dense.inl"
 
-// As many graphs as the block may hold, at least one.
+// Chunk by chunk: as many graphs as fit, at least one.
 template <int L, class T, class I, class A>
-void powers_in_blocks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
+void powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   const int64_t stride = (powers.hop.width + L - 1) / L * L;
-  const int64_t most_nodes = block_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
+  const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
-  Block<A> block;
-  set_scales(powers.scaling, block);
+  GraphChunk<A> chunk;
+  set_scales(powers, chunk);
   int64_t begin = 0;
   for (int64_t g = 0; g <= graphs; ++g) {
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
-    const bool full =
-        g == graphs ||
-        (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes || indptr[ptr[g + 1]] - indptr[ptr[begin]] > block_edges));
-    if ((full || dense) && ptr[g] > ptr[begin]) powers_of_block<L>(powers, ptr[begin], ptr[g], scratch, block);
+    const bool full = g == graphs || (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes ||
+                                                    indptr[ptr[g + 1]] - indptr[ptr[begin]] > power_chunk_edges));
+    if ((full || dense) && ptr[g] > ptr[begin]) powers_of_chunk<L>(powers, ptr[begin], ptr[g], scratch, chunk);
     if (full || dense) begin = g;
     if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;
   }
@@ -380,12 +384,12 @@ template <class T, class I, class A>
 void powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   constexpr int most = vector_bytes / sizeof(A);
   const int64_t width = powers.hop.width;
-  if (width > most / 2) return powers_in_blocks<most, T, I, A>(powers, ptr, graphs, scratch);
+  if (width > most / 2) return powers_by_chunks<most, T, I, A>(powers, ptr, graphs, scratch);
   if constexpr (most > 8)
-    if (width > 4) return powers_in_blocks<8, T, I, A>(powers, ptr, graphs, scratch);
+    if (width > 4) return powers_by_chunks<8, T, I, A>(powers, ptr, graphs, scratch);
   if constexpr (most > 4)
-    if (width > 2) return powers_in_blocks<4, T, I, A>(powers, ptr, graphs, scratch);
+    if (width > 2) return powers_by_chunks<4, T, I, A>(powers, ptr, graphs, scratch);
   if constexpr (most > 2)
-    if (width > 1) return powers_in_blocks<2, T, I, A>(powers, ptr, graphs, scratch);
-  return powers_in_blocks<1, T, I, A>(powers, ptr, graphs, scratch);
+    if (width > 1) return powers_by_chunks<2, T, I, A>(powers, ptr, graphs, scratch);
+  return powers_by_chunks<1, T, I, A>(powers, ptr, graphs, scratch);
 }

@@ -11,22 +11,22 @@ constexpr int64_t small_nodes = 32;
 // Sparse work is some time per node and edge, dense work a fraction of it per pair of nodes.
 template <class T, class I>
 bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t edges) {
-  if (powers.hop.width != 1 || powers.scaling == Scaling::factors || nodes > dense_nodes) return false;
+  if (powers.hop.width != 1 || powers.by_edge || nodes > dense_nodes) return false;
   return nodes * nodes < (vector_bytes / 6) * (nodes > small_nodes ? edges : edges + nodes);
 }
 
 // left and right of n nodes, whole vectors of them, from the degrees in left.
 template <class A>
-void scales_of_degrees(Scaling scaling, int64_t n, A* left, A* right) {
+void scales_of_degrees(Operator op, int64_t n, A* left, A* right) {
   constexpr int step = lanes<A>;
   for (int64_t v = 0; v < n; v += step) {
     const Vector<A> degree = load(left + v), one = Vector<A>{} + 1;
     Vector<A> scale = degree;
-    if (scaling == Scaling::symmetric)
+    if (op == Operator::sym)
       for (int k = 0; k < step; ++k) scale[k] = std::sqrt(scale[k]);
-    scale = scaling == Scaling::none ? one : degree > 0 ? one / scale : Vector<A>{};
+    scale = op == Operator::adj ? one : degree > 0 ? one / scale : Vector<A>{};
     store(left + v, scale);
-    store(right + v, scaling == Scaling::symmetric ? scale : one);
+    store(right + v, op == Operator::sym ? scale : one);
   }
 }
 
@@ -67,7 +67,7 @@ bool small_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes) {
   }
   const T* x = powers.x + first;
   T* out = powers.out + first;
-  scales_of_degrees(powers.scaling, nodes, left, right);
+  scales_of_degrees(powers.op, nodes, left, right);
   for (int64_t v = 0; v < nodes; v += step) store(y + v, load(right + v) * load_first<step, A>(x + v, nodes - v));
   __builtin_memcpy(out, x, nodes * sizeof(T));
   for (int64_t r = 1; r <= powers.hops; ++r) {
@@ -196,7 +196,7 @@ bool dense_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes, char
   for (int64_t w = nodes * words; w < (nodes + 3) / 4 * 4 * words; ++w) bits[w] = 0;
   const I* indptr = powers.hop.indptr + first;
   for (int64_t v = 0; v < columns; ++v) left[v] = v < nodes ? static_cast<A>(indptr[v + 1] - indptr[v]) : 0;
-  scales_of_degrees(powers.scaling, nodes, left, right);
+  scales_of_degrees(powers.op, nodes, left, right);
   T* out = powers.out + first;
   const T* x = powers.x + first;
   __builtin_memcpy(out, x, nodes * sizeof(T));

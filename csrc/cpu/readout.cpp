@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "segments.h"
+#include "transpose.h"
 
 namespace spin_fast {
 namespace {
@@ -36,7 +36,7 @@ struct Converted {
   std::vector<T> copy;
 };
 
-// A row filled up to whole registers of every instruction set.
+// The width of a row that is padded to whole registers of every instruction set.
 int64_t padded_width(int64_t width) { return (width + 15) / 16 * 16; }
 
 struct LongSegment {
@@ -44,37 +44,37 @@ struct LongSegment {
   size_t first, last;  // its pieces
 };
 
-// The pieces of a readout: of about the same number of entries, which depends on the input alone.
-struct Plan {
+// The segments of a readout in pieces of about the same number of entries, which depends on the input alone.
+struct Partition {
   std::vector<Piece> pieces;
   std::vector<LongSegment> longs;
   std::vector<double> partial;
   bool tiny;  // not worth a second thread
 };
 
-Plan plan_of(const Segments& seg) {
-  Plan plan;
+Partition cut_into_pieces(const Segments& seg) {
+  Partition partition;
   const int64_t most =
-      std::max(piece_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / block_entries * block_entries +
-      block_entries;
-  plan.tiny = seg.entries <= most;
-  if (seg.graphs == 0) return plan;
+      std::max(task_cost / std::max<int64_t>(seg.width, 1), seg.entries / 1024) / tile_entries * tile_entries +
+      tile_entries;
+  partition.tiny = seg.entries <= most;
+  if (seg.graphs == 0) return partition;
   for (int64_t branch = 0; branch < seg.branches; ++branch) {
     const int64_t first = branch * seg.graphs, end = first + seg.graphs;
     int64_t begin = first, cost = 0;
     const auto flush = [&](int64_t stop) {
-      if (stop > begin) plan.pieces.push_back({begin, stop, 0, 0, false, nullptr});
+      if (stop > begin) partition.pieces.push_back({begin, stop, 0, 0, false, nullptr});
       begin = stop;
       cost = 0;
     };
-    for (int64_t s = first; s < end && !plan.tiny; ++s) {
+    for (int64_t s = first; s < end && !partition.tiny; ++s) {
       const int64_t from = first_entry(seg, branch, s - first), to = first_entry(seg, branch, s - first + 1);
       if (to - from > most) {
         flush(s);
-        plan.longs.push_back({s, plan.pieces.size(), 0});
+        partition.longs.push_back({s, partition.pieces.size(), 0});
         for (int64_t at = from; at < to; at += most)
-          plan.pieces.push_back({s, s + 1, at, std::min(at + most, to), true, nullptr});
-        plan.longs.back().last = plan.pieces.size();
+          partition.pieces.push_back({s, s + 1, at, std::min(at + most, to), true, nullptr});
+        partition.longs.back().last = partition.pieces.size();
         begin = s + 1;
         continue;
       }
@@ -83,36 +83,38 @@ Plan plan_of(const Segments& seg) {
     }
     flush(end);
   }
-  return plan;
+  return partition;
 }
 
-// Gives every piece `size` zeros for its partial results.
-void add_partials(Plan& plan, int64_t size) {
-  plan.partial.resize(plan.pieces.size() * size);
-  for (size_t i = 0; i < plan.pieces.size(); ++i) plan.pieces[i].partial = plan.partial.data() + i * size;
+// Allocates `size` zeros per piece for its partial sums.
+void add_partials(Partition& partition, int64_t size) {
+  partition.partial.resize(partition.pieces.size() * size);
+  for (size_t i = 0; i < partition.pieces.size(); ++i)
+    partition.pieces[i].partial = partition.partial.data() + i * size;
 }
 
 template <class T>
-Scratch<T> scratch_of(int64_t width) {
+Scratch<T> piece_scratch(int64_t width) {
   thread_local std::vector<T> rows;
   thread_local std::vector<double> sum;
-  const size_t stride = padded_width(width), line = 64 / sizeof(T);
-  const size_t size = (2 * block_entries + 1) * stride + line;
+  const size_t stride = padded_width(width), cache_line = 64 / sizeof(T);
+  const size_t size = (2 * tile_entries + 1) * stride + cache_line;
   if (rows.size() < size) rows.resize(size);
   if (sum.size() < stride) sum.resize(stride);
-  T* aligned = rows.data() + (line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % line) % line;
-  return {aligned, aligned + 2 * block_entries * stride, aligned + block_entries * stride, sum.data()};
+  T* aligned =
+      rows.data() + (cache_line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % cache_line) % cache_line;
+  return {aligned, aligned + 2 * tile_entries * stride, aligned + tile_entries * stride, sum.data()};
 }
 
 int64_t place_of(const Segments& seg, int64_t s) { return s % seg.graphs * seg.branches + s / seg.graphs; }
 
-// Whether dz is so large that the caches are better left alone, and its rows are whole cache lines.
+// Whether dz is larger than the caches and its rows are whole cache lines.
 bool bypasses_caches(const Tensor& dz, int64_t width) {
-  constexpr int64_t line = 64, last_level_cache = int64_t{32} << 20;
+  constexpr int64_t cache_line = 64, last_level_cache = int64_t{32} << 20;
   const bool halves = dz.element_size() < 4;  // these are converted in registers, not written in whole lines
   const int64_t row = width * dz.element_size();
-  return !halves && dz.numel() * dz.element_size() > last_level_cache && row % line == 0 &&
-         reinterpret_cast<uintptr_t>(dz.data_ptr()) % line == 0;
+  return !halves && dz.numel() * dz.element_size() > last_level_cache && row % cache_line == 0 &&
+         reinterpret_cast<uintptr_t>(dz.data_ptr()) % cache_line == 0;
 }
 
 // Per segment sum_e a_e b_e.
@@ -128,67 +130,41 @@ std::vector<double> sums_of_products(const Segments& seg, const T* a, const T* b
 
 // Runs f(piece, scratch) over the pieces, in parallel.
 template <class T, class F>
-void for_each_piece(const Plan& plan, int64_t width, F f) {
-  if (plan.pieces.empty()) return;
+void for_each_piece(const Partition& partition, int64_t width, F f) {
+  if (partition.pieces.empty()) return;
   const auto run = [&](int64_t first, int64_t last) {
-    const Scratch<T> scratch = scratch_of<T>(width);
-    for (int64_t i = first; i < last; ++i) f(plan.pieces[i], scratch);
+    const Scratch<T> scratch = piece_scratch<T>(width);
+    for (int64_t i = first; i < last; ++i) f(partition.pieces[i], scratch);
   };
-  const auto number = static_cast<int64_t>(plan.pieces.size());
-  if (plan.tiny) return run(0, number);
+  const auto number = static_cast<int64_t>(partition.pieces.size());
+  if (partition.tiny) return run(0, number);
   parallel_ranges(number, run);
 }
 
-// Adds up the partial results of the pieces of a long segment and writes its readout. Returns its largest logit and
+// Adds up the partial sums of the pieces of a long segment and writes its readout; returns its largest logit and
 // softmax denominator.
 template <class T>
-std::pair<double, double> combine(const Plan& plan, const LongSegment& of, bool attention, int64_t width, T* readout) {
+std::pair<double, double> combine(const Partition& partition, const LongSegment& of, bool attention, int64_t width,
+                                  T* readout) {
   double top = 0, total = 0;
   std::vector<double> sum(width);
-  for (size_t i = of.first; attention && i < of.last; ++i) top = std::max(top, plan.pieces[i].partial[0]);
+  for (size_t i = of.first; attention && i < of.last; ++i) top = std::max(top, partition.pieces[i].partial[0]);
   for (size_t i = of.first; i < of.last; ++i) {
-    const double* part = plan.pieces[i].partial;
-    const double factor = attention ? std::exp(part[0] - top) : 1;
-    total += factor * part[1];
-    for (int64_t j = 0; j < width; ++j) sum[j] += factor * part[2 + j];
+    const double* partial = partition.pieces[i].partial;
+    const double factor = attention ? std::exp(partial[0] - top) : 1;
+    total += factor * partial[1];
+    for (int64_t j = 0; j < width; ++j) sum[j] += factor * partial[2 + j];
   }
   for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(attention ? sum[j] / total : sum[j]);
   return {top, total};
 }
 
-// The entries of each row of z: a counting sort of `index`, on one thread.
-struct RowEntries {
-  std::vector<int64_t> offsets;
-  std::vector<int32_t> entries, place;
-};
-
-RowEntries entries_of_rows(const Form& form, const Segments& seg) {
-  constexpr int64_t most = INT32_MAX;
-  const int64_t segments = form.graphs * form.branches;
-  require(form.entries <= most, "index must have at most ", most, " entries, got ", form.entries);
-  require(segments <= most, "ptr must have at most ", most, " segments, got ", segments);
-  RowEntries of{std::vector<int64_t>(form.rows + 2), std::vector<int32_t>(form.entries),
-                std::vector<int32_t>(form.entries)};
-  for (int64_t branch = 0; branch < form.branches; ++branch)
-    for (int64_t graph = 0; graph < form.graphs; ++graph)
-      std::fill(of.place.begin() + first_entry(seg, branch, graph),
-                of.place.begin() + first_entry(seg, branch, graph + 1),
-                static_cast<int32_t>(graph * form.branches + branch));
-  const auto row = [&](int64_t e) { return seg.narrow_index ? seg.narrow_index[e] : seg.wide_index[e]; };
-  // Counted one further on, each offset moves to where its row begins while the entries are put in place.
-  for (int64_t e = 0; e < form.entries; ++e) ++of.offsets[row(e) + 2];
-  for (int64_t u = 0; u < form.rows; ++u) of.offsets[u + 2] += of.offsets[u + 1];
-  for (int64_t e = 0; e < form.entries; ++e) of.entries[of.offsets[row(e) + 1]++] = static_cast<int32_t>(e);
-  return of;
-}
-
 template <class S>
-void rows_backward(const ReadoutKernels<S>& kernels, const Form& form, const Segments& seg,
-                   const Gradients<S>& gradients) {
-  const RowEntries of = entries_of_rows(form, seg);
-  const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), form.branches, form.width};
+void rows_backward(const ReadoutKernels<S>& kernels, const Segments& seg, const Gradients<S>& gradients) {
+  const TransposedIndex of = transpose(seg);
+  const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), seg.branches, seg.width};
   const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
-  parallel_items(form.rows, (form.rows + form.entries) * form.width, cost, [&](int64_t begin, int64_t end) {
+  parallel_items(seg.rows, (seg.rows + seg.entries) * seg.width, cost, [&](int64_t begin, int64_t end) {
     kernels.rows_backward(view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta, gradients.w, gradients.dz,
                           begin, end);
   });
@@ -200,22 +176,22 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
   const ScalarType value = z.scalar_type();
   require(!shared || z.dim() == 2 || z.size(0) == num_branches, "z must have ", num_branches, " branches, got ",
           z.size(0));
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, num_branches, shared, check_invariants);
-  Tensor readout = empty({form.graphs, form.branches * form.width}, value);
-  const Segments seg = segments_of(form, ptr, index, count, shared);
+  const Segments seg =
+      checked_segments(num_rows, z.size(-1), ptr, index, count, num_branches, shared, check_invariants);
+  Tensor readout = empty({seg.graphs, seg.branches * seg.width}, value);
   dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
     const S* rows = stored<S>(z);
     Converted<S> result(readout, false);
     T* out = result.data();
-    Plan plan = plan_of(seg);
-    if (!plan.longs.empty()) add_partials(plan, padded_width(form.width) + 2);
+    Partition partition = cut_into_pieces(seg);
+    if (!partition.longs.empty()) add_partials(partition, padded_width(seg.width) + 2);
     const auto kernel = isa_kernels<ReadoutKernels<S>>().sum;
-    for_each_piece<T>(plan, form.width,
+    for_each_piece<T>(partition, seg.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
-    for (const LongSegment& of : plan.longs)
-      combine(plan, of, false, form.width, out + place_of(seg, of.segment) * form.width);
+    for (const LongSegment& of : partition.longs)
+      combine(partition, of, false, seg.width, out + place_of(seg, of.segment) * seg.width);
     result.round();
   });
   return readout;
@@ -227,11 +203,10 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
   check_num_branches(num_branches);
   require(num_rows >= 0, "num_rows must be at least 0, got ", num_rows);
   product_of("num_rows", sum_of("num_rows", num_rows, 2), sizeof(int64_t));  // of where the entries of a row begin
-  const Form form =
-      form_of(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared, check_invariants);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, {value});
-  Tensor dz = empty({num_rows, form.width}, value);
-  const Segments seg = segments_of(form, ptr, index, count, shared);
+  const Segments seg = checked_segments(num_rows, grad.size(1) / num_branches, ptr, index, count, num_branches, shared,
+                                        check_invariants);
+  expect("grad", grad, {seg.graphs, seg.branches * seg.width}, {value});
+  Tensor dz = empty({num_rows, seg.width}, value);
   dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
@@ -239,10 +214,10 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
     Gradients<S> of = {};
     of.grad = ds.data();
     of.dz = static_cast<S*>(dz.mutable_data_ptr());
-    of.bypass = bypasses_caches(dz, form.width);
+    of.bypass = bypasses_caches(dz, seg.width);
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
-    if (index) return rows_backward(kernels, form, seg, of);
-    for_each_piece<T>(plan_of(seg), form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+    if (index) return rows_backward(kernels, seg, of);
+    for_each_piece<T>(cut_into_pieces(seg), seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.sum_backward(seg, piece, scratch, of);
     });
   });
@@ -253,10 +228,10 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
                                              OptionalTensor count, bool shared, bool check_invariants) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
-  Tensor readout = empty({form.graphs, form.branches * form.width}, compute_type(value));
-  Tensor alpha = empty({form.entries}, compute_type(value));
-  const Segments seg = segments_of(form, ptr, index, count, shared);
+  const Segments seg =
+      checked_segments(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
+  Tensor readout = empty({seg.graphs, seg.branches * seg.width}, compute_type(value));
+  Tensor alpha = empty({seg.entries}, compute_type(value));
   dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
@@ -264,18 +239,19 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     const S* rows = stored<S>(z);
     const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
-    Plan plan = plan_of(seg);
-    if (!plan.longs.empty()) add_partials(plan, padded_width(form.width) + 2);
+    Partition partition = cut_into_pieces(seg);
+    if (!partition.longs.empty()) add_partials(partition, padded_width(seg.width) + 2);
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
-    for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+    for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
     });
-    for (const LongSegment& of : plan.longs) {
-      const auto [top, total] = combine(plan, of, true, form.width, out + place_of(seg, of.segment) * form.width);
-      for (size_t i = of.first; i < of.last; ++i) plan.pieces[i].partial[0] = top, plan.pieces[i].partial[1] = total;
+    for (const LongSegment& of : partition.longs) {
+      const auto [top, total] = combine(partition, of, true, seg.width, out + place_of(seg, of.segment) * seg.width);
+      for (size_t i = of.first; i < of.last; ++i)
+        partition.pieces[i].partial[0] = top, partition.pieces[i].partial[1] = total;
     }
-    if (plan.longs.empty()) return;
-    for_each_piece<T>(plan, 0, [&](const Piece& piece, const Scratch<T>&) {
+    if (partition.longs.empty()) return;
+    for_each_piece<T>(partition, 0, [&](const Piece& piece, const Scratch<T>&) {
       if (piece.split) kernels.weights(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
     });
   });
@@ -288,20 +264,20 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                                                       bool shared, bool check_invariants) {
   const int64_t num_rows = rows_of(z);
   const ScalarType value = z.scalar_type();
-  const Form form = form_of(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
-  expect("grad", grad, {form.graphs, form.branches * form.width}, {compute_type(value)});
-  expect("readout", readout, {form.graphs, form.branches * form.width}, {compute_type(value)});
-  expect("alpha", alpha, {form.entries}, {compute_type(value)});
-  if (grad_alpha) expect("grad_alpha", *grad_alpha, {form.entries}, {compute_type(value)});
+  const Segments seg =
+      checked_segments(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
+  expect("grad", grad, {seg.graphs, seg.branches * seg.width}, {compute_type(value)});
+  expect("readout", readout, {seg.graphs, seg.branches * seg.width}, {compute_type(value)});
+  expect("alpha", alpha, {seg.entries}, {compute_type(value)});
+  if (grad_alpha) expect("grad_alpha", *grad_alpha, {seg.entries}, {compute_type(value)});
   Tensor dz = like(z, &empty), dw = like(w, &empty);
-  const Segments seg = segments_of(form, ptr, index, count, shared);
   dispatch_storage(value, [&](auto value_tag) {
     using S = typename decltype(value_tag)::type;
     using T = Compute<S>;
     const T *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
     std::vector<double> from_alpha;
     if (dalpha) from_alpha = sums_of_products(seg, weights, dalpha);
-    std::vector<T> dbeta(index ? form.entries : 0);
+    std::vector<T> dbeta(index ? seg.entries : 0);
     Converted<S> w_wide(w), dvectors(dw, false);
     const Gradients<S> of = {grad.const_data_ptr<T>(),
                              dalpha,
@@ -312,19 +288,19 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              weights,
                              dbeta.data(),
                              static_cast<S*>(dz.mutable_data_ptr()),
-                             bypasses_caches(dz, form.width)};
-    Plan plan = plan_of(seg);
-    add_partials(plan, padded_width(form.width));
+                             bypasses_caches(dz, seg.width)};
+    Partition partition = cut_into_pieces(seg);
+    add_partials(partition, padded_width(seg.width));
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
-    for_each_piece<T>(plan, form.width, [&](const Piece& piece, const Scratch<T>& scratch) {
+    for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention_backward(seg, piece, scratch, of);
     });
-    std::vector<double> sum(form.branches * form.width);
-    for (const Piece& piece : plan.pieces)
-      for (int64_t j = 0; j < form.width; ++j) sum[piece.begin / form.graphs * form.width + j] += piece.partial[j];
+    std::vector<double> sum(seg.branches * seg.width);
+    for (const Piece& piece : partition.pieces)
+      for (int64_t j = 0; j < seg.width; ++j) sum[piece.begin / seg.graphs * seg.width + j] += piece.partial[j];
     std::transform(sum.begin(), sum.end(), dvectors.data(), [](double value) { return static_cast<T>(value); });
     dvectors.round();
-    if (index) rows_backward(kernels, form, seg, of);
+    if (index) rows_backward(kernels, seg, of);
   });
   return {dz, dw};
 }

@@ -2,21 +2,21 @@
 //
 // Layout: z row-major [rows, h]; readouts [G, (R + 1) * h], the branches of a graph side by side. Parallel axis: pieces
 // of some thousand entries (see Piece), each one thread's; nothing is added atomically, so results do not depend on the
-// number of threads. Accumulator: blocks of 64 entries in T, added up in float64 where a segment has more, so its error
+// number of threads. Accumulator: tiles of 64 entries in T, added up in float64 where a segment has more, so its error
 // does not grow with its length; the softmax denominator of those and dw in float64.
 //
-// A block is part of one segment, or several short segments. It is read from memory once and again from the L1 cache:
-// scores, then weights, then the weighted sum, which a higher maximum in a later block of the segment scales down. Its
+// A tile is part of one segment, or several short segments. It is read from memory once and again from the L1 cache:
+// scores, then weights, then the weighted sum, which a higher maximum in a later tile of the segment scales down. Its
 // rows are z's own where they fill whole registers and follow each other, else a padded copy of them. V is the number
 // of registers in a row, or 0 where it is not known to the compiler.
 
-struct Run {
-  int64_t begin, end;  // entries
-  int64_t place;       // of its row among the readouts
+struct EntryRange {
+  int64_t begin, end;
+  int64_t place;  // of the segment's row among the readouts
 };
 
-// Segment s of a piece, all of which is of one branch.
-inline Run run_of(const Segments& seg, const Piece& piece, int64_t branch, int64_t s) {
+// The entries of segment s in a piece, all of which is of one branch.
+inline EntryRange entries_of(const Segments& seg, const Piece& piece, int64_t branch, int64_t s) {
   const int64_t graph = s - branch * seg.graphs, place = graph * seg.branches + branch;
   if (piece.split) return {piece.first, piece.last, place};
   const int64_t* ptr = seg.ptr + branch * seg.ptr_stride + graph;
@@ -47,7 +47,7 @@ inline int64_t row_of(const Segments& seg, int64_t entry) {
 
 // The rows of n entries; there may be anything in the rows after them up to a multiple of the number of lanes.
 template <class S, class T = Compute<S>>
-const T* block_rows(const Segments& seg, const S* z, int64_t first, int64_t n, T* copy) {
+const T* rows_of_tile(const Segments& seg, const S* z, int64_t first, int64_t n, T* copy) {
   const int64_t stride = vectors_of<T>(seg.width) * lanes<T>;
   if constexpr (std::is_same_v<S, T>) {
     const int64_t groups = (n + lanes<T> - 1) / lanes<T>;
@@ -60,26 +60,26 @@ const T* block_rows(const Segments& seg, const S* z, int64_t first, int64_t n, T
   return copy;
 }
 
-// Fetches what stands some blocks further on than `from`. The processor alone looks less far ahead, and stops looking
-// while it works on a block in the L1 cache.
+// Prefetches what is some tiles further on than `from`. The processor alone looks less far ahead, and stops looking
+// while it works on a tile in the L1 cache.
 template <class T>
 inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size) {
-  constexpr int64_t line = 64, ahead = 8192;
+  constexpr int64_t cache_line = 64, ahead = 8192;
   const char* next = reinterpret_cast<const char*>(from) + ahead;
-  for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += line) __builtin_prefetch(next + at);
+  for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += cache_line) __builtin_prefetch(next + at);
 }
 
-// <rows_i, v(i)> for Rows rows: the products of halves of the rows are added lane by lane until one lane is one row.
-template <int Rows, int V, class T, class F>
-inline __attribute__((always_inline)) Vector<T> dots(const T* rows, F v, int64_t vectors, int first = 0) {
-  const int64_t number = V ? V : vectors, stride = number * lanes<T>;
+// <row(i), with(i)> for Rows pairs: the products of halves of the rows are added lane by lane until one lane is one
+// row.
+template <int Rows, class T, class F, class G>
+inline __attribute__((always_inline)) Vector<T> products(F row, G with, int64_t stride, int first = 0) {
   if constexpr (Rows > 1) {
-    const Vector<T> low = dots<Rows / 2, V>(rows, v, vectors, first);
-    return merge<T, Rows>(low, dots<Rows / 2, V>(rows + Rows / 2 * stride, v, vectors, first + Rows / 2));
+    const Vector<T> low = products<Rows / 2, T>(row, with, stride, first);
+    return merge<T, Rows>(low, products<Rows / 2, T>(row, with, stride, first + Rows / 2));
   } else {
-    const T* with = v(first);
+    const T *a = row(first), *b = with(first);
     Vector<T> sum = {};
-    for (int64_t k = 0; k < number; ++k) sum += load(rows + k * lanes<T>) * load(with + k * lanes<T>);
+    for (int64_t j = 0; j < stride; j += lanes<T>) sum += load(a + j) * load(b + j);
     return sum;
   }
 }
@@ -129,25 +129,25 @@ void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratc
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), branch = piece.begin / seg.graphs;
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
-  const auto add_block = [&](int64_t first, int64_t n, auto take) {
-    const T* rows = block_rows(seg, z, first, n, scratch.rows);
+  const auto add_tile = [&](int64_t first, int64_t n, auto take) {
+    const T* rows = rows_of_tile(seg, z, first, n, scratch.rows);
     if (!seg.count) return add_rows<V>(rows, vectors, [](int64_t) { return static_cast<T>(1); }, n, take);
-    T weight[block_entries];
+    T weight[tile_entries];
     for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
     add_rows<V>(rows, vectors, [&](int64_t i) { return weight[i]; }, n, take);
   };
   for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, branch, s);
-    T* to = readout + run.place * seg.width;
-    if (!piece.split && run.end - run.begin <= block_entries) {
-      add_block(run.begin, run.end - run.begin,
-                [&](int64_t k, Vector<T> v) { store_first(to + k * L, v, V ? L : seg.width - k * L); });
+    const EntryRange entries = entries_of(seg, piece, branch, s);
+    T* to = readout + entries.place * seg.width;
+    if (!piece.split && entries.end - entries.begin <= tile_entries) {
+      add_tile(entries.begin, entries.end - entries.begin,
+               [&](int64_t k, Vector<T> v) { store_first(to + k * L, v, V ? L : seg.width - k * L); });
       continue;
     }
     for (int64_t j = 0; j < vectors * L; ++j) sum[j] = 0;
-    for (int64_t first = run.begin; first < run.end; first += block_entries)
-      add_block(first, run.end - first < block_entries ? run.end - first : block_entries,
-                [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, 1.0, v); });
+    for (int64_t first = entries.begin; first < entries.end; first += tile_entries)
+      add_tile(first, entries.end - first < tile_entries ? entries.end - first : tile_entries,
+               [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, 1.0, v); });
     if (!piece.split) store_readout(sum, 1.0, seg.width, to);
   }
 }
@@ -168,14 +168,16 @@ void attention_weights(const Segments& seg, const Piece& piece, T top, double to
     for (int64_t e = piece.first; e < piece.last; ++e) alpha[e] *= static_cast<T>(seg.count[e]);
 }
 
-// beta of the entries [0, n) of a block: up to a register more is written.
+// beta of the entries [0, n) of a tile: up to a register more is written.
 template <int V, class T>
 inline Vector<T> write_scores(const T* rows, const T* w, int64_t vectors, int64_t n, T* beta) {
   constexpr int L = lanes<T>;
+  const int64_t stride = (V ? V : vectors) * L;
   Vector<T> highest = {};
   for (int64_t i = 0; i < n; i += L) {
-    prefetch(rows + i * vectors * L, L * vectors * L);
-    const Vector<T> logit = first_lanes<T>(dots<L, V>(rows + i * vectors * L, [&](int) { return w; }, vectors), n - i);
+    prefetch(rows + i * stride, L * stride);
+    const auto row = [&](int k) { return rows + (i + k) * stride; };
+    const Vector<T> logit = first_lanes<T>(products<L, T>(row, [&](int) { return w; }, stride), n - i);
     const Vector<T> score = logit < 0 ? Vector<T>{} : logit;
     store(beta + i, score);
     highest = score > highest ? score : highest;
@@ -200,38 +202,40 @@ inline Vector<T> write_weights(const T* beta, T top, const int32_t* count, int64
   return mass;
 }
 
-// Several whole segments whose entries make up one block at most. Step by step for all of them: what one step of a
+// Several whole segments whose entries make up one tile at most. Step by step for all of them: what one step of a
 // segment has to wait for is filled with the same step of the next.
 template <int V, class S, class T = Compute<S>>
 void attention_of_short(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, const T* w,
                         int64_t branch, int64_t begin, int64_t end, int64_t last, T* readout, T* alpha) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width);
-  const int64_t first = run_of(seg, piece, branch, begin).begin, n = run_of(seg, piece, branch, end - 1).end - first;
-  const T* rows = block_rows(seg, z, first, n, scratch.rows);
-  T beta[block_entries + L], weight[block_entries + L], scale[block_entries];
+  const int64_t first = entries_of(seg, piece, branch, begin).begin,
+                n = entries_of(seg, piece, branch, end - 1).end - first;
+  const T* rows = rows_of_tile(seg, z, first, n, scratch.rows);
+  T beta[tile_entries + L], weight[tile_entries + L], scale[tile_entries];
   write_scores<V>(rows, w, vectors, n, beta);
   for (int64_t s = begin; s < end; ++s) {
-    const Run run = run_of(seg, piece, branch, s);
-    const int64_t at = run.begin - first, size = run.end - run.begin;
+    const EntryRange entries = entries_of(seg, piece, branch, s);
+    const int64_t at = entries.begin - first, size = entries.end - entries.begin;
     Vector<T> highest = {};
     for (int64_t i = 0; i < size; i += L) {
       const Vector<T> score = first_lanes<T>(load(beta + at + i), size - i);
       highest = score > highest ? score : highest;
     }
-    const int32_t* count = seg.count ? seg.count + run.begin : nullptr;
+    const int32_t* count = seg.count ? seg.count + entries.begin : nullptr;
     const Vector<T> mass = write_weights(beta + at, maximum_of<T>(highest), count, size, weight + at);
     scale[s - begin] = size > 0 ? 1 / sum_of<T>(mass) : 0;
   }
   for (int64_t s = begin; s < end; ++s) {
-    const Run run = run_of(seg, piece, branch, s);
-    const T *weights = weight + (run.begin - first), factor = scale[s - begin];
-    T* to = readout + run.place * seg.width;
+    const EntryRange entries = entries_of(seg, piece, branch, s);
+    const T *weights = weight + (entries.begin - first), factor = scale[s - begin];
+    T* to = readout + entries.place * seg.width;
     add_rows<V>(
-        rows + (run.begin - first) * vectors * L, vectors, [&](int64_t i) { return weights[i]; }, run.end - run.begin,
+        rows + (entries.begin - first) * vectors * L, vectors, [&](int64_t i) { return weights[i]; },
+        entries.end - entries.begin,
         [&](int64_t k, Vector<T> v) { store_first(to + k * L, factor * v, V ? L : seg.width - k * L); });
-    for (int64_t e = run.begin; e < run.end; e += L)
-      store_first(alpha + e, factor * load(weights + (e - run.begin)), last - e);
+    for (int64_t e = entries.begin; e < entries.end; e += L)
+      store_first(alpha + e, factor * load(weights + (e - entries.begin)), last - e);
   }
 }
 
@@ -243,14 +247,14 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
   const T* vector = padded(w + branch * seg.width, seg.width, scratch.w);
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
   // A register of alpha may spill over into the entries after its segment, which this piece writes later.
-  const int64_t last = run_of(seg, piece, branch, piece.end - 1).end;
-  T weight[block_entries + L];
+  const int64_t last = entries_of(seg, piece, branch, piece.end - 1).end;
+  T weight[tile_entries + L];
   for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, branch, s);
-    if (!piece.split && run.end - run.begin <= block_entries) {
+    const EntryRange entries = entries_of(seg, piece, branch, s);
+    if (!piece.split && entries.end - entries.begin <= tile_entries) {
       int64_t end = s + 1;
-      while (end < piece.end && end - s < block_entries &&
-             run_of(seg, piece, branch, end).end - run.begin <= block_entries)
+      while (end < piece.end && end - s < tile_entries &&
+             entries_of(seg, piece, branch, end).end - entries.begin <= tile_entries)
         ++end;
       attention_of_short<V>(seg, piece, scratch, z, vector, branch, s, end, last, readout, alpha);
       s = end - 1;
@@ -259,15 +263,15 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
     T top = 0;  // beta = ReLU(...) is never below 0
     double total = 0;
     for (int64_t j = 0; j < vectors * L; ++j) sum[j] = 0;
-    for (int64_t first = run.begin; first < run.end; first += block_entries) {
-      const int64_t n = run.end - first < block_entries ? run.end - first : block_entries;
-      const T* rows = block_rows(seg, z, first, n, scratch.rows);
-      const T block_top = maximum_of<T>(write_scores<V>(rows, vector, vectors, n, weight));
+    for (int64_t first = entries.begin; first < entries.end; first += tile_entries) {
+      const int64_t n = entries.end - first < tile_entries ? entries.end - first : tile_entries;
+      const T* rows = rows_of_tile(seg, z, first, n, scratch.rows);
+      const T tile_top = maximum_of<T>(write_scores<V>(rows, vector, vectors, n, weight));
       for (int64_t i = 0; i < n; i += L) store_first(alpha + first + i, load(weight + i), last - first - i);
       double factor = 1;
-      if (block_top > top) {
-        if (first > run.begin) factor = __builtin_exp(static_cast<double>(top) - static_cast<double>(block_top));
-        top = block_top;
+      if (tile_top > top) {
+        if (first > entries.begin) factor = __builtin_exp(static_cast<double>(top) - static_cast<double>(tile_top));
+        top = tile_top;
       }
       const Vector<T> mass = write_weights(weight, top, seg.count ? seg.count + first : nullptr, n, weight);
       total = total * factor + static_cast<double>(sum_of<T>(mass));
@@ -280,8 +284,8 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
       piece.partial[1] = total;
       continue;
     }
-    store_readout(sum, 1 / total, seg.width, readout + run.place * seg.width);
-    attention_weights(seg, {s, s + 1, run.begin, run.end, true, nullptr}, top, total, alpha);
+    store_readout(sum, 1 / total, seg.width, readout + entries.place * seg.width);
+    attention_weights(seg, {s, s + 1, entries.begin, entries.end, true, nullptr}, top, total, alpha);
   }
 }
 
@@ -320,13 +324,13 @@ void sum_backward_piece(const Segments& seg, const Piece& piece, const Scratch<T
                         const Gradients<S>& gradients) {
   const T* no_rows = nullptr;
   const int64_t branch = piece.begin / seg.graphs;
-  T weight[block_entries];
+  T weight[tile_entries];
   for (T& one : weight) one = 1;
   for (int64_t s = piece.begin; s < piece.end; ++s) {
-    const Run run = run_of(seg, piece, branch, s);
-    const T* grad = padded(gradients.grad + run.place * seg.width, seg.width, scratch.grad);
-    for (int64_t first = run.begin; first < run.end; first += block_entries) {
-      const int64_t n = run.end - first < block_entries ? run.end - first : block_entries;
+    const EntryRange entries = entries_of(seg, piece, branch, s);
+    const T* grad = padded(gradients.grad + entries.place * seg.width, seg.width, scratch.grad);
+    for (int64_t first = entries.begin; first < entries.end; first += tile_entries) {
+      const int64_t n = entries.end - first < tile_entries ? entries.end - first : tile_entries;
       if (seg.count)
         for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
       S* dz = gradients.dz + first * seg.width;
@@ -354,21 +358,22 @@ double wide_dot(const T* a, const T* b, int64_t width) {
 // With t = sum_e alpha_e (<ds, z_e> + dalpha_e) = <ds, s> + sum_e alpha_e dalpha_e:
 //   dbeta_e = alpha_e (<ds, z_e> + dalpha_e - t), 0 where the ReLU is shut;  dw = sum_e dbeta_e z_e;
 //   dz_e = alpha_e ds + dbeta_e w.
-// For one block of entries, `grad(i)` and t being those of the segment of entry i.
+// For one tile of entries, `grad(i)` and t being those of the segment of entry i.
 template <int V, class S, class F, class T = Compute<S>>
-void attention_backward_of_block(const Segments& seg, const Piece& piece, const Scratch<T>& scratch,
-                                 const Gradients<S>& gradients, const T* w, int64_t first, int64_t n, F grad,
-                                 const T* t) {
+void attention_backward_of_tile(const Segments& seg, const Piece& piece, const Scratch<T>& scratch,
+                                const Gradients<S>& gradients, const T* w, int64_t first, int64_t n, F grad,
+                                const T* t) {
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), stride = vectors * L;
-  const T* rows = block_rows(seg, gradients.z, first, n, scratch.rows);
+  const T* rows = rows_of_tile(seg, gradients.z, first, n, scratch.rows);
   const T* alpha = gradients.alpha + first;
   S* dz = gradients.dz + first * seg.width;
-  T dbeta[block_entries + L];
+  T dbeta[tile_entries + L];
   for (int64_t i = 0; i < n; i += L) {
     prefetch(rows + i * stride, L * stride);
-    const Vector<T> logit = dots<L, V>(rows + i * stride, [&](int) { return w; }, vectors);
-    Vector<T> dalpha = dots<L, V>(rows + i * stride, [&](int row) { return grad(i + row); }, vectors);
+    const auto row = [&](int k) { return rows + (i + k) * stride; };
+    const Vector<T> logit = products<L, T>(row, [&](int) { return w; }, stride);
+    Vector<T> dalpha = products<L, T>(row, [&](int k) { return grad(i + k); }, stride);
     if (gradients.grad_alpha) dalpha += some(gradients.grad_alpha, first + i, n - i, seg.entries);
     const Vector<T> opened = some(gradients.alpha, first + i, n - i, seg.entries) * (dalpha - load(t + i));
     store(dbeta + i, logit <= 0 ? Vector<T>{} : opened);
@@ -384,38 +389,38 @@ void attention_backward_of_block(const Segments& seg, const Piece& piece, const 
     write_rows<V, false>(seg.width, grad, w, alpha, dbeta, n, dz);
 }
 
-// Blocks of several short segments, or of a part of a long one.
+// Tiles of several short segments, or of a piece of a long one.
 template <int V, class S, class T = Compute<S>>
 void attention_backward_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratch,
                               const Gradients<S>& gradients) {
   constexpr int L = lanes<T>;
   const int64_t stride = (V ? V : vectors_of<T>(seg.width)) * L;
-  const int64_t branch = piece.begin / seg.graphs, last = run_of(seg, piece, branch, piece.end - 1).end;
+  const int64_t branch = piece.begin / seg.graphs, last = entries_of(seg, piece, branch, piece.end - 1).end;
   const T* w = padded(gradients.w + branch * seg.width, seg.width, scratch.w);
-  const T* grad[block_entries + L];
-  T t[block_entries + L];
+  const T* grad[tile_entries + L];
+  T t[tile_entries + L];
   int64_t s = piece.begin;
-  for (int64_t first = run_of(seg, piece, branch, s).begin; first < last; first += block_entries) {
-    const int64_t n = last - first < block_entries ? last - first : block_entries;
+  for (int64_t first = entries_of(seg, piece, branch, s).begin; first < last; first += tile_entries) {
+    const int64_t n = last - first < tile_entries ? last - first : tile_entries;
     int64_t segments = 0;
     for (int64_t i = 0; i < n; ++s) {
-      const Run run = run_of(seg, piece, branch, s);
-      if (run.end <= first + i) continue;
-      const int64_t end = run.end - first < n ? run.end - first : n;
-      const T* row = gradients.grad + run.place * seg.width;
-      const double product = wide_dot(row, gradients.readout + run.place * seg.width, seg.width);
+      const EntryRange entries = entries_of(seg, piece, branch, s);
+      if (entries.end <= first + i) continue;
+      const int64_t end = entries.end - first < n ? entries.end - first : n;
+      const T* row = gradients.grad + entries.place * seg.width;
+      const double product = wide_dot(row, gradients.readout + entries.place * seg.width, seg.width);
       const T of_segment = static_cast<T>(product + (gradients.from_alpha ? gradients.from_alpha[s] : 0));
       row = padded(row, seg.width, scratch.grad + segments++ * stride);
       for (; i < end; ++i) grad[i] = row, t[i] = of_segment;
-      if (run.end > first + n) break;  // the rest of it is the next block's
+      if (entries.end > first + n) break;  // the rest of it is the next tile's
     }
     for (int64_t i = n; i < n + L; ++i) grad[i] = grad[0], t[i] = 0;
     const auto of_all = [row = grad[0]](int64_t) { return row; };
     const auto of_entry = [&](int64_t i) { return grad[i]; };
     if (segments == 1)
-      attention_backward_of_block<V>(seg, piece, scratch, gradients, w, first, n, of_all, t);
+      attention_backward_of_tile<V>(seg, piece, scratch, gradients, w, first, n, of_all, t);
     else
-      attention_backward_of_block<V>(seg, piece, scratch, gradients, w, first, n, of_entry, t);
+      attention_backward_of_tile<V>(seg, piece, scratch, gradients, w, first, n, of_entry, t);
   }
   if (gradients.bypass) settle();
 }

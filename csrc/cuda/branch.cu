@@ -1,61 +1,25 @@
-// branch_readout, its gradients and the training step on CUDA.
+// branch_readout and its gradient on CUDA.
 //
 // Layout: the rows of a graph in a branch are taken in tiles, which go through the MLP in shared memory (mlp.h) and
 // into the readout by an online softmax; z is never stored, the backward pass evaluates the MLP again. Parallel axis:
-// blocks of branches (grid.y) x tiles (grid.x); a graph's tiles are dealt out to `parts` blocks in turn, whose readouts
-// a second kernel puts together. Accumulator: T within a part, float64 over the parts of a graph and over blocks.
+// blocks of branches (grid.y) x tiles (grid.x); a segment's tiles are dealt out in turn to up to `pieces` blocks, whose
+// readouts a second kernel combines. Accumulator: T within a piece, float64 over the pieces of a segment and over
+// blocks.
 //
-// Every entry is evaluated by itself: which rows several graphs share is not known without reading it back, and a graph
-// refers to a row of its own once already.
+// Every entry is evaluated, even if several refer to the same row: the host would have to wait for the device to know
+// which do. The entries of one segment are different rows already if they have counts.
 
-#include <cfloat>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 
-#include "../model.h"
-#include "mlp.h"
-#include "segments.h"
+#include "branch.h"
+#include "entries.h"
 #include "transpose.h"
 
 namespace spin_fast {
 namespace {
 
-constexpr int64_t combine_threads = 128;
-constexpr int pack_threads = 1024;
-constexpr int classifier_tile = 16;
-constexpr int64_t most_weights = INT32_MAX / 16;  // of a layer
-constexpr int summands = 4;  // of a gradient, side by side: there are as many as blocks, and few parameters
-
-// What of a block's memory is shared memory (the gradient only with the weights, these only with the tile), how much
-// that is, and how many threads a block has.
-struct Fit {
-  bool tile, weights, gradient;
-  int64_t shared_bytes, threads;
-};
-
-// What the kernels of one call share. Segment s = branch * graphs + position of the graph in `ids`.
-template <class T>
-struct Call {
-  Segments seg;
-  const int64_t* ids;
-  int64_t graphs;
-  int64_t parts;
-  Stack stack;
-  Fit fit;
-  T* tiles;    // the memory of the blocks where it is not shared: [blocks, tile_size]
-  T* weights;  // the packed weights where they are not shared: [R + 1, weights_size]
-  const T* x;
-  const T* parameters;
-  T* top;      // [S, parts], the largest logit
-  T* total;    // [S, parts], the softmax denominator
-  T* sum;      // [S, parts, h]
-  T* readout;  // [graphs, (R + 1) * h]
-  T* scale;    // [S]: alpha_e = count_e exp(beta_e - top[s, 0]) scale
-  const T* grad;
-  T* partial;  // [R + 1, grid.x, gradient_size]
-  T* dx;       // [entries, d] or null
-};
+constexpr int64_t combine_threads = 128, gather_threads = 256;
 
 struct Tile {
   int64_t first;  // entry
@@ -64,62 +28,56 @@ struct Tile {
 
 __host__ __device__ inline int64_t tiles_of(int64_t entries, int tile) { return (entries + tile - 1) / tile; }
 
-// Tile `number` of a segment of so many entries from `begin` on.
-__host__ __device__ inline Tile tile_of(int64_t begin, int64_t entries, int64_t number, int tile) {
-  const int64_t left = entries - number * tile;
-  return {begin + number * tile, static_cast<int>(left < tile ? left : tile)};
-}
+// Piece `piece` of a segment: every `pieces`-th tile from tile `piece` on. The first pieces of all graphs come before
+// the second ones: many graphs have only one, and these are to be spread over the blocks.
+template <class T>
+struct Task {
+  int64_t position, piece, begin, entries, tiles;
 
-// The memory of a block, its gradient (at `kept`, if that is not shared) zero, its weights packed. `Shared`: the tile
-// and the weights are shared memory; kernels are compiled for that by itself, as loads that may be of any memory take
-// longer.
-template <bool Shared, class T>
-__device__ Memory<T> memory_of_block(const Stack& stack, const Fit& fit, const T* parameters, int64_t branch, T* tiles,
-                                     T* weights, T* kept) {
-  T* const shared = shared_memory<T>();
-  Memory<T> memory;
-  if constexpr (Shared) {
-    memory = {shared, shared + stack.tile_size, kept};
-    if (fit.gradient) memory.gradient = memory.weights + stack.weights_size;
-    pack(stack, parameters, branch, memory.weights);
-  } else {
-    const int64_t block = blockIdx.y * static_cast<int64_t>(gridDim.x) + blockIdx.x;
-    memory = {fit.tile ? shared : tiles + block * stack.tile_size, weights + branch * stack.weights_size, kept};
+  __device__ Task(const BranchCall<T>& call, int64_t branch, int64_t number)
+      : position(number % call.graphs), piece(number / call.graphs) {
+    const int64_t graph = call.ids ? call.ids[position] : position;
+    begin = first_entry(call.seg, branch, graph);
+    entries = first_entry(call.seg, branch, graph + 1) - begin;
+    tiles = tiles_of(entries, call.mlp.layout.tile);
   }
-  for (int i = threadIdx.x; stack.with_gradient && i < stack.gradient_size; i += blockDim.x) memory.gradient[i] = T(0);
-  return memory;
-}
+  __device__ Tile tile(int64_t number, int size) const {
+    const int64_t left = entries - number * size;
+    return {begin + number * size, static_cast<int>(left < size ? left : size)};
+  }
+};
 
-// What the blocks of a branch share.
-template <class T>
-__global__ void __launch_bounds__(pack_threads) pack_kernel(Stack stack, const T* parameters, T* weights) {
-  pack(stack, parameters, blockIdx.x, weights + blockIdx.x * stack.weights_size);
-}
-
-// The rows of a tile, column by column; missing ones are zeros up to a multiple of 4. Returns that multiple.
-template <class T>
-__device__ int load_tile(const Call<T>& call, const Tile& tile, T* input) {
-  const int rows = padded_to_side(tile.rows), width = call.stack.in(), ld = call.stack.ld;
-  const auto load = [&](auto row_of) {
+// Sends the rows of a tile through the MLP; returns their number, padded with rows of zeros to a multiple of 4. The
+// block is synchronised before and after.
+template <Math math, class T>
+__device__ int evaluate(const BranchCall<T>& call, const Memory<T>& memory, const Tile& tile) {
+  const int rows = padded_to_side(tile.rows), width = call.mlp.layout.in(), ld = call.mlp.layout.ld;
+  T* input = memory.tile + call.mlp.layout.input;
+  const auto load = [&](auto row_of_entry) {
     copy<T>(
         rows, width,
-        [&](int row, int column) { return call.x[row_of(tile.first + min(row, tile.rows - 1)) * width + column]; },
+        [&](int row, int column) {
+          return call.x[row_of_entry(tile.first + min(row, tile.rows - 1)) * width + column];
+        },
         [&](int row, int column, T value) { input[column * ld + row] = row < tile.rows ? value : T(0); });
   };
+  __syncthreads();  // the previous tile is no longer read
   if (call.seg.narrow_index)
     load([&](int64_t e) { return static_cast<int64_t>(call.seg.narrow_index[e]); });
   else if (call.seg.wide_index)
     load([&](int64_t e) { return call.seg.wide_index[e]; });
   else
     load([](int64_t e) { return e; });
+  __syncthreads();
+  forward<math>(call.mlp.layout, memory, rows);
   return rows;
 }
 
 // <w, z> of one row.
 template <class T>
-__device__ T logit_of(const Stack& stack, const T* w, const T* z, int row) {
+__device__ T logit_of(const MlpLayout& mlp, const T* w, const T* z, int row) {
   T sum = 0;
-  for (int j = 0; j < stack.out(); ++j) sum += w[j] * z[j * stack.ld + row];
+  for (int j = 0; j < mlp.out(); ++j) sum += w[j] * z[j * mlp.ld + row];
   return sum;
 }
 
@@ -130,37 +88,27 @@ __device__ T rectified(T value) {
 }
 
 template <Math math, bool Shared, class T>
-__global__ void forward_kernel(Call<T> call) {
-  const Stack& stack = call.stack;
+__global__ void forward_kernel(BranchCall<T> call) {
+  const MlpLayout& mlp = call.mlp.layout;
   const int64_t branch = blockIdx.y;
-  T* none = nullptr;
-  const Memory<T> memory =
-      memory_of_block<Shared>(stack, call.fit, call.parameters, branch, call.tiles, call.weights, none);
-  T* weight = memory.tile + stack.per_row;
-  T* beta = weight + stack.ld;
-  T* sum = memory.tile + stack.per_column;
-  const T* w = memory.weights + stack.packed_w;
-  const T* z = memory.tile + stack.layers[stack.depth - 1].activation;
-  const int width = stack.out();
-  // Part by part: many graphs have only the first, and those are to be spread over the blocks.
-  for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
-    const int64_t position = item % call.graphs, part = item / call.graphs;
-    const int64_t graph = call.ids ? call.ids[position] : position;
-    const int64_t begin = first_entry(call.seg, branch, graph),
-                  entries = first_entry(call.seg, branch, graph + 1) - begin;
-    if (part >= tiles_of(entries, stack.tile)) continue;
+  const Memory<T> memory = prepare_memory<Shared>(call.mlp);
+  T* weight = memory.tile + mlp.per_row;
+  T* beta = weight + mlp.ld;
+  T* sum = memory.tile + mlp.per_column;
+  const T* w = memory.weights + mlp.packed_w;
+  const T* z = memory.tile + mlp.layers[mlp.depth - 1].activation;
+  const int width = mlp.out();
+  for (int64_t i = blockIdx.x; i < call.graphs * call.pieces; i += gridDim.x) {
+    const Task<T> task(call, branch, i);
+    if (task.piece >= task.tiles) continue;
     T top = 0, total = 0;
     for (int j = threadIdx.x; j < width; j += blockDim.x) sum[j] = 0;
-    for (int64_t number = part; number < tiles_of(entries, stack.tile); number += call.parts) {
-      const Tile tile = tile_of(begin, entries, number, stack.tile);
-      __syncthreads();  // the tile before is done with
-      const int rows = load_tile(call, tile, memory.tile + stack.input);
-      __syncthreads();
-      forward<math>(stack, memory, rows);
+    for (int64_t number = task.piece; number < task.tiles; number += call.pieces) {
+      const Tile tile = task.tile(number, mlp.tile);
+      evaluate<math>(call, memory, tile);
       T factor = 1;
-      if (stack.w >= 0) {
-        for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
-          beta[row] = rectified(logit_of(stack, w, z, row));
+      if (mlp.w >= 0) {
+        for (int row = threadIdx.x; row < tile.rows; row += blockDim.x) beta[row] = rectified(logit_of(mlp, w, z, row));
         __syncthreads();
         T highest = top;
         for (int row = 0; row < tile.rows; ++row) highest = beta[row] > highest ? beta[row] : highest;
@@ -168,106 +116,98 @@ __global__ void forward_kernel(Call<T> call) {
         top = highest;
       }
       for (int row = threadIdx.x; row < tile.rows; row += blockDim.x)
-        weight[row] = count_of<T>(call.seg, tile.first + row) * (stack.w >= 0 ? exp(beta[row] - top) : T(1));
+        weight[row] = count_of<T>(call.seg, tile.first + row) * (mlp.w >= 0 ? exp(beta[row] - top) : T(1));
       __syncthreads();
       T added = 0;
       for (int row = 0; row < tile.rows; ++row) added += weight[row];
       total = total * factor + added;
       for (int j = threadIdx.x; j < width; j += blockDim.x)
-        sum[j] = sum[j] * factor + dot_of_columns(weight, z + j * stack.ld, tile.rows);
+        sum[j] = sum[j] * factor + dot_of_columns(weight, z + j * mlp.ld, tile.rows);
     }
-    const int64_t place = (branch * call.graphs + position) * call.parts + part;
-    if (threadIdx.x == 0) call.top[place] = top, call.total[place] = total;
-    for (int j = threadIdx.x; j < width; j += blockDim.x) call.sum[place * width + j] = sum[j];
-    __syncthreads();  // of shared memory, only now may the next item write
+    const int64_t at = (branch * call.graphs + task.position) * call.pieces + task.piece;
+    if (threadIdx.x == 0) call.top[at] = top, call.total[at] = total;
+    for (int j = threadIdx.x; j < width; j += blockDim.x) call.sum[at * width + j] = sum[j];
+    __syncthreads();  // shared memory is no longer read
   }
 }
 
-// Puts the parts of a segment together, one warp each, lanes over parts, then over columns; top[s, 0] and scale are of
-// the whole then.
+// Combines the pieces of a segment, one warp each, lanes over pieces, then over columns; top[s, 0] and scale are those
+// of the whole segment afterwards.
 template <class T>
-__global__ void combine_kernel(Call<T> call) {
-  const int64_t s = static_cast<int64_t>(blockIdx.x) * (blockDim.x / warp_size) + threadIdx.x / warp_size;
+__global__ void combine_kernel(BranchCall<T> call) {
+  const int64_t s = thread_index() / warp_size;
   const int lane = threadIdx.x % warp_size;
   if (s >= call.seg.branches * call.graphs) return;
-  const int64_t branch = s / call.graphs, position = s % call.graphs, width = call.stack.out();
-  const int64_t graph = call.ids ? call.ids[position] : position;
-  const int64_t entries = first_entry(call.seg, branch, graph + 1) - first_entry(call.seg, branch, graph);
-  const int64_t tiles = tiles_of(entries, call.stack.tile), parts = tiles < call.parts ? tiles : call.parts;
-  const T* tops = call.top + s * call.parts;
+  const int64_t branch = s / call.graphs, width = call.mlp.layout.out();
+  const Task<T> task(call, branch, s % call.graphs);
+  const int64_t pieces = task.tiles < call.pieces ? task.tiles : call.pieces;
+  const T* tops = call.top + s * call.pieces;
   T top = 0;
-  for (int64_t p = lane; p < parts; p += warp_size) top = tops[p] > top ? tops[p] : top;
+  for (int64_t p = lane; p < pieces; p += warp_size) top = tops[p] > top ? tops[p] : top;
   top = max_over_lanes(top);
   double total = 0;
-  for (int64_t p = lane; p < parts; p += warp_size)
-    total += static_cast<double>(call.total[s * call.parts + p]) * exp(static_cast<double>(tops[p]) - top);
+  for (int64_t p = lane; p < pieces; p += warp_size)
+    total += static_cast<double>(call.total[s * call.pieces + p]) * exp(static_cast<double>(tops[p]) - top);
   total = sum_over_lanes(total);
-  const double scale = call.stack.w < 0 ? 1.0 : parts > 0 ? 1 / total : 0.0;
+  const double scale = call.mlp.layout.w < 0 ? 1.0 : pieces > 0 ? 1 / total : 0.0;
   for (int64_t first = 0; first < width; first += warp_size) {
     const int64_t j = first + lane;
     double sum = 0;
-    for (int64_t p = 0; p < parts; p += warp_size) {
-      const double factor = p + lane < parts ? exp(static_cast<double>(tops[p + lane]) - top) : 0.0;
-      const int here = static_cast<int>(parts - p < warp_size ? parts - p : warp_size);
+    for (int64_t p = 0; p < pieces; p += warp_size) {
+      const double factor = p + lane < pieces ? exp(static_cast<double>(tops[p + lane]) - top) : 0.0;
+      const int here = static_cast<int>(pieces - p < warp_size ? pieces - p : warp_size);
 #pragma unroll 4
       for (int i = 0; i < here; ++i) {
-        const double of_part = __shfl_sync(all_lanes, factor, i);
-        if (j < width) sum += call.sum[(s * call.parts + p + i) * width + j] * of_part;
+        const double of_piece = __shfl_sync(all_lanes, factor, i);
+        if (j < width) sum += call.sum[(s * call.pieces + p + i) * width + j] * of_piece;
       }
     }
-    if (j < width) call.readout[(position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
+    if (j < width) call.readout[(task.position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
   }
   __syncwarp();  // every lane has read the tops
   if (lane == 0) {
-    call.top[s * call.parts] = top;
+    call.top[s * call.pieces] = top;
     call.scale[s] = static_cast<T>(scale);
   }
 }
 
 template <Math math, bool Shared, class T>
-__global__ void backward_kernel(Call<T> call) {
-  const Stack& stack = call.stack;
+__global__ void backward_kernel(BranchCall<T> call) {
+  const MlpLayout& mlp = call.mlp.layout;
   const int64_t branch = blockIdx.y;
-  T* kept = call.partial + (branch * gridDim.x + blockIdx.x) * stack.gradient_size;
-  const Memory<T> memory =
-      memory_of_block<Shared>(stack, call.fit, call.parameters, branch, call.tiles, call.weights, kept);
-  T* alpha = memory.tile + stack.per_row;
-  T* dbeta = alpha + stack.ld;
-  T* ds = memory.tile + stack.per_column;
-  const T* w = memory.weights + stack.packed_w;
-  const Linear& last = stack.layers[stack.depth - 1];
+  const Memory<T> memory = prepare_memory<Shared>(call.mlp);
+  T* alpha = memory.tile + mlp.per_row;
+  T* dbeta = alpha + mlp.ld;
+  T* ds = memory.tile + mlp.per_column;
+  const T* w = memory.weights + mlp.packed_w;
+  const LayerLayout& last = mlp.layers[mlp.depth - 1];
   const T* z = memory.tile + last.activation;
   const T slope = static_cast<T>(last.slope);
-  const int width = stack.out();
-  for (int64_t item = blockIdx.x; item < call.graphs * call.parts; item += gridDim.x) {
-    const int64_t position = item % call.graphs, part = item / call.graphs;
-    const int64_t graph = call.ids ? call.ids[position] : position;
-    const int64_t begin = first_entry(call.seg, branch, graph),
-                  entries = first_entry(call.seg, branch, graph + 1) - begin;
-    if (part >= tiles_of(entries, stack.tile)) continue;
-    const int64_t s = branch * call.graphs + position, at = (position * call.seg.branches + branch) * width;
-    __syncthreads();  // the item before is done with
+  const int width = mlp.out();
+  for (int64_t i = blockIdx.x; i < call.graphs * call.pieces; i += gridDim.x) {
+    const Task<T> task(call, branch, i);
+    if (task.piece >= task.tiles) continue;
+    const int64_t s = branch * call.graphs + task.position;
+    const int64_t at = (task.position * call.seg.branches + branch) * width;
+    __syncthreads();  // the previous ds is no longer read
     for (int j = threadIdx.x; j < width; j += blockDim.x) ds[j] = call.grad[at + j];
     T t = 0, top = 0, scale = 1;
-    if (stack.w >= 0) {
+    if (mlp.w >= 0) {
       for (int j = 0; j < width; ++j) t += call.grad[at + j] * call.readout[at + j];
-      top = call.top[s * call.parts];
+      top = call.top[s * call.pieces];
       scale = call.scale[s];
     }
-    for (int64_t number = part; number < tiles_of(entries, stack.tile); number += call.parts) {
-      const Tile tile = tile_of(begin, entries, number, stack.tile);
-      __syncthreads();  // the tile before is done with
-      const int rows = load_tile(call, tile, memory.tile + stack.input);
-      __syncthreads();
-      forward<math>(stack, memory, rows);
+    for (int64_t number = task.piece; number < task.tiles; number += call.pieces) {
+      const Tile tile = task.tile(number, mlp.tile);
+      const int rows = evaluate<math>(call, memory, tile);
       for (int row = threadIdx.x; row < rows; row += blockDim.x) {
         T a = 0, b = 0;
         if (row < tile.rows) {
           a = count_of<T>(call.seg, tile.first + row);
-          if (stack.w >= 0) {
-            const T logit = logit_of(stack, w, z, row);
+          if (mlp.w >= 0) {
+            const T logit = logit_of(mlp, w, z, row);
             T dot = 0;
-            for (int j = 0; j < width; ++j) dot += ds[j] * z[j * stack.ld + row];
+            for (int j = 0; j < width; ++j) dot += ds[j] * z[j * mlp.ld + row];
             a *= exp(rectified(logit) - top) * scale;
             b = logit <= 0 ? T(0) : a * (dot - t);
           }
@@ -276,149 +216,30 @@ __global__ void backward_kernel(Call<T> call) {
         dbeta[row] = b;
       }
       __syncthreads();
-      T* dz = memory.tile + stack.spare[0];
-      for (Walk at(rows); at.major < width; at.next()) {
-        const int j = at.major, row = at.minor;
+      T* dz = memory.tile + mlp.spare[0];
+      for (Walk walk(rows); walk.major < width; walk.next()) {
+        const int j = walk.major, row = walk.minor;
         T value = alpha[row] * ds[j];
-        if (stack.w >= 0) value += dbeta[row] * w[j];
-        const T factor = gate(z[j * stack.ld + row], slope);
-        dz[j * stack.ld + row] = row < tile.rows ? value * factor : T(0);
+        if (mlp.w >= 0) value += dbeta[row] * w[j];
+        const T factor = gate(z[j * mlp.ld + row], slope);
+        dz[j * mlp.ld + row] = row < tile.rows ? value * factor : T(0);
       }
-      for (int j = threadIdx.x; stack.w >= 0 && j < width; j += blockDim.x)
-        memory.gradient[stack.w_gradient + j] += dot_of_columns(dbeta, z + j * stack.ld, tile.rows);
+      for (int j = threadIdx.x; mlp.w >= 0 && j < width; j += blockDim.x)
+        memory.gradient[mlp.w_gradient + j] += dot_of_columns(dbeta, z + j * mlp.ld, tile.rows);
       __syncthreads();
-      backward<math>(stack, memory, rows, [&](int row, int column, T value) {
-        if (row < tile.rows && column < stack.in()) call.dx[(tile.first + row) * stack.in() + column] = value;
+      backward<math>(mlp, memory, rows, [&](int row, int column, T value) {
+        if (row < tile.rows && column < mlp.in()) call.dx[(tile.first + row) * mlp.in() + column] = value;
       });
     }
   }
-  __syncthreads();
-  for (int i = threadIdx.x; call.fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
+  store_gradient(call.mlp, memory);
 }
 
-// The weight of all chosen graphs; one warp.
-template <class T>
-__global__ void weigh_kernel(const T* class_weight, int classes, const int64_t* y, const int64_t* ids, int64_t graphs,
-                             double* total) {
-  double sum = 0;
-  for (int64_t i = threadIdx.x; i < graphs; i += warp_size) {
-    const int64_t label = y[ids ? ids[i] : i];
-    if (label >= 0 && label < classes) sum += class_weight[label];
-  }
-  sum = sum_over_lanes(sum);
-  if (threadIdx.x == 0) *total = sum > DBL_MIN ? sum : DBL_MIN;  // graphs that all weigh 0 have loss 0
-}
-
-// The classifier on tiles of readouts, with the loss and its gradients; one block per tile.
-template <bool Shared, class T>
-__global__ void classifier_kernel(Stack stack, Fit fit, T* tiles, T* weights, const T* parameters, const T* readout,
-                                  const int64_t* y, const T* class_weight, const double* total_weight,
-                                  const int64_t* ids, int64_t graphs, T* grad, T* partial, double* loss) {
-  T* kept = partial + blockIdx.x * static_cast<int64_t>(stack.gradient_size);
-  const Memory<T> memory = memory_of_block<Shared>(stack, fit, parameters, 0, tiles, weights, kept);
-  const int width = stack.in(), classes = stack.out();
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * stack.tile, left = graphs - first;
-  const int count = static_cast<int>(left < stack.tile ? left : stack.tile), rows = padded_to_side(count);
-  T* input = memory.tile + stack.input;
-  copy<T>(
-      rows, width, [&](int row, int column) { return readout[(first + min(row, count - 1)) * width + column]; },
-      [&](int row, int column, T value) { input[column * stack.ld + row] = row < count ? value : T(0); });
-  __syncthreads();
-  forward<Math::exact>(stack, memory, rows);
-  const T* scores = memory.tile + stack.layers[stack.depth - 1].activation;
-  T* dscores = memory.tile + stack.spare[0];
-  T* losses = memory.tile + stack.per_row;
-  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
-    if (row >= count) {
-      for (int c = 0; c < classes; ++c) dscores[c * stack.ld + row] = 0;
-      continue;
-    }
-    const int64_t graph = first + row, label = y[ids ? ids[graph] : graph];
-    double top = scores[row], total = 0;
-    for (int c = 1; c < classes; ++c) top = scores[c * stack.ld + row] > top ? scores[c * stack.ld + row] : top;
-    for (int c = 0; c < classes; ++c) total += exp(scores[c * stack.ld + row] - top);
-    const bool known = label >= 0 && label < classes;  // no contents are checked on a GPU: show it
-    const double weight = !known         ? static_cast<double>(NAN)
-                          : class_weight ? class_weight[label] / *total_weight
-                                         : 1.0 / static_cast<double>(graphs);
-    for (int c = 0; c < classes; ++c)
-      dscores[c * stack.ld + row] =
-          static_cast<T>((exp(scores[c * stack.ld + row] - top) / total - (c == label)) * weight);
-    losses[row] =
-        static_cast<T>(known ? (log(total) + top - scores[label * stack.ld + row]) * weight : static_cast<double>(NAN));
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    double sum = 0;
-    for (int row = 0; row < count; ++row) sum += losses[row];
-    loss[blockIdx.x] = sum;
-  }
-  backward<Math::exact>(stack, memory, rows, [&](int row, int column, T value) {
-    if (row < count && column < width) grad[(first + row) * width + column] = value;
-  });
-  __syncthreads();
-  for (int i = threadIdx.x; fit.gradient && i < stack.gradient_size; i += blockDim.x) kept[i] = memory.gradient[i];
-}
-
-// Where a block keeps the gradient of flat parameter p: its branch and its place there; none: the stack has it not.
-struct Kept {
-  int64_t branch;
-  int place;
-};
-
-__host__ __device__ inline Kept kept_at(const Stack& stack, int64_t branches, int64_t p) {
-  if (stack.w >= 0 && p >= stack.w && p < stack.w + branches * stack.out()) {
-    const int64_t i = p - stack.w;
-    return {i / stack.out(), stack.w_gradient + static_cast<int>(i % stack.out())};
-  }
-  for (int l = 0; l < stack.depth; ++l) {
-    const Linear& layer = stack.layers[l];
-    const int64_t size = static_cast<int64_t>(layer.in) * layer.out;
-    int64_t i = p - layer.weight;
-    if (i >= 0 && i < branches * size) {
-      const int64_t branch = i / size, at = i % size;
-      const int64_t k = at / layer.in_step % layer.in, j = at / layer.out_step % layer.out;
-      return {branch, layer.gradient + static_cast<int>(k * layer.out + j)};
-    }
-    i = p - layer.bias;
-    if (i >= 0 && i < branches * layer.out)
-      return {i / layer.out, layer.gradient + static_cast<int>(size + i % layer.out)};
-  }
-  return {-1, 0};
-}
-
-// Adds up what the blocks kept, `summands` lanes per parameter; those from `classified` on are the classifier's.
-template <class T>
-__global__ void reduce_kernel(Stack stack, int64_t branches, const T* partial, int64_t blocks, Stack classifier,
-                              int64_t classified, const T* classifier_partial, int64_t classifier_blocks,
-                              int64_t parameters, T* gradient, const double* losses, T* loss) {
-  const int64_t p = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / summands;
-  const int lane = threadIdx.x % summands;
-  if (loss != nullptr && blockIdx.x == 0 && threadIdx.x < warp_size) {
-    double sum = 0;
-    for (int64_t i = threadIdx.x; i < classifier_blocks; i += warp_size) sum += losses[i];
-    sum = sum_over_lanes(sum);
-    if (threadIdx.x == 0) *loss = static_cast<T>(sum);
-  }
-  double sum = 0;
-  if (p < parameters) {
-    const bool in_branch = p < classified;
-    const Stack& of = in_branch ? stack : classifier;
-    const Kept kept = kept_at(of, in_branch ? branches : 1, p);
-    const int64_t number = in_branch ? blocks : classifier_blocks;
-    const T* from = (in_branch ? partial + kept.branch * blocks * of.gradient_size : classifier_partial) + kept.place;
-#pragma unroll 8
-    for (int64_t b = lane; b < number; b += summands) sum += from[b * of.gradient_size];
-  }
-  sum = sum_over_lanes(sum, summands);
-  if (p < parameters && lane == 0) gradient[p] = static_cast<T>(sum);
-}
-
-// Rows of the gradient, each the sum of those of its entries (or of the positions of a graph in ids), in their order.
+// Row u is the sum of the rows entries[offsets[u]] to entries[offsets[u + 1]] of `from`, in their order.
 template <class T>
 __global__ void gather_kernel(const int64_t* offsets, Integers entries, const T* from, int64_t rows, int64_t width,
                               T* to) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t i = thread_index();
   if (i >= rows * width) return;
   const int64_t row = i / width, column = i % width;
   double sum = 0;
@@ -426,209 +247,98 @@ __global__ void gather_kernel(const int64_t* offsets, Integers entries, const T*
   to[i] = static_cast<T>(sum);
 }
 
-Stack stack_of(const Model& model, bool with_gradient, bool with_input_gradient) {
-  Stack stack = {};
-  stack.depth = static_cast<int>(model.widths.size());
-  stack.with_gradient = with_gradient;
-  stack.with_input_gradient = with_input_gradient;
-  stack.w = model.attention ? 0 : -1;
-  stack.w_branch = model.width();
-  int64_t at = model.attention ? model.readout_width() : 0;
-  for (int l = 0; l < stack.depth; ++l) {
-    const int64_t in = model.below(l), out = model.widths[l];
-    require(in * out <= most_weights, "widths must make layers of at most ", most_weights, " weights, got ", in * out);
-    Linear& layer = stack.layers[l];
-    layer.in = static_cast<int>(in);
-    layer.out = static_cast<int>(out);
-    layer.slope = model.slope;
-    layer.weight = at;
-    layer.weight_branch = in * out;
-    layer.bias = at + model.branches * in * out;
-    layer.bias_branch = out;
-    layer.in_step = out;
-    layer.out_step = 1;
-    layer.gradient = stack.gradient_size;
-    stack.gradient_size += static_cast<int>((in + 1) * out);
-    at += model.branches * (in + 1) * out;
-  }
-  stack.w_gradient = stack.gradient_size;
-  if (model.attention) stack.gradient_size += static_cast<int>(model.width());
-  return stack;
-}
+}  // namespace
 
-// torch.nn.Linear keeps [out, in].
-Stack stack_of_classifier(const Model& model, const std::vector<int64_t>& widths) {
-  Stack stack = {};
-  stack.depth = static_cast<int>(widths.size());
-  stack.with_gradient = stack.with_input_gradient = true;
-  stack.w = -1;
-  int64_t at = model.parameters(), in = model.readout_width();
-  for (int l = 0; l < stack.depth; ++l) {
-    const int64_t out = widths[l];
-    require(in * out <= most_weights, "classifier_widths must make layers of at most ", most_weights, " weights, got ",
-            in * out);
-    Linear& layer = stack.layers[l];
-    layer.in = static_cast<int>(in);
-    layer.out = static_cast<int>(out);
-    layer.slope = l + 1 < stack.depth ? model.slope : 1.0;
-    layer.weight = at;
-    layer.bias = at + in * out;
-    layer.in_step = 1;
-    layer.out_step = in;
-    layer.gradient = stack.gradient_size;
-    stack.gradient_size += static_cast<int>((in + 1) * out);
-    at += (in + 1) * out;
-    in = out;
-  }
-  return stack;
-}
-
-// Lays out a stack for tiles of `rows`, or fewer if only they fit, and finds what its blocks have room for in shared
-// memory: room for a second block comes before that for the gradient, and any before smaller tiles.
 template <class T>
-Fit fit_of(const char* name, Stack& stack, const Device& device, int rows) {
-  const int64_t most = device.most_shared_bytes(), half = device.most_shared_bytes(2);
-  Fit fit = {};
-  for (int tile = rows; tile >= side && !fit.tile; tile /= 2) {
-    lay_out(stack, tile);
-    for (const auto& [weights, gradient, room] : {std::tuple{true, true, half},
-                                                  {true, false, half},
-                                                  {true, true, most},
-                                                  {true, false, most},
-                                                  {false, false, most}}) {
-      int64_t values = stack.tile_size;
-      values += weights ? stack.weights_size : 0;
-      values += gradient && stack.with_gradient ? stack.gradient_size : 0;
-      if (fit.tile || values * static_cast<int64_t>(sizeof(T)) > room) continue;
-      fit = {true, weights, gradient && stack.with_gradient, values * static_cast<int64_t>(sizeof(T)), 0};
-    }
-  }
-  if (!fit.tile) lay_out(stack, rows);
-  const int64_t largest = std::max<int64_t>(stack.tile_size, stack.weights_size);
-  require(largest <= INT32_MAX, name, " must make tiles and weights of at most ", INT32_MAX, " values, got ", largest);
-  int widest = 0;
-  for (int l = 0; l < stack.depth; ++l) widest = std::max(widest, stack.layers[l].out);
-  const int64_t squares = static_cast<int64_t>(stack.tile / side) * (padded_to_side(widest) / side);
-  fit.threads = std::clamp<int64_t>((squares + warp_size - 1) / warp_size * warp_size, 64, 256);
-  return fit;
+FusedBranches<T>::FusedBranches(const Device& device, const Arguments& arguments, const Tensor& rows,
+                                const Tensor& parameters, bool tf32)
+    : device_(device), model_(arguments.model), parameters_(parameters.const_data_ptr<T>()), tf32_(false) {
+  require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
+  if constexpr (std::is_same_v<T, float>) tf32_ = tf32 && device.has_tf32(&forward_kernel<Math::tf32, true, T>);
+  call_.seg = arguments.seg;
+  call_.ids = arguments.ids;
+  call_.graphs = arguments.graphs;
+  call_.x = rows.const_data_ptr<T>();
 }
 
-// The readouts of the chosen graphs and, later, the gradients; keeps the tensors of the call.
 template <class T>
-class Pass {
- public:
-  Pass(const Device& device, const Arguments& of, const Tensor& rows, const Tensor& parameters, bool tf32)
-      : device_(device), model_(of.model), tf32_(tf32 && has_tf32()) {
-    require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
-    call_.seg = of.seg;
-    call_.ids = of.ids;
-    call_.graphs = of.graphs;
-    call_.x = rows.const_data_ptr<T>();
-    call_.parameters = parameters.const_data_ptr<T>();
+void FusedBranches<T>::forward(T* readout) {
+  prepare(false, false);
+  // Several blocks take the tiles of a segment if there are few segments.
+  const int64_t segments = call_.graphs * model_.branches;
+  const int64_t most = tiles_of(std::max<int64_t>(call_.seg.entries, 1), mlp_->layout.tile);
+  call_.pieces = std::clamp<int64_t>(4096 / std::max<int64_t>(segments, 1), 1, std::min<int64_t>(most, 1024));
+  call_.top = top_ = Buffer<T>(device_, segments * call_.pieces);
+  call_.total = total_ = Buffer<T>(device_, segments * call_.pieces);
+  call_.sum = sum_ = Buffer<T>(device_, segments * call_.pieces * model_.width());
+  call_.scale = scale_ = Buffer<T>(device_, segments);
+  call_.readout = readout;
+  launch([](auto math, auto shared) { return &forward_kernel<math, shared, T>; });
+  device_.launch(&combine_kernel<T>, blocks_for("ptr", segments, combine_threads / warp_size), combine_threads, 0,
+                 call_);
+}
+
+template <class T>
+const MlpCall<T>& FusedBranches<T>::backward(const T* grad, T* dx) {
+  prepare(true, dx != nullptr);
+  call_.grad = grad;
+  call_.dx = dx;
+  launch([](auto math, auto shared) { return &backward_kernel<math, shared, T>; });
+  return call_.mlp;
+}
+
+template <class T>
+void FusedBranches<T>::prepare(bool with_gradient, bool with_input_gradient) {
+  MlpLayout mlp = layers_of("widths", model_.features, model_.widths, model_.slope, model_.branches,
+                            model_.attention ? model_.readout_width() : 0, false);
+  mlp.with_gradient = with_gradient;
+  mlp.with_input_gradient = with_input_gradient;
+  mlp.tf32 = tf32_;
+  mlp.w_gradient = mlp.gradient_size;
+  if (model_.attention) {
+    mlp.w = 0;
+    mlp.w_branch = model_.width();
+    mlp.gradient_size += static_cast<int>(model_.width());
   }
+  // Small tiles for small graphs, most of which should fill theirs.
+  const int64_t mean = call_.seg.entries / std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
+  mlp_.emplace(device_, "widths", mlp, model_.branches, parameters_, mean <= 40 ? 32 : 64);
+}
 
-  void forward(T* readout) {
-    prepare(stack_of(model_, false, false));
-    // The tiles of a few large graphs should not be one block's alone.
-    const int64_t chosen = call_.graphs * model_.branches;
-    const int64_t most = tiles_of(std::max<int64_t>(call_.seg.entries, 1), call_.stack.tile);
-    call_.parts = std::clamp<int64_t>(4096 / std::max<int64_t>(chosen, 1), 1, std::min<int64_t>(most, 1024));
-    top_ = device_.bytes_for<T>(chosen * call_.parts);
-    total_ = device_.bytes_for<T>(chosen * call_.parts);
-    sum_ = device_.bytes_for<T>(chosen * call_.parts * model_.width());
-    scale_ = device_.bytes_for<T>(chosen);
-    call_.top = memory(top_);
-    call_.total = memory(total_);
-    call_.sum = memory(sum_);
-    call_.scale = memory(scale_);
-    call_.readout = readout;
-    dispatch([&](auto math, auto shared) { run(&forward_kernel<math, shared, T>); });
-    device_.launch(&combine_kernel<T>, blocks_for("ptr", chosen, combine_threads / warp_size), combine_threads, 0,
-                   call_);
-  }
+// Launches kernel(constant Math, constant of whether tile and weights are shared memory) on as many blocks as are
+// resident on the device at once, or fewer.
+template <class T>
+template <class F>
+void FusedBranches<T>::launch(F kernel) {
+  const MlpLayout& mlp = mlp_->layout;
+  const auto with = [&](auto math) {
+    return mlp.shared_weights ? kernel(math, std::true_type{}) : kernel(math, std::false_type{});
+  };
+  auto chosen = with(std::integral_constant<Math, Math::exact>{});
+  if constexpr (std::is_same_v<T, float>)
+    if (tf32_ && mlp.tile % 16 == 0) chosen = with(std::integral_constant<Math, Math::tf32>{});
+  const int64_t resident =
+      mlp.shared_tile ? device_.resident_blocks(chosen, mlp.threads, mlp.shared_bytes) : device_.multiprocessors();
+  const int64_t blocks = std::min(std::max<int64_t>(resident / model_.branches, 1), call_.graphs * call_.pieces);
+  call_.mlp = mlp_->call(blocks);
+  device_.launch(chosen, grid_of("num_branches", blocks, model_.branches), mlp.threads, mlp.shared_bytes, call_);
+}
 
-  // After forward: leaves the gradients of the parameters by block, and of the entries at `dx` if that is not null.
-  void backward(const T* grad, T* dx) {
-    prepare(stack_of(model_, true, dx != nullptr));
-    call_.grad = grad;
-    call_.dx = dx;
-    dispatch([&](auto math, auto shared) { run(&backward_kernel<math, shared, T>); });
-  }
+template class FusedBranches<float>;
+template class FusedBranches<double>;
 
-  int64_t blocks() const { return blocks_; }
-  const Stack& stack() const { return call_.stack; }
-  const T* partial() const { return call_.partial; }
-
-  static T* memory(Tensor& t) { return static_cast<T*>(t.mutable_data_ptr()); }
-
- private:
-  // Most graphs should fill their tiles.
-  void prepare(const Stack& stack) {
-    const int64_t segments = std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
-    call_.stack = stack;
-    call_.stack.tf32 = tf32_;
-    call_.fit = fit_of<T>("widths", call_.stack, device_, call_.seg.entries / segments <= 40 ? 32 : 64);
-    if (call_.fit.weights) return;
-    weights_ = device_.bytes_for<T>(model_.branches * call_.stack.weights_size);
-    call_.weights = memory(weights_);
-    device_.launch(&pack_kernel<T>, grid_of("num_branches", model_.branches), pack_threads, 0, call_.stack,
-                   call_.parameters, call_.weights);
-  }
-
-  bool has_tf32() const {
-    if constexpr (std::is_same_v<T, float>)
-      return device_.has_tf32(&forward_kernel<Math::tf32, true, T>);
-    else
-      return false;
-  }
-
-  // Calls f(constant Math, constant of whether tile and weights are shared memory).
-  template <class F>
-  void dispatch(F f) const {
-    const auto with = [&](auto math) {
-      if (call_.fit.weights) return f(math, std::true_type{});
-      f(math, std::false_type{});
-    };
-    if constexpr (std::is_same_v<T, float>)
-      if (tf32_ && call_.stack.tile % 16 == 0) return with(std::integral_constant<Math, Math::tf32>{});
-    with(std::integral_constant<Math, Math::exact>{});
-  }
-
-  // On as many blocks as the device holds at once, or fewer.
-  void run(void (*kernel)(Call<T>)) {
-    const Fit& fit = call_.fit;
-    const int64_t resident =
-        fit.tile ? device_.resident_blocks(kernel, fit.threads, fit.shared_bytes) : device_.multiprocessors();
-    blocks_ = std::min(std::max<int64_t>(resident / model_.branches, 1), call_.graphs * call_.parts);
-    const int64_t all = model_.branches * blocks_;
-    partial_ = device_.bytes_for<T>(call_.stack.with_gradient ? all * call_.stack.gradient_size : 0);
-    tiles_ = device_.bytes_for<T>(fit.tile ? 0 : all * call_.stack.tile_size);
-    call_.partial = memory(partial_);
-    call_.tiles = memory(tiles_);
-    device_.launch(kernel, grid_of("num_branches", blocks_, model_.branches), fit.threads, fit.shared_bytes, call_);
-  }
-
-  const Device& device_;
-  const Model model_;
-  bool tf32_;
-  int64_t blocks_ = 0;
-  Call<T> call_ = {};
-  Tensor weights_, top_, total_, sum_, scale_, partial_, tiles_;
-};
-
-constexpr int64_t threads = 256;
+namespace {
 
 Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
                       OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
                       bool attention, double negative_slope, bool tf32, bool shared, bool) {
   const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, true, 0);
+                                       negative_slope, shared, false, 0);
   const Device device(rows,
                       {{"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
   Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
-  dispatch_compute(rows.scalar_type(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    Pass<T>(device, of, rows, parameters, tf32).forward(readout.mutable_data_ptr<T>());
+  dispatch_compute(rows.scalar_type(), [&]<class T>(Tag<T>) {
+    FusedBranches<T>(device, of, rows, parameters, tf32).forward(readout.mutable_data_ptr<T>());
   });
   return readout;
 }
@@ -639,7 +349,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
                                                    bool tf32, bool shared, bool, bool with_rows) {
   Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                 negative_slope, shared, true, 0);
+                                 negative_slope, shared, false, 0);
   const ScalarType value = rows.scalar_type();
   const int64_t width = of.model.readout_width(), features = rows.size(1);
   expect("grad", grad, {of.graphs, width}, {value});
@@ -648,97 +358,38 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
       {{"grad", grad}, {"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
   Tensor gradient = device.empty({parameters.numel()}, value);
   Tensor drows = device.empty({with_rows ? rows.size(0) : 0, features}, value);
-  dispatch_compute(value, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
     const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
-      device.launch(&gather_kernel<T>, blocks_for("rows", to_rows * columns, threads), threads, 0,
-                    by.offsets.template const_data_ptr<int64_t>(), integers_of(by.entries), from, to_rows, columns, to);
+      device.launch(&gather_kernel<T>, blocks_for("rows", to_rows * columns, gather_threads), gather_threads, 0,
+                    by.offsets.const_data_ptr<int64_t>(), integers_of(by.entries), from, to_rows, columns, to);
     };
-    // How many entries the chosen graphs have is not known here. Where each needs a place for its gradient, take all
-    // graphs: gradients are linear in `grad`, so that of a graph chosen twice is the sum, and of one left out 0.
-    Tensor grads = grad;
+    // The gradients of the entries need memory, and how many entries the chosen graphs have is not known here. So all
+    // graphs are taken: gradients are linear in `grad`, which is summed for a graph chosen twice and 0 for one left
+    // out.
+    const T* grads = grad.const_data_ptr<T>();
+    Buffer<T> grads_of_all;
     if (with_rows && ids) {
-      grads = device.empty({of.seg.graphs, width}, value);
-      const Transposed positions = transposed(device, ScalarType::Long, of.ids, of.graphs, of.seg.graphs);
-      gather(positions, grad.const_data_ptr<T>(), of.seg.graphs, width, grads.mutable_data_ptr<T>());
+      grads_of_all = Buffer<T>(device, of.seg.graphs * width);
+      gather(transposed(device, ScalarType::Long, of.ids, of.graphs, of.seg.graphs), grads, of.seg.graphs, width,
+             grads_of_all);
+      grads = grads_of_all;
       of.ids = nullptr;
       of.graphs = of.seg.graphs;
     }
-    Tensor readout = device.bytes_for<T>(of.graphs * width), dentries;
-    T* to_rows = with_rows ? drows.mutable_data_ptr<T>() : nullptr;
-    if (with_rows && index) dentries = device.empty({of.seg.entries, features}, value);
-    Pass<T> pass(device, of, rows, parameters, tf32);
-    pass.forward(Pass<T>::memory(readout));
-    pass.backward(grads.const_data_ptr<T>(), with_rows && index ? dentries.mutable_data_ptr<T>() : to_rows);
-    const double* no_losses = nullptr;
-    T* no_loss = nullptr;
-    device.launch(&reduce_kernel<T>, blocks_for("parameters", parameters.numel(), threads / summands), threads, 0,
-                  pass.stack(), num_branches, pass.partial(), pass.blocks(), pass.stack(), parameters.numel(),
-                  pass.partial(), int64_t{0}, parameters.numel(), gradient.mutable_data_ptr<T>(), no_losses, no_loss);
-    if (with_rows && index) {
-      const Transposed entries =
-          transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0));
-      gather(entries, dentries.const_data_ptr<T>(), rows.size(0), features, to_rows);
-    }
+    const bool by_entry = with_rows && index;
+    const Buffer<T> readout(device, of.graphs * width), dentries(device, by_entry ? of.seg.entries * features : 0);
+    T* const to_rows = with_rows ? drows.mutable_data_ptr<T>() : nullptr;
+    FusedBranches<T> branches(device, of, rows, parameters, tf32);
+    branches.forward(readout);
+    const MlpCall<T>& call = branches.backward(grads, by_entry ? dentries : to_rows);
+    T* const no_loss = nullptr;
+    reduce_gradients(device, call, parameters.numel(), {}, parameters.numel(), gradient.mutable_data_ptr<T>(), nullptr,
+                     no_loss);
+    if (by_entry)
+      gather(transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0)), dentries,
+             rows.size(0), features, to_rows);
   });
   return {gradient, drows};
-}
-
-std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
-                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
-                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
-                                         bool attention, double negative_slope, bool tf32, bool) {
-  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
-  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, false, true, more);
-  const ScalarType value = rows.scalar_type();
-  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
-  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
-  const Device device(rows, {{"y", y},
-                             {"class_weight", class_weight},
-                             {"parameters", parameters},
-                             {"ptr", ptr},
-                             {"index", index},
-                             {"count", count},
-                             {"ids", ids}});
-  Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
-  dispatch_compute(value, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    const int64_t width = of.model.readout_width();
-    Tensor readout = device.bytes_for<T>(of.graphs * width), grad = device.bytes_for<T>(of.graphs * width);
-    Pass<T> pass(device, of, rows, parameters, tf32);
-    pass.forward(Pass<T>::memory(readout));
-
-    Stack stack = stack_of_classifier(of.model, classifier_widths);
-    const Fit fit = fit_of<T>("classifier_widths", stack, device, classifier_tile);
-    const dim3 grid = blocks_for("ptr", of.graphs, stack.tile);
-    const int64_t blocks = grid.x;
-    Tensor partial = device.bytes_for<T>(blocks * stack.gradient_size), losses = device.bytes_for<double>(blocks);
-    Tensor tiles = device.bytes_for<T>(fit.tile ? 0 : blocks * stack.tile_size);
-    Tensor weights = device.bytes_for<T>(fit.weights ? 0 : stack.weights_size);
-    const T* flat = parameters.const_data_ptr<T>();
-    double* loss_of_block = static_cast<double*>(losses.mutable_data_ptr());
-    if (!fit.weights) device.launch(&pack_kernel<T>, dim3(1), pack_threads, 0, stack, flat, Pass<T>::memory(weights));
-    Tensor total = device.bytes_for<double>(1);
-    double* total_weight = static_cast<double*>(total.mutable_data_ptr());
-    const T* of_class = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
-    if (of_class)
-      device.launch(&weigh_kernel<T>, dim3(1), warp_size, 0, of_class, stack.out(), y.const_data_ptr<int64_t>(), of.ids,
-                    of.graphs, total_weight);
-    const auto kernel = fit.weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>;
-    device.launch(kernel, grid, fit.threads, fit.shared_bytes, stack, fit, Pass<T>::memory(tiles),
-                  Pass<T>::memory(weights), flat, Pass<T>::memory(readout), y.const_data_ptr<int64_t>(), of_class,
-                  static_cast<const double*>(total_weight), of.ids, of.graphs, Pass<T>::memory(grad),
-                  Pass<T>::memory(partial), loss_of_block);
-
-    pass.backward(Pass<T>::memory(grad), nullptr);
-    device.launch(&reduce_kernel<T>, blocks_for("parameters", parameters.numel(), threads / summands), threads, 0,
-                  pass.stack(), num_branches, pass.partial(), pass.blocks(), stack, of.model.parameters(),
-                  Pass<T>::memory(partial), blocks, parameters.numel(), gradient.mutable_data_ptr<T>(), loss_of_block,
-                  loss.mutable_data_ptr<T>());
-  });
-  return {loss, gradient};
 }
 
 }  // namespace
@@ -746,7 +397,6 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
 STABLE_TORCH_LIBRARY_IMPL(spin_fast, SPIN_FAST_DEVICE, m) {
   m.impl("branch_readout", TORCH_BOX(&branch_readout));
   m.impl("branch_readout_backward", TORCH_BOX(&branch_readout_backward));
-  m.impl("training_step", TORCH_BOX(&training_step));
 }
 
 }  // namespace spin_fast

@@ -1,4 +1,4 @@
-// What the CUDA kernels share: shared memory, conversions from and to storage types, sums over a warp.
+// What the CUDA kernels share: thread indices, shared memory, conversions of storage types, warp reductions, searches.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "../kernels.h"
 
@@ -14,26 +15,42 @@ namespace spin_fast {
 constexpr int warp_size = 32;
 constexpr unsigned all_lanes = 0xffffffffu;
 
-// The shared memory of the block, as many bytes as the launch asked for.
+__device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
+
+// The dynamic shared memory of the block.
 template <class T>
 __device__ T* shared_memory() {
   extern __shared__ __align__(16) unsigned char dynamic_shared[];
   return reinterpret_cast<T*>(dynamic_shared);
 }
 
-// A stored value as what is computed in, and back (round to nearest even).
+// V adjacent values: one load or store of up to 16 bytes.
+template <class T, int V>
+struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) Pack {
+  T at[V];
+};
+
+template <int V, class T>
+__device__ Pack<T, V> load(const T* from) {
+  return *reinterpret_cast<const Pack<T, V>*>(from);
+}
+
+template <class T, int V>
+__device__ void store(T* to, const Pack<T, V>& pack) {
+  *reinterpret_cast<Pack<T, V>*>(to) = pack;
+}
+
+// Conversions from a storage type to the type of the arithmetic, and back (round to nearest even).
 __device__ inline float widened(float value) { return value; }
 __device__ inline double widened(double value) { return value; }
 __device__ inline float widened(BFloat16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
 __device__ inline float widened(Half value) { return __half2float(__ushort_as_half(value.bits)); }
 
 template <class S>
-struct Narrowed {
-  static __device__ S of(Compute<S> value) { return value; }
-};
-template <>
-struct Narrowed<BFloat16> {
-  static __device__ BFloat16 of(float value) {
+__device__ S narrowed(Compute<S> value) {
+  if constexpr (std::is_same_v<S, Half>) {
+    return {__half_as_ushort(__float2half_rn(value))};
+  } else if constexpr (std::is_same_v<S, BFloat16>) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     BFloat16 narrow;
     asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(narrow.bits) : "f"(value));
@@ -43,14 +60,12 @@ struct Narrowed<BFloat16> {
     if ((bits & 0x7fffffffu) > 0x7f800000u) return {static_cast<uint16_t>(bits >> 16 | 0x40)};  // NaN stays NaN
     return {static_cast<uint16_t>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16)};
 #endif
+  } else {
+    return value;
   }
-};
-template <>
-struct Narrowed<Half> {
-  static __device__ Half of(float value) { return {__half_as_ushort(__float2half_rn(value))}; }
-};
+}
 
-// The sum over the lanes of groups of `width` lanes (a power of two); every lane has it. The order is fixed.
+// The sum over each group of `width` lanes (a power of two), returned to all of them. The order is fixed.
 template <class T>
 __device__ T sum_over_lanes(T value, int width = warp_size) {
   for (int step = width / 2; step > 0; step /= 2) value += __shfl_xor_sync(all_lanes, value, step);
@@ -66,7 +81,7 @@ __device__ T max_over_lanes(T value, int width = warp_size) {
   return value;
 }
 
-// A factor for the tensor cores: 8 bits of exponent and 10 of mantissa, rounded to nearest.
+// Rounds to TF32 (8 bits of exponent, 10 of mantissa), the type of factors on tensor cores.
 __device__ inline unsigned tf32(float value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   return __float_as_uint(value);  // not called: Device::has_tf32
@@ -79,9 +94,9 @@ __device__ inline unsigned tf32(float value) {
 #endif
 }
 
-// d += a b for a of 16 x 8 and b of 8 x 8, by a whole warp (PTX: mma.m16n8k8). With group = lane / 4, member = lane %
-// 4, a lane has a[group + {0, 8, 0, 8}, member + {0, 0, 4, 4}], b[member + {0, 4}, group] and d[group + {0, 0, 8, 8}, 2
-// member + {0, 1, 0, 1}].
+// d += a b for a [16, 8] and b [8, 8], by a whole warp (PTX: mma.m16n8k8). With group = lane / 4 and member = lane % 4,
+// a lane holds a[group + {0, 8, 0, 8}, member + {0, 0, 4, 4}], b[member + {0, 4}, group] and
+// d[group + {0, 0, 8, 8}, 2 member + {0, 1, 0, 1}].
 __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
   __trap();
@@ -96,27 +111,20 @@ __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], const
 #endif
 }
 
-// Of a power of two.
+// The logarithm of a power of two.
 __device__ inline int log2_of(int power) { return __ffs(power) - 1; }
 
-// The last of the runs [0, n) that begins at or before item i: runs have n + 1 ascending offsets, with empty runs the
-// one that has the item. Needs offsets[0] <= i < offsets[n].
-template <class Offset>
-__host__ __device__ int64_t run_of(const Offset* offsets, int64_t n, int64_t i) {
-  int64_t low = 0, high = n;  // offsets[low] <= i < offsets[high]
-  while (high - low > 1) {
-    const int64_t middle = low + (high - low) / 2;
-    if (offsets[middle] <= i)
-      low = middle;
-    else
-      high = middle;
-  }
-  return low;
-}
+// Integers of one of two types; the pointer of the other type is null.
+struct Integers {
+  const int32_t* narrow;
+  const int64_t* wide;
 
-// Where the first of n ascending values is that is not below `value`; n where there is none.
+  __device__ int64_t operator[](int64_t i) const { return wide ? wide[i] : narrow[i]; }
+};
+
+// The position of the first of n ascending values that is at least `value`, or n.
 template <class T, class Value>
-__host__ __device__ int64_t first_not_below(const T* ascending, int64_t n, Value value) {
+__host__ __device__ int64_t lower_bound(const T* ascending, int64_t n, Value value) {
   int64_t low = 0, high = n;
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
@@ -126,6 +134,12 @@ __host__ __device__ int64_t first_not_below(const T* ascending, int64_t n, Value
       high = middle;
   }
   return low;
+}
+
+// The range k with offsets[k] <= i < offsets[k + 1], of n adjoining ranges. Needs offsets[0] <= i < offsets[n].
+template <class Offset>
+__host__ __device__ int64_t find_range(const Offset* offsets, int64_t n, int64_t i) {
+  return lower_bound(offsets + 1, n - 1, i + 1);
 }
 
 }  // namespace spin_fast

@@ -1,11 +1,11 @@
 // distinct_rows: which rows of a branch are equal, and how often each graph has each.
 //
 // Items are the rows of all branches, [R + 1, N, d] read as [(R + 1) N, d], so the number of launches does not grow
-// with R. Radix sorts bring together first items of equal hash, then, as numbers, equal rows of a segment; scans number
-// what they find. One thread per item; where values are read, a group of up to 32 lanes per item, over columns. All
-// numbers are 64-bit integers, so the result does not depend on the order of threads.
+// with R. A first radix sort brings together items of equal hash, a second one equal rows of a segment; scans number
+// the results. One thread per item; to read values, a group of up to 32 lanes per item, over columns. All numbers are
+// 64-bit integers, so the result does not depend on the order of threads.
 //
-// As on the CPU a hash only proposes: rows are equal if their bits are, -0 read as +0.
+// As on the CPU, a hash only proposes candidates: rows are equal if their bits are, with -0 read as +0.
 
 #include <bit>
 #include <cub/cub.cuh>
@@ -33,17 +33,15 @@ __host__ __device__ inline uint64_t mixed(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The rows of all branches, as bits W, and who reads them.
+// The rows of all branches, as bits W.
 template <class W>
 struct Items {
   const W* values;  // [size, width]
   int64_t size, nodes, width;
-  int lanes;  // of the group that reads an item, a power of two
+  int lanes;  // that read an item, a power of two
 };
 
-__device__ inline int64_t thread_index() { return static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; }
-
-// A sum, so that lanes may add up in any order; a row of another branch is another row.
+// A sum, so that lanes may add up in any order. The branch is part of the hash, since its rows are its own.
 template <class W>
 __global__ void hash_kernel(Items<W> items, uint64_t mask, uint64_t* hash, int64_t* item) {
   const int64_t i = thread_index() / items.lanes, lane = threadIdx.x % items.lanes;
@@ -57,8 +55,8 @@ __global__ void hash_kernel(Items<W> items, uint64_t mask, uint64_t* hash, int64
   item[i] = i;
 }
 
-// Of n items in the order of their hashes, those equal to the first of that hash have it as their leader; the others
-// are left.
+// For n items in the order of their hashes: the leader of an item is the first of its hash if they are equal; the
+// others are left for another round.
 template <class W>
 __global__ void match_kernel(Items<W> items, int64_t n, const uint64_t* hash, const int64_t* item, int64_t* leader,
                              int64_t* left) {
@@ -66,7 +64,7 @@ __global__ void match_kernel(Items<W> items, int64_t n, const uint64_t* hash, co
   int64_t i = 0, first = 0;
   bool differ = false;
   if (k < n) {
-    i = item[k], first = item[first_not_below(hash, n, hash[k])];
+    i = item[k], first = item[lower_bound(hash, n, hash[k])];
     differ = i / items.nodes != first / items.nodes;
     for (int64_t j = lane; j < items.width; j += items.lanes)
       differ |=
@@ -92,13 +90,13 @@ __global__ void is_first_kernel(int64_t size, const int64_t* leader, int64_t* fi
   if (i <= size) first[i] = i < size && leader[i] == i;
 }
 
-// `number`: the scan of first, which numbers rows by first appearance. Keys are a segment, then a row.
+// `number`: the scan of `first`, which numbers rows by first appearance. A key is a segment, then a row.
 template <class I>
 __global__ void key_kernel(int64_t size, int64_t nodes, const int64_t* ptr, int64_t graphs, const int64_t* leader,
                            const int64_t* number, int row_bits, uint64_t* key, I* row_of_node) {
   const int64_t i = thread_index();
   if (i >= size) return;
-  const int64_t row = number[leader[i]], segment = i / nodes * graphs + run_of(ptr, graphs, i % nodes);
+  const int64_t row = number[leader[i]], segment = i / nodes * graphs + find_range(ptr, graphs, i % nodes);
   row_of_node[i] = static_cast<I>(row);
   key[i] = static_cast<uint64_t>(segment) << row_bits | static_cast<uint64_t>(row);
 }
@@ -108,15 +106,15 @@ __global__ void is_entry_kernel(int64_t size, const uint64_t* key, int64_t* entr
   if (k <= size) entry[k] = k < size && (k == 0 || key[k] != key[k - 1]);
 }
 
-// `entry`: the scan of what is one. The keys of a segment are where its nodes are. `found`: where the rows of each
-// branch begin, with their end, and the number of entries.
+// `entry`: the scan of is_entry_kernel. The keys of a segment are at the positions of its nodes. `sizes`: the offsets
+// of the rows of each branch, and the number of entries.
 __global__ void offsets_kernel(int64_t branches, int64_t nodes, const int64_t* ptr, int64_t graphs,
-                               const int64_t* number, const int64_t* entry, int64_t* entry_ptr, int64_t* found) {
+                               const int64_t* number, const int64_t* entry, int64_t* entry_ptr, int64_t* sizes) {
   const int64_t s = thread_index(), segments = branches * graphs;
   if (s < segments) entry_ptr[s] = entry[s / graphs * nodes + ptr[s % graphs]];
   if (s == segments) entry_ptr[s] = entry[branches * nodes];
-  if (s <= branches) found[s] = number[s * nodes];
-  if (s == branches + 1) found[s] = entry[branches * nodes];
+  if (s <= branches) sizes[s] = number[s * nodes];
+  if (s == branches + 1) sizes[s] = entry[branches * nodes];
 }
 
 template <class W>
@@ -133,7 +131,7 @@ __global__ void entries_kernel(int64_t size, const uint64_t* key, const int64_t*
   const int64_t k = thread_index();
   if (k >= size || entry[k] == entry[k + 1]) return;
   index[entry[k]] = static_cast<I>(key[k] & ((uint64_t{1} << row_bits) - 1));
-  count[entry[k]] = static_cast<int32_t>(first_not_below(key, size, key[k] + 1) - k);
+  count[entry[k]] = static_cast<int32_t>(lower_bound(key, size, key[k] + 1) - k);
 }
 
 // In place.
@@ -143,56 +141,53 @@ void exclusive_sum(const Device& device, int64_t* values, int64_t n) {
   });
 }
 
-// Waits for the device: at the end of every round, and for the sizes of the results.
+// Waits for the device.
 void read(const Device& device, const int64_t* from, int64_t n, int64_t* to) {
   check(cudaMemcpyAsync(to, from, n * sizeof(int64_t), cudaMemcpyDeviceToHost, device.stream()));
   check(cudaStreamSynchronize(device.stream()));
 }
 
-// Items and their hashes.
-class Hashed {
- public:
-  Hashed(const Device& device, int64_t n)
-      : hash_(device.empty({n}, ScalarType::Long)), item_(device.empty({n}, ScalarType::Long)) {}
-  uint64_t* hash() const { return static_cast<uint64_t*>(hash_.mutable_data_ptr()); }
-  int64_t* item() const { return item_.mutable_data_ptr<int64_t>(); }
+struct HashedItems {
+  Buffer<uint64_t> hash;
+  Buffer<int64_t> item;
 
- private:
-  Tensor hash_, item_;
+  HashedItems(const Device& device, int64_t n) : hash(device, n), item(device, n) {}
 };
 
-// In the order of their hashes, those of one hash as numbered.
+// All items in the order of their hashes, those of one hash in their own order.
 template <class W>
-Hashed sorted_by_hash(const Device& device, const Items<W>& items, uint64_t mask) {
-  Hashed given(device, items.size), sorted(device, items.size);
+HashedItems sorted_by_hash(const Device& device, const Items<W>& items, uint64_t mask) {
+  const HashedItems given(device, items.size);
+  HashedItems sorted(device, items.size);
   device.launch(&hash_kernel<W>, blocks_for("powers", items.size, threads / items.lanes), threads, 0, items, mask,
-                given.hash(), given.item());
+                given.hash, given.item);
   if (items.size > 0)
     with_memory(device, [&](void* memory, size_t& bytes) {
-      return cub::DeviceRadixSort::SortPairs(memory, bytes, given.hash(), sorted.hash(), given.item(), sorted.item(),
-                                             items.size, 0, 64, device.stream());
+      return cub::DeviceRadixSort::SortPairs<uint64_t, int64_t>(memory, bytes, given.hash, sorted.hash, given.item,
+                                                                sorted.item, items.size, 0, 64, device.stream());
     });
   return sorted;
 }
 
-// The first item that is equal to each item. An item that is not equal to the first of its hash waits for the next
-// round: there are as many as a hash has rows, so one, unless rows collide.
+// For each item the first one that is equal to it. Each round leaves the items that differ from the first of their
+// hash, so there are as many rounds as a hash has different rows: one, unless rows collide.
 template <class W>
-void find_leaders(const Device& device, const Items<W>& items, uint64_t mask, int64_t* leader) {
-  Tensor left = device.empty({items.size + 1}, ScalarType::Long);
-  int64_t* place = left.mutable_data_ptr<int64_t>();
-  Hashed waiting = sorted_by_hash(device, items, mask);
+Buffer<int64_t> find_leaders(const Device& device, const Items<W>& items, uint64_t mask) {
+  Buffer<int64_t> leader(device, items.size);
+  const Buffer<int64_t> left(device, items.size + 1);
+  HashedItems waiting = sorted_by_hash(device, items, mask);
   for (int64_t n = items.size, kept = 0; n > 0; n = kept) {
     device.launch(&match_kernel<W>, blocks_for("powers", n + 1, threads / items.lanes), threads, 0, items, n,
-                  waiting.hash(), waiting.item(), leader, place);
-    exclusive_sum(device, place, n + 1);
-    read(device, place + n, 1, &kept);
-    Hashed next(device, kept);
+                  waiting.hash, waiting.item, leader, left);
+    exclusive_sum(device, left, n + 1);
+    read(device, left + n, 1, &kept);
+    const HashedItems next(device, kept);
     if (kept > 0)
-      device.launch(&keep_kernel, blocks_for("powers", n, threads), threads, 0, n, waiting.hash(), waiting.item(),
-                    place, next.hash(), next.item());
+      device.launch(&keep_kernel, blocks_for("powers", n, threads), threads, 0, n, waiting.hash, waiting.item, left,
+                    next.hash, next.item);
     waiting = next;
   }
+  return leader;
 }
 
 template <class W>
@@ -206,8 +201,8 @@ Items<W> items_of(const Tensor& powers) {
 // Calls f(Tag<W>) for unsigned words as wide as the values.
 template <class F>
 void dispatch_words(ScalarType value, F f) {
-  dispatch_storage(value, [&](auto tag) {
-    constexpr size_t bytes = sizeof(typename decltype(tag)::type);
+  dispatch_storage(value, [&]<class S>(Tag<S>) {
+    constexpr size_t bytes = sizeof(S);
     f(Tag<std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>{});
   });
 }
@@ -224,60 +219,52 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const T
   require(key_bits < 64, "powers must have fewer nodes, or ptr fewer graphs: together they need ", key_bits, " bits");
   const Device device(powers, {{"ptr", node_ptr}});
 
-  Tensor leader = device.empty({size}, ScalarType::Long);
-  dispatch_words(value, [&](auto tag) {
-    using W = typename decltype(tag)::type;
-    find_leaders(device, items_of<W>(powers), mask, leader.mutable_data_ptr<int64_t>());
-  });
+  Buffer<int64_t> leader;
+  dispatch_words(value, [&]<class W>(Tag<W>) { leader = find_leaders(device, items_of<W>(powers), mask); });
 
-  // Rows.
-  const int64_t* leaders = leader.const_data_ptr<int64_t>();
+  // Number the rows.
   const dim3 blocks = blocks_for("powers", size, threads), blocks_and_end = blocks_for("powers", size + 1, threads);
-  Tensor numbers = device.empty({size + 1}, ScalarType::Long), entries = device.empty({size + 1}, ScalarType::Long);
-  int64_t *number = numbers.mutable_data_ptr<int64_t>(), *entry = entries.mutable_data_ptr<int64_t>();
-  device.launch(&is_first_kernel, blocks_and_end, threads, 0, size, leaders, number);
+  const Buffer<int64_t> number(device, size + 1), entry(device, size + 1);
+  device.launch(&is_first_kernel, blocks_and_end, threads, 0, size, leader, number);
   exclusive_sum(device, number, size + 1);
 
-  // Entries.
-  Tensor row_of_node = device.empty({branches, nodes}, index_type), sorted = device.bytes_for<uint64_t>(size);
-  uint64_t* key = static_cast<uint64_t*>(sorted.mutable_data_ptr());
+  // Number the entries.
+  Tensor row_of_node = device.empty({branches, nodes}, index_type);
+  const Buffer<uint64_t> key(device, size);
   {
-    Tensor unsorted = device.bytes_for<uint64_t>(size);
-    uint64_t* given = static_cast<uint64_t*>(unsorted.mutable_data_ptr());
-    dispatch_index(index_type, [&](auto tag) {
-      using I = typename decltype(tag)::type;
-      device.launch(&key_kernel<I>, blocks, threads, 0, size, nodes, offsets, graphs, leaders, number, row_bits, given,
-                    row_of_node.mutable_data_ptr<I>());
+    const Buffer<uint64_t> unsorted(device, size);
+    dispatch_index(index_type, [&]<class I>(Tag<I>) {
+      device.launch(&key_kernel<I>, blocks, threads, 0, size, nodes, offsets, graphs, leader, number, row_bits,
+                    unsorted, row_of_node.mutable_data_ptr<I>());
     });
     if (size > 0)
       with_memory(device, [&](void* memory, size_t& bytes) {
-        return cub::DeviceRadixSort::SortKeys(memory, bytes, given, key, size, 0, key_bits, device.stream());
+        return cub::DeviceRadixSort::SortKeys<uint64_t>(memory, bytes, unsorted, key, size, 0, key_bits,
+                                                        device.stream());
       });
   }
   device.launch(&is_entry_kernel, blocks_and_end, threads, 0, size, key, entry);
   exclusive_sum(device, entry, size + 1);
 
-  // What is found, and how much of it.
-  Tensor ptr = device.empty({segments + 1}, ScalarType::Long), found = device.empty({branches + 2}, ScalarType::Long);
+  // The sizes of the results, then these.
+  Tensor ptr = device.empty({segments + 1}, ScalarType::Long);
+  const Buffer<int64_t> sizes_on_device(device, branches + 2);
   device.launch(&offsets_kernel, blocks_for("ptr", std::max(segments + 1, branches + 2), threads), threads, 0, branches,
-                nodes, offsets, graphs, number, entry, ptr.mutable_data_ptr<int64_t>(),
-                found.mutable_data_ptr<int64_t>());
+                nodes, offsets, graphs, number, entry, ptr.mutable_data_ptr<int64_t>(), sizes_on_device);
   std::vector<int64_t> sizes(branches + 2);
-  read(device, found.const_data_ptr<int64_t>(), branches + 2, sizes.data());
+  read(device, sizes_on_device, branches + 2, sizes.data());
   Tensor row_ptr = allocated_on_cpu({branches + 1}, ScalarType::Long);
   std::copy_n(sizes.begin(), branches + 1, row_ptr.mutable_data_ptr<int64_t>());
 
   Tensor rows = device.empty({sizes[branches], powers.size(2)}, value);
-  dispatch_words(value, [&](auto tag) {
-    using W = typename decltype(tag)::type;
+  dispatch_words(value, [&]<class W>(Tag<W>) {
     const Items<W> items = items_of<W>(powers);
     device.launch(&rows_kernel<W>, blocks_for("powers", size, threads / items.lanes), threads, 0, items, number,
                   static_cast<W*>(rows.mutable_data_ptr()));
   });
   Tensor index = device.empty({sizes[branches + 1]}, index_type);
   Tensor count = device.empty({sizes[branches + 1]}, ScalarType::Int);
-  dispatch_index(index_type, [&](auto tag) {
-    using I = typename decltype(tag)::type;
+  dispatch_index(index_type, [&]<class I>(Tag<I>) {
     device.launch(&entries_kernel<I>, blocks, threads, 0, size, key, entry, row_bits, index.mutable_data_ptr<I>(),
                   count.mutable_data_ptr<int32_t>());
   });

@@ -1,14 +1,15 @@
 """Validation of arguments: one function per kind of argument, one style of message.
 
-Every message reads ``<name> must ..., got ...``. Only metadata (type, shape, dtype, device) is read here, at each call;
-contents (offsets, index ranges) are read by ``ops.check_csr`` and ``ops.check_segments``.
+Every message reads ``<argument> must <expected>, got <value>``, and the error carries all three. Only metadata (type,
+shape, dtype, device) is read here, at each call; contents (offsets, index ranges) are read by ``ops.check_csr`` and
+``ops.check_segments``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +19,63 @@ FLOATS = (torch.float32, torch.float64)
 STORED = (*FLOATS, torch.bfloat16, torch.float16)  # what the operations read and write; they compute in FLOATS
 INTEGERS = (torch.int32, torch.int64)
 OPERATORS = ("adj", "sym", "sym+adj", "rw")
+
+
+class Argument(NamedTuple):
+    """An argument named in a message, maybe with a value to give it: ``root``, ``features='degree'``."""
+
+    name: str
+    value: Any = ...  # none
+
+    def __str__(self) -> str:
+        return self.name if self.value is ... else f"{self.name}={self.value!r}"
+
+
+class NamingError(Exception):
+    """An error whose message names arguments, so that the command line can name its options instead.
+
+    Its ``args`` are the parts of the message: text, and each :class:`Argument`.
+    """
+
+    def told(self, form: Callable[[Argument], str]) -> str:
+        """Return the message with the arguments in another form."""
+        return "".join(form(part) if isinstance(part, Argument) else part for part in self.args)
+
+    def __str__(self) -> str:
+        return self.told(str)
+
+
+class ArgumentError(NamingError):
+    """An argument is wrong.
+
+    Attributes:
+        argument: its name.
+        expected: what it must be or do.
+        value: what it is: the value, or its type, dtype, shape or device.
+    """
+
+    def __init__(self, argument: str, expected: str, value: Any) -> None:
+        super().__init__(argument, expected, value)
+        self.argument, self.expected, self.value = argument, expected, value
+
+    def told(self, form: Callable[[Argument], str]) -> str:
+        return f"{form(Argument(self.argument))} must {self.expected}, got {_shown(self.value)}"
+
+
+class ArgumentTypeError(ArgumentError, TypeError):
+    pass
+
+
+class ArgumentValueError(ArgumentError, ValueError):
+    pass
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, type):
+        return value.__name__
+    if isinstance(value, torch.dtype | torch.layout | torch.device):
+        return str(value).removeprefix("torch.")
+    return f"{value!r:.100}"
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
@@ -34,56 +92,56 @@ def tensor(
 ) -> None:
     """Check type, dtype, shape and device; a string in ``shape`` stands for any size and is used in the message."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+        raise ArgumentTypeError(name, "be a torch.Tensor", type(value))
     if value.layout is not torch.strided:
-        raise TypeError(f"{name} must be a dense (strided) tensor, got {value.layout}")
+        raise ArgumentTypeError(name, "be a dense (strided) tensor", value.layout)
     if value.dtype not in dtypes:
-        raise TypeError(f"{name} must be {_names(dtypes)}, got {str(value.dtype).removeprefix('torch.')}")
+        raise ArgumentTypeError(name, f"be {_names(dtypes)}", value.dtype)
     sizes = value.shape
     fits = len(sizes) == len(shape)
     for size, want in zip(sizes, shape, strict=False):  # a loop: half the time of all() at every call
         fits = fits and (isinstance(want, str) or size == want)
     if not fits:
-        raise ValueError(f"{name} must have shape [{', '.join(map(str, shape))}], got {list(sizes)}")
+        raise ArgumentValueError(name, f"have shape [{', '.join(map(str, shape))}]", list(sizes))
     if device is not None and value.device != device:
-        raise ValueError(f"{name} must be on {device}, got {value.device}")
+        raise ArgumentValueError(name, f"be on {device}", value.device)
 
 
 def integer(name: str, value: Any, minimum: int) -> Any:
     """Check for a plain integer of at least ``minimum`` (a bool is not one)."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer, torch.SymInt)):
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+        raise ArgumentTypeError(name, "be an int", type(value))
     value = int(value) if isinstance(value, np.integer) else value
     if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        raise ArgumentValueError(name, f"be at least {minimum}", value)
     if isinstance(value, int) and value >= 2**63:  # what the kernels take
-        raise ValueError(f"{name} must be below 2**63, got {value}")
+        raise ArgumentValueError(name, "be below 2**63", value)
     return value
 
 
 def number(name: str, value: Any, minimum: float) -> Any:
     """Check for a plain finite number of at least ``minimum`` (neither a bool nor NaN is one)."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.number, torch.SymInt, torch.SymFloat)):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+        raise ArgumentTypeError(name, "be a number", type(value))
     value = float(value) if isinstance(value, np.number) else value
     if not value >= minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
+        raise ArgumentValueError(name, f"be at least {minimum}", value)
     if value == math.inf:
-        raise ValueError(f"{name} must be finite, got {value}")
+        raise ArgumentValueError(name, "be finite", value)
     return value
 
 
 def flag(name: str, value: Any) -> bool:
     """Check for a bool, numpy's too."""
     if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be a bool, got {type(value).__name__}")
+        raise ArgumentTypeError(name, "be a bool", type(value))
     return bool(value)
 
 
 def operator(value: Any) -> str:
     """Check for the name of a graph operator."""
     if value not in OPERATORS:
-        raise ValueError(f"operator must be one of {', '.join(OPERATORS)}, got {value!r}")
+        raise ArgumentValueError("operator", f"be one of {', '.join(OPERATORS)}", value)
     return value
 
 
@@ -91,9 +149,9 @@ def operators(value: str | Sequence[str]) -> str:
     """Check for one graph operator or several, in a sequence or with commas between them; returns the latter."""
     names = value.split(",") if isinstance(value, str) else value
     if not isinstance(names, Sequence):
-        raise TypeError(f"operator must be a str or a sequence of them, got {type(value).__name__}")
+        raise ArgumentTypeError("operator", "be a str or a sequence of them", type(value))
     if not names or len({*map(operator, names)}) < len(names):
-        raise ValueError(f"operator must name at least one, and each once, got {value!r}")
+        raise ArgumentValueError("operator", "name at least one, and each once", value)
     return ",".join(names)
 
 

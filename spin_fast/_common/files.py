@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     temporary = temporary_name(path)
     try:
+        _check_regular(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         temporary.replace(path)
@@ -40,21 +41,32 @@ def replacing(path: Path) -> Iterator[Path]:
             temporary.unlink(missing_ok=True)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, is_own: Callable[[Path], bool] | None = None) -> None:
     """Check, before any work, that a file or the first missing folder on the way to it can be created.
+
+    Args:
+        is_own: whether a file that is there may be replaced; None for any. An empty one always may.
 
     Raises:
         OSError: names ``path`` and the reason.
     """
     try:
-        if path.is_dir():
-            raise IsADirectoryError(0, "it is a folder")
+        _check_regular(path)
+        if is_own is not None and path.exists() and path.stat().st_size > 0 and not is_own(path):
+            raise FileExistsError(0, "there is a file of another kind; remove it, or choose another name")
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         temporary = folder / temporary_name(path).name
         temporary.touch()
         temporary.unlink()
     except OSError as error:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _check_regular(path: Path) -> None:
+    if path.is_dir():
+        raise IsADirectoryError(0, "it is a folder")
+    if path.exists() and not path.is_file():
+        raise OSError(0, "it is no regular file")
 
 
 def check_is_file(path: Path, format: str) -> None:
@@ -122,14 +134,18 @@ def _is_aligned(value: Tensor) -> bool:
 
 
 def has_format(path: Path, format: str) -> bool:
-    """Whether there is a file of just this format, as :func:`write_tensors` writes them."""
+    """Whether there is a file of this format, in any version, by :func:`write_tensors` or :func:`write_json`."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("format") == format
-    except (OSError, SafetensorError):
+        if path.suffix == ".json":
+            found = json.loads(path.read_bytes())["format"]
+        else:
+            with safe_open(path, framework="pt") as file:
+                found = (file.metadata() or {})["format"]
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return False
+    return str(found).rpartition(" ")[0] == format.rpartition(" ")[0]
 
 
 def write_json(path: Path, format: str, content: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ from .. import datasets
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import console
-from ._errors import names_in_options
 
 
 def read_dataset(
@@ -28,7 +27,7 @@ def read_dataset(
     """
     chosen = {} if label is None else {"label": label[0]}
     edge_options = edge_options or EdgeOptions()
-    with console.status(f"reading {source.title}"), names_in_options():
+    with console.status(f"reading {source.title}"):
         read = source.read(features=features, **chosen, **edge_options)
         twice = edge_options.get("undirected") and directions_of(read.graphs).twice
     if twice:
@@ -76,12 +75,11 @@ def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
     return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
 
 
-def warn_of_empty(empty: list[str], num_graphs: int) -> None:
-    """Warn of graphs without nodes: they get a prediction, too, but most are mistakes."""
-    if empty:
-        has = "has" if len(empty) == 1 else "have"
-        first = "it is" if len(empty) == 1 else "the first is"
-        print(f"{len(empty):,} of {num_graphs:,} graphs {has} no nodes, {first} {empty[0]}", file=sys.stderr)
+def warn_of(names: list[str], num_graphs: int, what: str) -> None:
+    """Say on stderr how many graphs have something that is mostly a mistake, and which is the first."""
+    if names:
+        has, first = ("has", "it is") if len(names) == 1 else ("have", "the first is")
+        print(f"{len(names):,} of {num_graphs:,} graphs {has} {what}, {first} {names[0]}", file=sys.stderr)
 
 
 def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
@@ -89,7 +87,7 @@ def tell(name: str, read: datasets.Folder, edges: str | None, features: str | No
     console.print(describe(name, read.graphs), highlight=False)
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}", highlight=False)
-    warn_of_empty(empty_graphs(read.graphs, read.names), len(read.graphs))
+    warn_of(empty_graphs(read.graphs, read.names), len(read.graphs), "no nodes")
     for what, hint in (("edges are directed", edges), ("there are also", features)):
         if hint is not None:
             console.print(f"{what}: {hint}", highlight=False)

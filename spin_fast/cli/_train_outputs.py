@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +16,32 @@ from .. import datasets, training
 from .._common import files
 from ..features.power_features import PowerFeatures
 from ..nn import SPIN
+from ..training.checkpoints import CHECKPOINT_FORMAT, STATE_FORMAT
 from ._app import Report, by_branch, document_of
 from ._device import kernels_on
+from ._outputs import check_output, is_curve, is_log, is_result
 
 
 def show_score(metric_name: str, value: float) -> str:
+    if math.isnan(value):
+        return "none"
     return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"
 
 
 class Outputs:
-    """What a run writes; checked before any work, so that an unwritable place does not cost a training."""
+    """The files of a run; checked before any work, so that an unwritable place does not cost a training."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, source: datasets.Source, *inputs: Path | None) -> None:
         self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
         self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
-        for file in vars(self).values():
-            files.check_writable(file)
+        for file, is_own in (
+            (self.model, partial(files.has_format, format=CHECKPOINT_FORMAT)),
+            (self.state, partial(files.has_format, format=STATE_FORMAT)),
+            (self.curve, is_curve),
+            (self.log, is_log),
+            (self.result, is_result),
+        ):
+            check_output(file, is_own, source, *inputs)
 
 
 def score_in(result: Path) -> str:
@@ -55,7 +67,8 @@ def write_and_report(
     from ..plots import training_curve
 
     kind = "SPIN-att" if model.config["attention"] else "SPIN-sum"
-    training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=test, **settings)
+    score = None if math.isnan(test) else test
+    training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=score, **settings)
     training_curve(outputs.curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
     seconds = fit.seconds_per_epoch
     first = features.identical_graphs().cpu()

@@ -40,6 +40,7 @@ from ._options import (
     operator_of,
     operator_option,
 )
+from ._outputs import check_output
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
 UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
@@ -93,6 +94,7 @@ def precompute(
     source = datasets.find(dataset, root)
     name = source.title
     out = Path(f"{name}.safetensors") if out is None else out
+    check_output(out, shards.is_shard, source)
     shards.check_path(out)
     edge_options = edge_options_of(undirected, coalesce, self_loops)
     if download:

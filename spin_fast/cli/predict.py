@@ -15,14 +15,16 @@ from rich.text import Text
 
 from .. import datasets, training
 from .._common import files
+from .._common.check import Argument
 from .._common.progress import progress_bar
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, app, console, reports
 from ._device import Device, device_of
 from ._errors import as_option, one_line_errors
-from ._graphs import empty_graphs, read_dataset, warn_of_empty
+from ._graphs import empty_graphs, read_dataset, warn_of
 from ._options import DATASET, Debug, Download, Json, Root, data_option, operator_of, operator_option
+from ._outputs import check_output, is_predictions
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time
 
@@ -57,14 +59,15 @@ def predict(
     it has the probability of each task, task_NAME or, where training knew no names, its number. Labels of a folder are
     not read; its edges have weights if those in training had, and its nodes only words that occurred there.
 
-    Keys of --json: model, dataset, operator, out, graphs, predicted.
+    Where scores are not finite, prediction and probabilities are blank; such graphs are counted on stderr.
+
+    Keys of --json: model, dataset, operator, out, graphs, not_finite, predicted.
     """
     torch.set_num_threads(threads)
     place = device_of(device)
     table_writer = _table_writer(out)
     source = datasets.find(dataset, root)
-    _check_overwrites(out, checkpoint, source)
-    files.check_writable(out)
+    check_output(out, is_predictions, source, checkpoint)
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
     asked = operator_of(operators)
@@ -91,51 +94,46 @@ def predict(
     if model.multilabel is None:  # the checkpoint does not tell
         model.multilabel = num_outputs == 1 or (y is not None and y.is_floating_point())
     tasks = model.multilabel
+    heads = [f"task_{name}" for name in task_names] if tasks else [f"class_{name}" for name in classes]
+    empty: list[str] = []
+    not_finite: list[str] = []
     with (
         files.replacing(out) as temporary,
         table_writer(temporary) as write,
         progress_bar("graphs", first[2], True) as advance,
     ):
-        empty: list[str] = []
         for graphs, names, _ in itertools.chain([first], parts):
-            empty += empty_graphs(graphs, names or list(map(str, range(done, done + len(graphs)))))
+            known = names or list(map(str, range(done, done + len(graphs))))
+            empty += empty_graphs(graphs, known)
+            start = 0
             for scores in training.predict_chunks(model, graphs.to(place), operator):
+                chunk = slice(start, start := start + len(scores))
+                wrong = training.not_finite(scores).cpu().numpy()
+                not_finite += [known[chunk][number] for number in wrong]
                 probabilities = model.probabilities(scores).cpu().numpy()
-                numbers = np.arange(done, done + len(scores))
-                columns: Columns = {"graph": numbers}
+                columns: Columns = {"graph": np.arange(done, done + len(scores))}
                 if names is not None:
-                    columns["name"] = np.array(names[: len(scores)], dtype=object)
-                    names = names[len(scores) :]
-                if tasks:
-                    heads = [f"task_{name}" for name in task_names]
-                else:
+                    columns["name"] = np.array(names[chunk], dtype=object)
+                if not tasks:
                     best = probabilities.argmax(1)
+                    predicted += np.bincount(np.delete(best, wrong), minlength=num_outputs)
                     columns["prediction"] = np.array(classes, dtype=object)[best]
-                    predicted += np.bincount(best, minlength=num_outputs)
-                    heads = [f"class_{name}" for name in classes]
+                    columns["prediction"][wrong] = None
                 write(columns | dict(zip(heads, probabilities.T, strict=True)))
                 done += len(scores)
                 advance("", len(scores))
-    warn_of_empty(empty, done)
+    warn_of(empty, done, "no nodes")
+    warn_of(not_finite, done, "scores that are not finite, which are left blank")
     facts = {
         "model": checkpoint,
         "dataset": source.title,
         "operator": operator,
         "out": out,
         "graphs": done,
+        "not_finite": len(not_finite),
         "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),
     }
     return Report(facts, [Text(f"{out}: {done:,} graphs")])
-
-
-def _check_overwrites(out: Path, checkpoint: Path, source: datasets.Source) -> None:
-    """Refuse to write what is read, now or the next time."""
-    place = out.resolve()
-    if place == checkpoint.resolve():
-        raise ValueError(f"--out {out} is the model; choose another name")
-    folder = source.path if source.is_own else None
-    if folder is not None and place.parent == folder.resolve() and place.stem in ("edges", "nodes", "graphs"):
-        raise ValueError(f"--out {out} would be read as a table of {folder}; choose another name")
 
 
 def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[str]:
@@ -187,7 +185,7 @@ def _parts(
 
 def _of_a_set(dataset: str, edge_options: EdgeOptions) -> EdgeOptions:
     """What training chose for a folder, as far as a set by name, with both directions of an edge, has room for it."""
-    others = [as_option(argument, value) for argument, value in edge_options.items() if argument != "undirected"]
+    others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
     if others:
         raise ValueError(
             f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
@@ -257,7 +255,10 @@ def _parquet_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
         writers: list[Any] = []
 
         def write(columns: Columns) -> None:
-            rows = pyarrow.table(columns)
+            types = {name: pyarrow.string() if values.dtype == object else None for name, values in columns.items()}
+            rows = pyarrow.table(  # where NaN is null, too
+                {name: pyarrow.array(values, types[name], from_pandas=True) for name, values in columns.items()}
+            )
             if not writers:
                 writers.append(stack.enter_context(ParquetWriter(path, rows.schema)))
             writers[0].write_table(rows)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from enum import Enum
 from functools import partial
@@ -19,14 +20,15 @@ from torch import Tensor
 from .. import datasets, training
 from ..datasets.summary import directions_of
 from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, app, console, reports
 from ._device import Device, device_of, wait_for
-from ._errors import errors_in_options, one_line_errors, one_line_warnings
+from ._errors import one_line_errors, one_line_warnings
 from ._features_file import check_features
-from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell
+from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell, warn_of
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -86,11 +88,11 @@ def train(
     download: Download = False,
     splits: Splits = None,
     fold: Fold = None,
-    features_file: Annotated[
+    precomputed: Annotated[
         Path | None,
         data_option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
     ] = None,
-    own_features: OwnFeatures = None,
+    columns: OwnFeatures = None,
     label: Label = None,
     undirected: Undirected = False,
     coalesce: MergeRepeated = None,
@@ -176,98 +178,59 @@ def train(
     kernels, model, training_curve, log, result.
     """
     torch.set_num_threads(threads)
-    operator = operator_of(operators)
-    place = device_of(device)
+    place, operator = device_of(device), operator_of(operators)
     source = datasets.find(dataset, root)
     name = source.title
     out = Path("runs") / name if out is None else out
-    outputs = Outputs(out)
+    outputs = Outputs(out, source, precomputed, splits)
     metric_name, metric = metric_of(source, label, metric_choice)
-    if features_file is not None and (degree is not None or standardize):
-        option = "--standardize" if degree is None else f"--degree {degree.value}"
-        raise ValueError(f"{option}: --features {features_file} has the hops already, and it comes before them")
+    _check_preparation(precomputed, degree, standardize)
     board = TensorBoardLog(out, metric_name) if tensorboard else None
-    logs = [log for log in (CsvLog(outputs.log), board) if log is not None]
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
-        console.print(f"nothing to go on from in {escape(str(out))}: starting", highlight=False)
-    made = None if features_file is None else PowerFeatures.load(features_file)
+        _say(f"nothing to go on from in {out}: starting")
+    power = None if precomputed is None else PowerFeatures.load(precomputed)
     edge_options = edge_options_of(undirected, coalesce, self_loops)
-    if download:
-        source = source.downloaded()
-    read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
+    read = read_dataset(
+        source.downloaded() if download else source, features=columns, label=label, edge_options=edge_options
+    )
     graphs = read.graphs
-    if graphs.y is None:
-        of_folder = "; --label names the column that has them" if source.is_own else ""
-        raise ValueError(f"{dataset} has no labels to train by{of_folder}")
+    num_outputs = _num_outputs(source, graphs.y, metric_choice)
+    assert graphs.y is not None
     split = source.split(graphs.y, seed=seed, splits=splits, fold=fold)
-    tell(name, read, hint_on_edges(source, graphs), hint_on_features(read, own_features))
-    num_outputs = num_outputs_of(graphs.y)
-    if metric_choice is Metric.rocauc and num_outputs != 2 and not graphs.y.is_floating_point():
-        raise ValueError(f"--metric rocauc is of two classes, and {dataset} has {num_outputs}")
-    settings: dict[str, Any] = {"seed": seed, "fold": fold, "node_features": read.features, "classes": read.classes}
-    settings["task_names"] = read.tasks
-    settings |= {
-        "weighted": bool(read.weighted),
-        "edge_options": edge_options,
-        "directed": directions_of(graphs).one_way,
-    }
-    node_features = None
-    if made is None:
-        node_features = NodeFeatures(
-            None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
-        )
-        graphs = node_features.fit(graphs, split.train).transform(graphs)
-        if degree is not None or node_features.columns_:
-            number, standardized = graphs.num_features, len(node_features.columns_)
-            console.print(
-                f"node features: {number}, {standardized} standardised on the training graphs", highlight=False
-            )
+    tell(name, read, hint_on_edges(source, graphs), hint_on_features(read, columns))
+    preprocessing: NodeFeatures | None = None
+    made: float | Path | None = precomputed
+    if power is None:
+        preprocessing, graphs = _prepare(graphs, split.train, degree, standardize)
         hops = DEFAULT_HOPS if hops is None else hops
-        with console.status(f"computing {hops} hops"):
-            graphs = graphs.to(place)
-            start = time.perf_counter()
-            features = PowerFeatures.from_graphs(graphs, hops, operator or "sym", deduplicate, node_rows=dropout > 0)
-            wait_for(place)
-            seconds: float | Path | None = time.perf_counter() - start
+        power, made = _compute(graphs.to(place), hops, operator or "sym", deduplicate, dropout > 0)
     else:
-        check_features(f"--features {features_file}", made, name, graphs, hops, operator, deduplicate, dropout)
-        features, seconds = made.to(place), features_file
+        check_features(f"--features {precomputed}", power, name, graphs, hops, operator, deduplicate, dropout)
+        power = power.to(place)
         if standardize is None and NodeFeatures().fit(graphs, split.train).columns_:
-            console.print("node features: not standardised, which train without --features does", highlight=False)
+            _say("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
-        earlier = score_in(outputs.result)
-        console.print(f"{escape(str(out))} has a result{earlier}: this run replaces it", highlight=False)
+        _say(f"{out} has a result{score_in(outputs.result)}: this run replaces it")
     torch.manual_seed(seed)
     model = SPIN(
-        graphs.num_features,
+        power.num_features,
         hidden,
         num_outputs,
-        features.num_hops,
-        num_operators=features.num_operators,
+        power.num_hops,
+        num_operators=power.num_operators,
         attention=readout is Readout.attention,
         num_layers=layers,
         batch_norm=batch_norm,
         dropout=dropout,
     ).to(place)
-    model.node_features = node_features
+    model.node_features = preprocessing
     if calibrate:
-        model.calibrate(features[split.train])
-
-    def on_epoch(epoch: training.Epoch) -> None:
-        outputs.result.unlink(missing_ok=True)  # until this run has ended, what is there is not all of one
-        for log in logs:
-            log(epoch)
-
-    with (
-        board or nullcontext(),
-        one_line_warnings(),
-        _termination_as_interruption() as signals,
-        errors_in_options(out, name, fold),
-    ):
+        model.calibrate(power[split.train])
+    with board or nullcontext(), one_line_warnings(), _termination_as_interruption() as signals:
         fit = training.fit(
             model,
-            features,
+            power,
             split.train,
             split.validation,
             epochs=epochs,
@@ -281,18 +244,98 @@ def train(
             metric=metric,
             state=outputs.state,
             resume=resume,
-            on_epoch=on_epoch,
+            on_epoch=_on_epoch(outputs, board),
             progress=True,
         )
-    target = features[split.test].y
-    assert target is not None
-    test = metric(training.predict(model, features, split.test), target)
-    report = write_and_report(outputs, name, features, model, fit, split, metric_name, test, seconds, settings)
+    settings: dict[str, Any] = {
+        "seed": seed,
+        "fold": fold,
+        "node_features": read.features,
+        "classes": read.classes,
+        "task_names": read.tasks,
+        "weighted": bool(read.weighted),
+        "edge_options": edge_options,
+        "directed": directions_of(read.graphs).one_way,
+    }
+    test = _test(model, power, split.test, metric)
+    report = write_and_report(outputs, name, power, model, fit, split, metric_name, test, made, settings)
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
         report.shown.append(on)
         report.exit_code = 128 + (signals[0] if signals else signal.SIGINT)
     return report
+
+
+def _say(text: str) -> None:
+    console.print(escape(text), highlight=False)
+
+
+def _check_preparation(precomputed: Path | None, degree: Degree | None, standardize: bool | None) -> None:
+    """Refuse options that prepare node features if their hops are in a file."""
+    if precomputed is not None and (degree is not None or standardize):
+        option = "--standardize" if degree is None else f"--degree {degree.value}"
+        raise ValueError(f"{option}: --features {precomputed} has the hops already, and it comes before them")
+
+
+def _num_outputs(source: datasets.Source, y: Tensor | None, metric: Metric | None) -> int:
+    """Return the number of classes, or of tasks."""
+    if y is None:
+        of_folder = "; --label names the column that has them" if source.is_own else ""
+        raise ValueError(f"{source.name} has no labels to train by{of_folder}")
+    if y.is_floating_point():
+        return y.shape[1]
+    number = int(y.max()) + 1
+    if metric is Metric.rocauc and number != 2:
+        raise ValueError(f"--metric rocauc is of two classes, and {source.name} has {number}")
+    return number
+
+
+def _prepare(
+    graphs: GraphBatch, train: Tensor, degree: Degree | None, standardize: bool | None
+) -> tuple[NodeFeatures, GraphBatch]:
+    """Fit the preparation of node features to the training graphs, and apply it to all."""
+    preprocessing = NodeFeatures(
+        None if degree is None else degree.value, standardize="auto" if standardize is None else standardize
+    )
+    graphs = preprocessing.fit(graphs, train).transform(graphs)
+    if degree is not None or preprocessing.columns_:
+        standardized = len(preprocessing.columns_)
+        _say(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
+    return preprocessing, graphs
+
+
+def _compute(
+    graphs: GraphBatch, hops: int, operator: str, deduplicate: bool, node_rows: bool
+) -> tuple[PowerFeatures, float]:
+    """Compute power features; also returns the seconds that it took."""
+    with console.status(f"computing {hops} hops"):
+        start = time.perf_counter()
+        power = PowerFeatures.from_graphs(graphs, hops, operator, deduplicate, node_rows=node_rows)
+        wait_for(graphs.x.device)
+        return power, time.perf_counter() - start
+
+
+def _on_epoch(outputs: Outputs, board: TensorBoardLog | None) -> Callable[[training.Epoch], None]:
+    """Return a function that logs an epoch."""
+    log = CsvLog(outputs.log)
+
+    def on_epoch(epoch: training.Epoch) -> None:
+        outputs.result.unlink(missing_ok=True)  # it belongs to the run before
+        log(epoch)
+        if board is not None:
+            board(epoch)
+
+    return on_epoch
+
+
+def _test(model: SPIN, power: PowerFeatures, ids: Tensor, metric: training.Metric) -> float:
+    """Return the metric of the test graphs; NaN, with a line on stderr, if a score is not finite."""
+    target = power[ids].y
+    assert target is not None
+    scores = training.predict(model, power, ids)
+    wrong = ids[training.not_finite(scores).cpu()].tolist()
+    warn_of(list(map(str, wrong)), len(ids), "scores that are not finite, so that the test has no result")
+    return math.nan if wrong else metric(scores, target)
 
 
 @contextmanager
@@ -309,10 +352,6 @@ def _termination_as_interruption() -> Iterator[list[int]]:
         yield signals
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def num_outputs_of(y: Tensor) -> int:
-    return y.shape[1] if y.is_floating_point() else int(y.max()) + 1
 
 
 def metric_of(source: datasets.Source, label: tuple[Any] | None, chosen: Metric | None) -> tuple[str, training.Metric]:

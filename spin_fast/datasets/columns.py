@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._common.check import Argument, ArgumentTypeError, ArgumentValueError
 from .common import WIDEST_ONE_HOT, DatasetError
 
 Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
@@ -61,7 +62,8 @@ class Column(NamedTuple):
         if len(words) > MOST_CATEGORIES:
             raise DatasetError(
                 f"{where} {self.name!r} holds {len(words):,} different words, and at most {MOST_CATEGORIES:,} become "
-                "one-hot unless features list them; name the columns to use by features"
+                "one-hot unless features list them; name the columns to use by ",
+                Argument("features"),
             )
         return Column(self.name, sorted(words))
 
@@ -147,7 +149,8 @@ def holds_words(
         word, number = int(is_word.argmax()), int(is_word.argmin())
         raise DatasetError(
             f"{where(word)} must be a number, got {shown(values[word])}, as {row(number)} holds {values[number]}; "
-            f"correct it, or {as_categories(name)}"
+            "correct it, or ",
+            *as_categories(name),
         )
     return bool(is_word.any())
 
@@ -160,16 +163,16 @@ def shown(value: object) -> str:
     return repr(value.item() if isinstance(value, np.generic) else value)
 
 
-def as_categories(name: str) -> str:
+def as_categories(name: str) -> tuple[str | Argument, ...]:
     """How to read a column as categories, for messages."""
     asked = json.dumps({"column": name, "categories": "auto"}, ensure_ascii=False)
-    return f"to take all of it as words, name it by features as {asked}"
+    return "to take all of it as words, name it by ", Argument("features"), f" as {asked}"
 
 
-def as_task(label: str, labels: Sequence[str | None]) -> str:
+def as_task(label: str, labels: Sequence[str | None]) -> tuple[str | Argument, ...]:
     """How to read labels with gaps, for messages; empty unless they are 0 and 1."""
     binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
-    return f"read it as a task with missing labels by label={[label]}, " if binary else ""
+    return ("read it as a task with missing labels by ", Argument("label", [label]), ", ") if binary else ()
 
 
 def check_features(features: object) -> None:
@@ -178,24 +181,22 @@ def check_features(features: object) -> None:
         return
     items = [features] if isinstance(features, str | Mapping) else features
     if not isinstance(items, list | tuple) or not all(isinstance(item, str | Mapping) for item in items):
-        raise TypeError(f"features must be a list of names (str) or of {{'column': name, ...}}, got {features!r}")
+        raise ArgumentTypeError("features", 'be names or of the form {"column": NAME, ...}', features)
     for item in items:
         if isinstance(item, str):
             continue
         categories = item.get("categories", "auto")
         if not isinstance(item.get("column"), str) or item.keys() - {"column", "categories"}:
-            raise ValueError(f"features must have 'column', a name, and maybe 'categories', got {dict(item)!r}")
+            raise ArgumentValueError("features", "have 'column', a name, and maybe 'categories'", dict(item))
         if categories == "auto":
             continue
         words = isinstance(categories, list | tuple) and all(isinstance(word, str) for word in categories)
         if not words or not 0 < len(set(categories)) == len(categories) <= WIDEST_ONE_HOT:
-            raise ValueError(
-                "features must have as 'categories' different words (str), at least one and at most "
-                f"{WIDEST_ONE_HOT}, or 'auto', got {categories!r:.100}"
-            )
+            expected = f"have as 'categories' different words, at least one and at most {WIDEST_ONE_HOT}, or 'auto'"
+            raise ArgumentValueError("features", expected, categories)
     names = [item if isinstance(item, str) else item["column"] for item in items]
     if len(set(names)) < max(len(names), 1):
-        raise ValueError(f"features must be different names, at least one, got {features!r}")
+        raise ArgumentValueError("features", "be different names, at least one", features)
 
 
 def chosen(features: Features, found: Sequence[str]) -> list[Column]:
@@ -230,8 +231,8 @@ def check_label(label: object, classes: object) -> None:
     if label is None or isinstance(label, str):
         return
     if not isinstance(label, list | tuple) or not all(isinstance(name, str) for name in label):
-        raise TypeError(f"label must be a name (str), a list of names, or None, got {label!r}")
+        raise ArgumentTypeError("label", "be a name, several in a list, or None", label)
     if len(set(label)) < max(len(label), 1):
-        raise ValueError(f"label must be different names, at least one, got {label!r}")
+        raise ArgumentValueError("label", "be different names, at least one", label)
     if classes is not None:
         raise ValueError("classes must be None where label is a list: binary tasks have none")

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor
 
+from .._common.check import Argument, NamingError
 from ..graphs.batch import GraphBatch
 
 FEATURES = ("label", "attribute", "attribute+label", "degree")
@@ -29,7 +30,7 @@ _SPAN = r"(-?\d+)\.\.(-?\d+)"
 _WITH_SPANS = re.compile(rf"((?:attribute\+)?label)\[({_SPAN}(?:,{_SPAN})*)\]")
 
 
-class DatasetError(ValueError):
+class DatasetError(NamingError, ValueError):
     """A data set cannot be used; the message is one line that names the file and says what to do.
 
     Attributes:
@@ -37,8 +38,8 @@ class DatasetError(ValueError):
             wrong.
     """
 
-    def __init__(self, message: str, *, argument: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, *parts: str | Argument, argument: str | None = None) -> None:
+        super().__init__(*parts)
         self.argument = argument
 
 
@@ -193,7 +194,9 @@ def choose_features(features: object, name: str, where: str, *, labels: bool, at
     if not isinstance(features, str) or features not in possible:
         why = "is impossible for" if features in FEATURES else "is unknown for"
         choices = ", ".join(possible)
-        raise DatasetError(f"features={features!r} {why} {where}; choose one of: {choices}", argument="features")
+        raise DatasetError(
+            Argument("features", features), f" {why} {where}; choose one of: {choices}", argument="features"
+        )
     return [part for part in features.split("+") if part in has]
 
 
@@ -231,7 +234,9 @@ def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | N
     lowest, highest = np.array(spans, np.int64).T
     widths = highest - lowest + 1
     if widths.sum() > WIDEST_ONE_HOT:
-        raise DatasetError(f"{where} holds labels {_shown(spans)}, too many for a one-hot code; use features='degree'")
+        raise DatasetError(
+            f"{where} holds labels {_shown(spans)}, too many for a one-hot code; use ", Argument("features", "degree")
+        )
     x = torch.zeros(len(labels), int(widths.sum()), dtype=dtype)
     first = np.cumsum(widths) - widths
     return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1), spans

@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO
 
 from .._common import files
+from .._common.check import Argument
 from .._common.progress import download_bar
 from . import ogb, tu
 from .common import DatasetError, one_line, reading
@@ -168,8 +169,9 @@ def _fetch(source: str, to: Path, name: str, target: Path, progress: bool) -> No
     except requests.ConnectionError as error:
         kind = "" if type(error) is requests.ConnectionError else f" ({type(error).__name__})"
         raise DatasetError(
-            f"{source} cannot be downloaded: no connection{kind}; go online, name a mirror by url, "
-            f"or {'unpack it' if ogb.owns(name) else 'put it'} by hand as {target}"
+            f"{source} cannot be downloaded: no connection{kind}; go online, name a mirror by ",
+            Argument("url"),
+            f", or {'unpack it' if ogb.owns(name) else 'put it'} by hand as {target}",
         ) from error
     except requests.RequestException as error:
         raise DatasetError(f"{source} cannot be downloaded: {one_line(error)}") from error

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._common import check
+from .._common.check import Argument
 from ..graphs.batch import EdgeOptions
 from . import graphml, nel, tables, tu
 from .columns import LABEL, Features, Label, check_features, check_label
@@ -107,7 +108,9 @@ def load_folder(
         return folder
     if label not in (None, LABEL):
         raise DatasetError(
-            f"label={label!r} is impossible for {path}, whose labels have no names; leave it out", argument="label"
+            Argument("label", label),
+            f" is impossible for {path}, whose labels have no names; leave it out",
+            argument="label",
         )
     return _load_named(path, features, classes, label is not None, dtype, edge_options)
 

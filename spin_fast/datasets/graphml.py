@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from .._common import check
+from .._common.check import Argument
 from .._common.indexing import offsets
 from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
@@ -94,8 +95,10 @@ def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | No
         return labels
     if len(missing) < len(files):
         raise DatasetError(
-            f"{missing[0]} has no graph attribute {label!r}, but other files have; label all, "
-            f"{as_task(label, labels)}or read no labels by label=None"
+            f"{missing[0]} has no graph attribute {label!r}, but other files have; label all, ",
+            *as_task(label, labels),
+            "or read no labels by ",
+            Argument("label", None),
         )
     return None
 
@@ -197,7 +200,8 @@ class _GraphML:
             elif self.found != found:
                 raise DatasetError(
                     f"{file} has the node attributes {_listed(found)}, files before it {_listed(self.found)}; "
-                    "name those to use by features"
+                    "name those to use by ",
+                    Argument("features"),
                 )
         if self.columns and len(graph):
             self.columns = numbers_first([self._kind(column, graph, file) for column in self.columns])
@@ -283,12 +287,15 @@ class _GraphML:
             graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **edge_options)
         except (TypeError, ValueError) as error:
             reason = one_line(error).replace(" of graph 0", "")
-            raise DatasetError(f"{file}: {reason}; correct it, or name what to use by features") from error
+            raise DatasetError(
+                f"{file}: {reason}; correct it, or name what to use by ", Argument("features")
+            ) from error
         if x is not None and not bool(graphs.x.isfinite().all()):
             row, column = (~graphs.x.isfinite()).nonzero()[0].tolist()
             raise DatasetError(
                 f"{file}: attribute {x[column]!r} of node {[*graph][row]!r} must be finite, "
-                f"got {graphs.x[row, column]}; correct it, or name what to use by features"
+                f"got {graphs.x[row, column]}; correct it, or name what to use by ",
+                Argument("features"),
             )
         if graphs.edge_weight is not None and not bool(graphs.edge_weight.isfinite().all()):
             raise DatasetError(f"{file}: edge attribute {weight!r} must be finite; correct it")

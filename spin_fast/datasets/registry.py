@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .._common import check
+from .._common.check import Argument
 from ..graphs.batch import EdgeOptions, GraphBatch
 from . import citation, downloads, sources
 from .citation import NodeDataset
@@ -214,7 +215,9 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
     path = next(filter(None, map(citation.locate, roots)), None)
     if path is None:
         places = " or ".join(map(str, roots))
-        raise DatasetError(f"Cora needs Cora.zip or Cora/ in {places}; put it there, or name its folder by root")
+        raise DatasetError(
+            f"Cora needs Cora.zip or Cora/ in {places}; put it there, or name its folder by ", Argument("root")
+        )
     return citation.load(path, normalize=normalize, dtype=dtype)
 
 

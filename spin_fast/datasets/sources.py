@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from .._common import check
+from .._common.check import Argument
 from ..graphs.batch import GraphBatch
 from . import digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
@@ -139,7 +140,7 @@ class Known(Source):
         return self._read(features, dtype)
 
     def _refuse(self, argument: str, value: object, why: str) -> NoReturn:
-        raise DatasetError(f"{argument}={value!r} is impossible for {self.name}, {why}", argument=argument)
+        raise DatasetError(Argument(argument, value), f" is impossible for {self.name}, {why}", argument=argument)
 
     @abstractmethod
     def _read(self, features: Features, dtype: torch.dtype) -> Folder: ...
@@ -249,8 +250,11 @@ class Missing(Source):
         return DatasetError(
             f"unknown data set {self.name!r}{hint} "
             f"Built in: {', '.join(built_in)}. Found in {places}: {', '.join(found) or 'nothing'} "
-            f"(looked for {f'ogbg_{self.name[5:]}/' if ogb.owns(self.name) else files}). Download it by download=True, "
-            "put its files there, or name their folder by root or SPIN_FAST_DATA."
+            f"(looked for {f'ogbg_{self.name[5:]}/' if ogb.owns(self.name) else files}). Download it by ",
+            Argument("download", True),
+            ", put its files there, or name their folder by ",
+            Argument("root"),
+            " or SPIN_FAST_DATA.",
         )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._common import check
+from .._common.check import Argument
 from .common import DatasetError, reading
 
 # The same graphs in the same order under two names; folds are published under the second.
@@ -141,7 +142,9 @@ def locate(name: str, folders: Sequence[Path], splits: str | Path | None) -> Pat
     """The file of the folds of the set ``name``: ``splits``, or in it if it is a folder, or in ``FOLDER/splits``."""
     given = None if splits is None else Path(splits).expanduser()
     if given is not None and not given.exists():
-        raise DatasetError(f"splits must be a file of folds, or a folder of such files; {given} does not exist")
+        raise DatasetError(
+            Argument("splits"), f" must be a file of folds, or a folder of such files; {given} does not exist"
+        )
     if given is not None and not given.is_dir():
         return given
     name = Path(name).name  # of a folder of one's own
@@ -152,8 +155,8 @@ def locate(name: str, folders: Sequence[Path], splits: str | Path | None) -> Pat
         if path.is_file():
             return path
     raise NoPublishedSplits(
-        f"there are no published folds of {name} at {' or '.join(map(str, tried))}; "
-        "name the file or its folder by splits"
+        f"there are no published folds of {name} at {' or '.join(map(str, tried))}; name the file or its folder by ",
+        Argument("splits"),
     )
 
 

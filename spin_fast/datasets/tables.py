@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._common.check import Argument
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import (
     LABEL,
@@ -244,7 +245,10 @@ def labels_of(table: Table, label: str) -> list[str] | None:
         more = f", and {empty.sum() - 1:,} more of {len(empty):,} graphs have no label" if empty.sum() > 1 else ""
         raise DatasetError(
             f"{table.where(int(empty.argmax()), label)} is empty{more}; fill in all, leave such graphs out of every "
-            f"table, {as_task(label, [*labels.dropna()])}or read no labels by label=None"
+            "table, ",
+            *as_task(label, [*labels.dropna()]),
+            "or read no labels by ",
+            Argument("label", None),
         )
     return [str(name) for name in labels]
 
@@ -358,7 +362,9 @@ def _columns(path: Path, nodes: Table | None, features: Features) -> list[Column
     if nodes is None:
         if columns := chosen(features, ()):
             raise DatasetError(
-                f"{path} has no table of nodes, which features={features!r} would be columns of; leave them out",
+                f"{path} has no table of nodes, which ",
+                Argument("features", features),
+                " would be columns of; leave them out",
                 argument="features",
             )
         return columns
@@ -382,7 +388,9 @@ def _with_labels(
         if label == LABEL:
             return read
         raise DatasetError(
-            f"{path} has no table of graphs, which label={label!r} would be a column of; leave it out",
+            f"{path} has no table of graphs, which ",
+            Argument("label", label),
+            " would be a column of; leave it out",
             argument="label",
         )
     if not isinstance(label, str):
@@ -413,7 +421,10 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
                 row = int(rounded.argmax())
                 raise DatasetError(
                     f"{nodes.where(row, column.name)} holds {nodes.frame[column.name][row]}, which float32 would "
-                    f"round; use float64, leave the column out by features, or, {as_categories(column.name)}"
+                    "round; use float64, leave the column out by ",
+                    Argument("features"),
+                    ", or, ",
+                    *as_categories(column.name),
                 )
         else:
             codes, column = nodes.words(column)

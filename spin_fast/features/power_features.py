@@ -42,7 +42,8 @@ class PowerFeatures:
         rows: ``[U, d]``; branch ``r`` owns ``rows[row_ptr[r]:row_ptr[r + 1]]``.
         row_ptr: ``[R + 2]`` int64.
         ptr: ``[S + 1]`` int64, the entries of each segment, branch-major.
-        index: ``[nnz]`` int32 or int64, the row of each entry, ascending in a segment; None for the identity.
+        index: ``[nnz]`` int32 or int64, the row of each entry, one of its own branch, ascending in a segment; None for
+            the identity.
         count: ``[nnz]`` int32, how often the row occurs in the graph; None for ones.
         row_of_node: ``[R + 1, N]``, the row of each node in each branch; None for the identity, or if not kept.
         node_ptr: ``[G + 1]`` int64, node offsets of the graphs.
@@ -111,10 +112,10 @@ class PowerFeatures:
 
     def _check_entries(self) -> None:
         num_rows = len(self.rows)
-        ops.check_segments(self.ptr, self.index, self.count, num_rows)
+        ops.check_segments(self.ptr, self.index, self.count, num_rows, self.row_ptr)
         if self.row_of_node is not None:
-            flat = self.row_of_node.flatten()
-            ops.check_segments(torch.tensor([0, flat.numel()]), flat, None, num_rows)
+            ptr = torch.arange(self.num_branches + 1) * self.row_of_node.shape[1]
+            ops.check_segments(ptr, self.row_of_node.flatten(), None, num_rows, self.row_ptr)
 
     def __getattr__(self, name: str) -> Any:
         """Check the arrays of a mapped file when one of them is first asked for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,7 +14,7 @@ from .._common import check, files
 from ..graphs.batch import GraphBatch
 from .chunks import num_branches_of
 from .power_features import PowerFeatures
-from .storage import FORMAT, index_of, read_index, write_index
+from .storage import FORMAT, INDEX_FORMAT, index_of, read_index, write_index
 
 HEADER_BYTES = 2048  # bound of what a file holds beside its arrays
 FILL = 0.9  # fraction of the bytes to aim at, since the size of further graphs is an estimate
@@ -65,7 +66,13 @@ def check_path(path: Path) -> None:
     """Check, before any work, that :func:`save` can write there; raises its errors."""
     if path.suffix == ".json":
         raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
-    files.check_writable(path)
+    files.check_writable(path, is_shard)
+    files.check_writable(index_of(path), partial(files.has_format, format=INDEX_FORMAT))
+
+
+def is_shard(path: Path) -> bool:
+    """Whether a file holds power features."""
+    return files.has_format(path, FORMAT)
 
 
 def _name_of(path: Path, number: int, count: int) -> Path:
@@ -140,10 +147,12 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
             index.unlink(missing_ok=True)
         else:
             paths = [_name_of(path, number, len(written)) for number in range(1, len(written) + 1)]
+            for file in paths:
+                files.check_writable(file, is_shard)
             _place(written, paths, index, earlier)
             path.unlink(missing_ok=True)
         for file in earlier.difference(paths):
-            if _is_named_by_save(file, path) and files.has_format(file, FORMAT):
+            if _is_named_by_save(file, path) and is_shard(file):
                 file.unlink()
         return paths
     finally:

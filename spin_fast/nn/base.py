@@ -163,10 +163,14 @@ class GraphClassifier(nn.Module):
     def probabilities(self, scores: Tensor) -> Tensor:
         """``[G, C]`` of class scores ``[G, C]``: their softmax, or of binary tasks the sigmoid of each.
 
-        Where ``multilabel`` is unknown, a single score is taken for that of a task.
+        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN. Where
+        ``multilabel`` is unknown, a single score is taken for that of a task.
         """
         of_tasks = scores.shape[1] == 1 if self.multilabel is None else self.multilabel
-        return scores.sigmoid() if of_tasks else scores.softmax(1)
+        finite = scores.isfinite()
+        if of_tasks:
+            return scores.sigmoid().where(finite, torch.nan)
+        return scores.softmax(1).where(finite.all(1, keepdim=True), torch.nan)
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:

@@ -59,11 +59,18 @@ def check_csr(
 
 
 def check_segments(
-    ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int, *, check_invariants: bool = True
+    ptr: Tensor,
+    index: Tensor | None,
+    count: Tensor | None,
+    num_rows: int,
+    row_ptr: Tensor | None = None,
+    *,
+    check_invariants: bool = True,
 ) -> None:
     """Check segments and, on the CPU, their contents: monotone offsets, row numbers in range, counts positive.
 
     Args:
+        row_ptr: the range of rows that each branch may refer to; None: every branch to all rows.
         check_invariants: check contents.
 
     Raises:
@@ -79,9 +86,10 @@ def check_segments(
     if not check_invariants or not contents_are_readable(ptr):
         return
     if native.library is None:
-        problem = reference.check_segments(ptr, index, count, num_rows)
+        problem = reference.check_segments(ptr, index, count, num_rows, row_ptr)
     else:
-        problem = native.library.check_segments(_array(ptr), _array(index), _array(count), num_rows)
+        row_ptr = torch.tensor([0, num_rows]) if row_ptr is None else row_ptr
+        problem = native.library.check_segments(_array(ptr), _array(index), _array(count), _array(row_ptr))
     if problem:
         raise ValueError(problem)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import wraps
+from itertools import pairwise
 from typing import Any, TypeVar, cast
 
 import torch
@@ -362,16 +363,35 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
     )
 
 
-def check_segments(ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int) -> str:
+def check_segments(
+    ptr: Tensor, index: Tensor | None, count: Tensor | None, num_rows: int, row_ptr: Tensor | None = None
+) -> str:
     """What is wrong with the contents of a readout's segments, or an empty string."""
     name, num_entries = ("rows of z", num_rows) if index is None else ("index", index.numel())
     problem = check_offsets("ptr", ptr, num_entries, name)
-    if not problem and index is not None:
+    if not problem and row_ptr is not None:
+        problem = _check_branches(ptr, index, row_ptr)
+    elif not problem and index is not None:
         problem = _check_range("index", index, 0, num_rows)
     if not problem and count is not None and bool((count < 1).any()):
         entry = int((count < 1).nonzero()[0])
         problem = f"count must be positive, got count[{entry}] = {int(count[entry])}"
     return problem
+
+
+def _check_branches(ptr: Tensor, index: Tensor | None, row_ptr: Tensor) -> str:
+    """Which entry refers to a row of another branch, or an empty string."""
+    num_graphs = (len(ptr) - 1) // (len(row_ptr) - 1)
+    starts = ptr[:: max(num_graphs, 1)]
+    for branch, (low, high) in enumerate(pairwise(row_ptr.tolist())):
+        begin, end = (int(starts[branch + i]) if num_graphs else 0 for i in (0, 1))
+        if index is None and (begin, end) != (low, high):
+            return f"ptr must give branch {branch} its rows, {low} to {high}, got {begin} to {end}"
+        if index is not None and (
+            problem := _check_range("index", index[begin:end], low, high, begin, f", the rows of branch {branch}")
+        ):
+            return problem
+    return ""
 
 
 def check_offsets(name: str, offsets: Tensor, end: int, of: str) -> str:
@@ -387,9 +407,9 @@ def check_offsets(name: str, offsets: Tensor, end: int, of: str) -> str:
     return ""
 
 
-def _check_range(name: str, values: Tensor, low: int, high: int) -> str:
+def _check_range(name: str, values: Tensor, low: int, high: int, first: int = 0, meaning: str = "") -> str:
     outside = (values < low) | (values >= high)
     if not bool(outside.any()):
         return ""
     i = int(outside.nonzero()[0])
-    return f"{name} must be in [{low}, {high}), got {name}[{i}] = {int(values[i])}"
+    return f"{name} must be in [{low}, {high}){meaning}, got {name}[{first + i}] = {int(values[i])}"

@@ -220,7 +220,11 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         return self
 
     def predict(self, X: Any) -> np.ndarray:
-        """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1."""
+        """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1.
+
+        Raises:
+            TypeError, ValueError: say what is wrong with ``X``, or which graphs have scores that are not finite.
+        """
         scores = self._scores(X)
         return (scores > 0).long().numpy() if self._multilabel else self.classes_[scores.argmax(1).numpy()]
 
@@ -351,7 +355,13 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         """Class scores ``[G, C]`` on the CPU."""
         check_is_fitted(self)
         with _threads(self.n_jobs), torch.inference_mode():
-            return self._scores_of(X).cpu()
+            scores = self._scores_of(X).cpu()
+        if len(wrong := training.not_finite(scores)):
+            raise ValueError(
+                f"X has {len(wrong)} graph(s) whose scores are not finite, the first is {int(wrong[0])}; look for node "
+                "features that are too large"
+            )
+        return scores
 
     def _scores_of(self, X: Any) -> Tensor:
         graphs = self._graphs(X)

@@ -4,7 +4,7 @@ from .checkpoints import load_checkpoint, save_checkpoint
 from .fit import Epoch, Fit, fit
 from .losses import loss_of
 from .metrics import Metric, accuracy, rocauc
-from .prediction import predict, predict_chunks, predict_proba
+from .prediction import not_finite, predict, predict_chunks, predict_proba
 from .schedules import SCHEDULES
 from .trainer import Trainer
 
@@ -18,6 +18,7 @@ __all__ = [
     "fit",
     "load_checkpoint",
     "loss_of",
+    "not_finite",
     "predict",
     "predict_chunks",
     "predict_proba",

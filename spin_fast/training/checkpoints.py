@@ -28,7 +28,8 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     Raises:
         TypeError: metadata that are no JSON value, named; or the model is no ``SPIN``. A ``PAGNN`` is made of any
             modules, which a file cannot name; keep its weights by ``torch.save(model.state_dict(), path)``.
-        ValueError: ``operator`` is none that the model can be trained with, or another one than it was.
+        ValueError: ``operator`` is none that the model can be trained with, or another one than it was; a parameter is
+            not finite.
     """
     if not isinstance(model, SPIN):
         raise TypeError(
@@ -41,6 +42,8 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
         except (TypeError, ValueError) as error:
             raise TypeError(f"{name} must be a JSON value, got {type(value).__name__}: {error}") from error
     tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
+    if wrong := [name for name, value in tensors.items() if not bool(value.isfinite().all())]:
+        raise ValueError(f"model must have finite parameters, got NaN or infinity in {', '.join(wrong)}")
     if metadata.get("operator") is not None or model.operator is not None:
         metadata["operator"] = model.check_operator(metadata.get("operator"))
     if model.multilabel is not None:

@@ -8,22 +8,23 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from numbers import Real
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from .._common import check
+from .._common.check import Argument, ArgumentTypeError
 from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..nn import GraphClassifier
 from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
 from .metrics import Metric, accuracy
-from .prediction import predict
-from .resume import START_ANEW, Epoch, Run, RunFile, copied, restore, sample_of, settings_of, snapshot
+from .prediction import not_finite, predict
+from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
 
@@ -73,7 +74,8 @@ def fit(
     On the device of ``model`` and ``features``; see :class:`Trainer`.
 
     Of epochs with the same metric the one with the lower validation loss is kept. While the metric is NaN, of which a
-    ``UserWarning`` tells, that loss alone decides, also when to stop.
+    ``UserWarning`` tells, that loss alone decides, also when to stop. An epoch with scores that are not finite has NaN
+    for both and is never the best one.
     Ctrl-C ends training as early stopping does. Whatever ends it, errors too, the model then holds the best weights.
 
     A run whose ``state`` is kept can go on after an interruption, an error, or the death of the process: with
@@ -112,126 +114,197 @@ def fit(
 
     Raises:
         TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``; a
-            ``state`` that is damaged, or something else.
+            ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a finite metric or
+            loss on the validation graphs.
         OSError: ``state`` cannot be written.
     """
     if not isinstance(model, GraphClassifier):
-        raise TypeError(f"model must be a SPIN, a PAGNN or another GraphClassifier, got {type(model).__name__}")
+        raise ArgumentTypeError("model", "be a SPIN, a PAGNN or another GraphClassifier", type(model))
     model.check_training(features)
-    epochs, batch_size, patience, seed = (
-        check.integer(name, value, minimum)
-        for name, value, minimum in (
-            ("epochs", epochs, 1),
-            ("batch_size", batch_size, 1),
-            ("patience", patience, 1),
-            ("seed", seed, 0),
-        )
-    )
-    learning_rate, weight_decay = _rate("learning_rate", learning_rate), _rate("weight_decay", weight_decay)
-    if not callable(metric):
-        raise TypeError(f"metric must be a function of class scores and labels, got {type(metric).__name__}")
-    if on_epoch is not None and not callable(on_epoch):
-        raise TypeError(f"on_epoch must be a function of an Epoch, or None, got {type(on_epoch).__name__}")
+    epochs, patience = check.integer("epochs", epochs, 1), check.integer("patience", patience, 1)
+    batch_size, seed = check.integer("batch_size", batch_size, 1), check.integer("seed", seed, 0)
+    learning_rate = float(check.number("learning_rate", learning_rate, 0))
+    weight_decay = float(check.number("weight_decay", weight_decay, 0))
     check.flag("resume", resume)
-    train, validation = graph_ids(train, len(features)), graph_ids(validation, len(features))
-    for name, ids in (("train", train), ("validation", validation)):
-        if len(ids) == 0:
-            raise ValueError(f"{name} must have at least one graph")
-    num_outputs = model.num_outputs(features)
-    check_labels(features, num_outputs, read=True)
+    if not callable(metric):
+        raise ArgumentTypeError("metric", "be a function of class scores and labels", type(metric))
+    if on_epoch is not None and not callable(on_epoch):
+        raise ArgumentTypeError("on_epoch", "be a function of an Epoch, or None", type(on_epoch))
     if resume and state is None:
         raise ValueError("resume must come with state, the file to go on from")
-    train_labels, target = features[train].y, features[validation].y
-    assert train_labels is not None
-    assert target is not None
-    for name, labels in (("train", train_labels), ("validation", target)):
-        if labels.is_floating_point() and bool(labels.isnan().all()):
-            raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
-    shared = int(torch.isin(features.storage_ids(validation), features.storage_ids(train)).sum())
-    if shared:
-        warnings.warn(
-            f"validation has {shared} graph(s) of train, so that its metric, which chooses the epoch, is too good",
-            stacklevel=2,
-        )
-    weights = class_weights(class_weight, train_labels, num_outputs)
-    weights = None if weights is None else weights.to(features.rows)
-    if graph_weight is not None:
-        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows.device)
-        for name, ids in (("train", train), ("validation", validation)):
-            if not bool((graph_weight[ids] > 0).any()):
-                raise ValueError(f"graph_weight must not be all 0 in {name}")
+    data = _checked_data(model, features, train, validation, class_weight, graph_weight)
     torch.manual_seed(seed)
-    order = torch.Generator().manual_seed(seed)
-    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=weights)
+    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=data.class_weight)
     scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
-    run, file = Run(best=copied(model.state_dict())), None
+    before = TrainingState(best=copied(model.state_dict()))
+    run = _Run(data, trainer, scheduler, torch.Generator().manual_seed(seed), batch_size, metric, before)
     if state is not None:
         settings = settings_of(
             model,
             features,
-            train,
-            validation,
+            data.train,
+            data.validation,
             batch_size=batch_size,
             learning_rate=learning_rate,
             schedule=_name_of(schedule),
             weight_decay=weight_decay,
-            class_weight=class_weight if weights is None or isinstance(class_weight, str) else weights.tolist(),
-            graph_weight=graph_weight,
+            class_weight=class_weight if isinstance(class_weight, str) else data.class_weight,
+            graph_weight=data.graph_weight,
             seed=seed,
             metric=_name_of(metric),
         )
-        file = RunFile(Path(state), settings, sample_of(features, train, validation))
-        if resume and file.path.exists():
-            run = file.read(like=replace(run, last=snapshot(trainer, order)))
-            _check_past(run, file.path, epochs, patience)
-            _replay(run, scheduler, file.path)
-            restore(trainer, order, run)
-    known_before = model.operator, model.multilabel
-    model.operator, model.multilabel = features.operator, target.is_floating_point()  # if no epoch is left, too
-    interrupted, warned = False, False
-    with progress_bar("epoch", epochs, progress) as advance_bar:
-        advance_bar("", len(run.epochs))
-        try:
-            while not run.is_over(epochs, patience):
-                number, rate, start = len(run.epochs) + 1, _rate_of(scheduler), time.perf_counter()
-                loss = trainer.epoch(features, train, batch_size, order, graph_weight)
-                seconds = time.perf_counter() - start
-                if not math.isfinite(loss):
-                    _check_finite(features[train])
-                    raise ValueError(
-                        f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate"
-                    )
-                logits = predict(model, features, validation)
-                of_validation = None if graph_weight is None else graph_weight[validation]
-                validation_loss = loss_of(logits, target, weights, of_validation).item()
-                score = float(metric(logits, target))
-                if math.isnan(score) and not warned:
-                    warned = True
-                    warnings.warn(
-                        f"metric {_name_of(metric)} is NaN on the validation graphs: their loss chooses the epoch, and "
-                        "when to stop",
-                        stacklevel=2,
-                    )
-                epoch = Epoch(number, loss, validation_loss, score, rate, seconds)
-                if on_epoch is not None:
-                    on_epoch(epoch)
-                run = run.after(epoch, model.state_dict(), {} if file is None else snapshot(trainer, order))
-                if file is not None:
-                    file.keep(run)
-                advance(scheduler, epoch.validation_loss, epoch.validation)
-                advance_bar(f"loss {loss:.4f}  validation {epoch.validation:.4f}  best {run.best_score[0]:.4f}")
-        except KeyboardInterrupt:
-            if not run.epochs:
-                raise
-            interrupted = True
-        finally:
-            model.load_state_dict(run.best)
-            model.unflatten_parameters()
-            if not run.epochs:  # it has learnt nothing
-                model.operator, model.multilabel = known_before
-            if file is not None:  # last, as it may fail
-                file.keep(run, now=True)
-    return Fit(list(run.epochs), run.best_epoch, interrupted)
+        run.file = StateFile(Path(state), settings, sample_of(features, data.train, data.validation))
+        if resume and run.file.path.exists():
+            run.go_on(run.file, epochs, patience)
+    interrupted = run.train(epochs, patience, on_epoch, progress)
+    if not run.state.has_best:
+        raise ValueError(
+            "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a lower "
+            "learning_rate, and look for node features that are too large"
+        )
+    return Fit(list(run.state.epochs), run.state.best_epoch, interrupted)
+
+
+class _Data(NamedTuple):
+    """What to train on and to validate by, checked: ids, and weights on the device of the features."""
+
+    features: PowerFeatures
+    train: Tensor
+    validation: Tensor
+    target: Tensor
+    class_weight: Tensor | None
+    graph_weight: Tensor | None
+
+
+def _checked_data(
+    model: GraphClassifier,
+    features: PowerFeatures,
+    train: GraphIds,
+    validation: GraphIds,
+    class_weight: ClassWeight,
+    graph_weight: Tensor | Sequence[float] | None,
+) -> _Data:
+    parts = {"train": graph_ids(train, len(features)), "validation": graph_ids(validation, len(features))}
+    for name, ids in parts.items():
+        if len(ids) == 0:
+            raise ValueError(f"{name} must have at least one graph")
+    num_outputs = model.num_outputs(features)
+    check_labels(features, num_outputs, read=True)
+    labels: list[Tensor] = []
+    for name, ids in parts.items():
+        y = features[ids].y
+        assert y is not None
+        if y.is_floating_point() and bool(y.isnan().all()):
+            raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
+        labels.append(y)
+    shared = torch.isin(*(features.storage_ids(ids) for ids in (parts["validation"], parts["train"])))
+    if number := int(shared.sum()):
+        warnings.warn(
+            f"validation has {number} graph(s) of train, so that its metric, which chooses the epoch, is too good",
+            stacklevel=3,
+        )
+    weights = class_weights(class_weight, labels[0], num_outputs)
+    if graph_weight is not None:
+        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows.device)
+        for name, ids in parts.items():
+            if not bool((graph_weight[ids] > 0).any()):
+                raise ValueError(f"graph_weight must not be all 0 in {name}")
+    weights = None if weights is None else weights.to(features.rows)
+    return _Data(features, parts["train"], parts["validation"], labels[1], weights, graph_weight)
+
+
+@dataclass
+class _Run:
+    """A training run: its state, and what its epochs change."""
+
+    data: _Data
+    trainer: Trainer
+    scheduler: LRScheduler
+    order: torch.Generator
+    batch_size: int
+    metric: Metric
+    state: TrainingState
+    file: StateFile | None = None
+    warned: bool = False
+
+    def go_on(self, file: StateFile, epochs: int, patience: int) -> None:
+        """Continue the run of a file.
+
+        Raises:
+            StateError: the file is damaged, or of a run with other arguments.
+        """
+        state = file.read(like=replace(self.state, last=snapshot(self.trainer, self.order)))
+        _check_limits(state, file.path, epochs, patience)
+        _replay(state, self.scheduler, file.path)
+        restore(self.trainer, self.order, state)
+        self.state = state
+
+    def train(self, epochs: int, patience: int, on_epoch: Callable[[Epoch], object] | None, progress: bool) -> bool:
+        """Train until it is over, and leave the best weights in the model; returns whether it was interrupted."""
+        model, interrupted = self.trainer.model, False
+        known_before = model.operator, model.multilabel
+        model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
+        with progress_bar("epoch", epochs, progress) as advance_bar:
+            advance_bar("", len(self.state.epochs))
+            try:
+                while not self.state.is_over(epochs, patience):
+                    epoch = self._epoch()
+                    if on_epoch is not None:
+                        on_epoch(epoch)
+                    last = {} if self.file is None else snapshot(self.trainer, self.order)
+                    self.state = self.state.after(epoch, model.state_dict(), last)
+                    if self.file is not None:
+                        self.file.keep(self.state)
+                    advance(self.scheduler, epoch.validation_loss, epoch.validation)
+                    best = self.state.best_score[0]
+                    advance_bar(f"loss {epoch.loss:.4f}  validation {epoch.validation:.4f}  best {best:.4f}")
+            except KeyboardInterrupt:
+                if not self.state.epochs:
+                    raise
+                interrupted = True
+            finally:
+                model.load_state_dict(self.state.best)
+                model.unflatten_parameters()
+                if not self.state.has_best:  # it has learnt nothing
+                    model.operator, model.multilabel = known_before
+                if self.file is not None:  # last, as it may fail
+                    self.file.keep(self.state, now=True)
+        return interrupted
+
+    def _epoch(self) -> Epoch:
+        """Train for one epoch, and validate."""
+        data, number, rate = self.data, len(self.state.epochs) + 1, _rate_of(self.scheduler)
+        start = time.perf_counter()
+        loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
+        seconds = time.perf_counter() - start
+        if not math.isfinite(loss):
+            _check_finite(data.features[data.train])
+            raise ValueError(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
+        return Epoch(number, loss, *self._validate(number), rate, seconds)
+
+    def _validate(self, number: int) -> tuple[float, float]:
+        """Return loss and metric of the validation graphs; NaN for both if a score is not finite."""
+        data = self.data
+        logits = predict(self.trainer.model, data.features, data.validation)
+        if wrong := len(not_finite(logits)):
+            self._warn_once(
+                f"{wrong} validation graph(s) have scores that are not finite in epoch {number}: such an epoch is "
+                "never the best one"
+            )
+            return math.nan, math.nan
+        weight = None if data.graph_weight is None else data.graph_weight[data.validation]
+        score = float(self.metric(logits, data.target))
+        if math.isnan(score):
+            self._warn_once(
+                f"metric {_name_of(self.metric)} is NaN on the validation graphs: their loss chooses the epoch, and "
+                "when to stop"
+            )
+        return loss_of(logits, data.target, data.class_weight, weight).item(), score
+
+    def _warn_once(self, message: str) -> None:
+        if not self.warned:
+            self.warned = True
+            warnings.warn(message, stacklevel=6)  # the caller of fit
 
 
 def _check_finite(features: PowerFeatures) -> None:
@@ -239,14 +312,6 @@ def _check_finite(features: PowerFeatures) -> None:
     if not bool(rows.isfinite().all()):
         found = "NaN" if bool(rows.isnan().any()) else "infinity"
         raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
-
-
-def _rate(name: str, value: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a float, got {type(value).__name__}")
-    if not 0 <= value < math.inf:
-        raise ValueError(f"{name} must be finite and at least 0, got {value}")
-    return float(value)
 
 
 def _rate_of(scheduler: LRScheduler) -> float:
@@ -257,30 +322,30 @@ def _name_of(function: object) -> str:
     return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
 
 
-def _check_past(run: Run, path: Path, epochs: int, patience: int) -> None:
-    """That a run with these limits would have come as far."""
-    if len(run.epochs) > epochs:
-        raise ValueError(
-            f"epochs must be at least {len(run.epochs)}, as many as {path} has, got {epochs}; {START_ANEW}"
-        )
-    sooner = Run()
-    for epoch in run.epochs:
+def _check_limits(state: TrainingState, path: Path, epochs: int, patience: int) -> None:
+    """Check that a run with these limits would have come as far."""
+    done = len(state.epochs)
+    if done > epochs:
+        raise StateError(Argument("epochs"), f" must be at least {done}, as many as {path} has, got {epochs}")
+    sooner = TrainingState()
+    for epoch in state.epochs:
         if sooner.is_over(epochs, patience):
-            raise ValueError(
-                f"patience must not stop the run of {path} before its last epoch, got {patience}; {START_ANEW}"
-            )
+            what = f" must not stop the run of {path} before its last epoch, got {patience}"
+            raise StateError(Argument("patience"), what)
         sooner = sooner.after(epoch, {}, {})
 
 
-def _replay(run: Run, scheduler: LRScheduler, path: Path) -> None:
+def _replay(state: TrainingState, scheduler: LRScheduler, path: Path) -> None:
     """Step the scheduler through the epochs so far, by the log alone, so that any scheduler can go on."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
-        for epoch in run.epochs:
+        for epoch in state.epochs:
             if not math.isclose(_rate_of(scheduler), epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
-                raise ValueError(
-                    f"epochs and schedule must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
-                    f"{epoch.number}, got {_rate_of(scheduler):.6g}: a cosine needs the number of epochs that it began "
-                    f"with; {START_ANEW}"
+                raise StateError(
+                    Argument("epochs"),
+                    " and ",
+                    Argument("schedule"),
+                    f" must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch {epoch.number}, got "
+                    f"{_rate_of(scheduler):.6g}: a cosine needs the number of epochs that it began with",
                 )
             advance(scheduler, epoch.validation_loss, epoch.validation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -40,7 +41,6 @@ GPU_CHUNK_BYTES = 256 << 20
 """The same on a GPU: enough to fill it."""
 
 
-@torch.inference_mode()
 def predict_proba(
     model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Tensor:
@@ -48,7 +48,8 @@ def predict_proba(
 
     Chunk after chunk of the graphs goes through the powers and the model, so that memory does not grow with their
     number, but for the result. They are what ``model.probabilities`` makes of the scores: of a model for binary tasks
-    side by side, those of each task.
+    side by side, those of each task. A ``UserWarning`` counts the graphs whose scores are not finite: their
+    probabilities are NaN.
 
     Args:
         model: a classifier; it is put into evaluation mode.
@@ -61,8 +62,16 @@ def predict_proba(
         TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
             ``model.operator``; none given where the model does not know its own.
     """
-    chunks = predict_chunks(model, graphs, operator, progress=progress)
-    return torch.cat([model.probabilities(scores) for scores in chunks])
+    scores = torch.cat(list(predict_chunks(model, graphs, operator, progress=progress)))
+    if len(wrong := not_finite(scores)):
+        first = f"{len(wrong)} of {len(scores)} graph(s) have scores that are not finite, the first is {int(wrong[0])}"
+        warnings.warn(f"{first}: their probabilities are NaN", stacklevel=2)
+    return model.probabilities(scores)
+
+
+def not_finite(scores: Tensor) -> Tensor:
+    """Return the positions of the graphs of which a score is NaN or infinite, ascending."""
+    return (~scores.isfinite().all(1)).nonzero()[:, 0]
 
 
 def predict_chunks(

@@ -113,7 +113,7 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options = ("--epochs", 1, "--hops", 1, "--batch-size", 1)
     facts = facts_of("train", "known/", "--label", both, *options)
     error = invoke("train", "known/", "--label", "kind", *options, "--resume", exit_code=1)
-    assert "known: the run in runs/known is of other graphs or labels (see --label, too)" in error
+    assert "runs/known/state.safetensors is of another run: features.labels=" in error
     model, metadata = facts["model"], training.load_checkpoint(facts["model"])[1]
     assert facts["metric"] == "ROC-AUC"
     assert metadata["task_names"] == ["toxic", "soluble, or not"]
@@ -129,7 +129,7 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "ROC-AUC",
     ]
     error = invoke("train", "known/", *metric, "accuracy", "--resume", exit_code=1)
-    assert "known: the run in runs/kind has another metric (see --metric and --label)" in error
+    assert "--metric rocauc there, --metric accuracy here" in error
     assert "--metric rocauc is of two classes, and digits has 10" in invoke("train", "--metric", "rocauc", exit_code=1)
     assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
 
@@ -151,8 +151,8 @@ def test_a_mistyped_folder_is_not_there(option: str, tmp_path: Path, monkeypatch
         ("--label", 'it"s', """which --label 'it"s' would be"""),
         ("--label", "a, b,it's", """which --label "a,b,it's" would be"""),
         ("--label", '["a, b", "it\'s"]', """which --label '["a, b", "it\'"'"\'s"]' would be"""),
-        ("--label", "[1]", "--label must be a name, or several, got [1]"),
-        ("--label", "a,a", '--label must be different names, at least one, got ["a", "a"]'),
+        ("--label", "[1]", "--label must be a name, several in a list, or None, got [1]"),
+        ("--label", "a,a", "--label must be different names, at least one, got ['a', 'a']"),
         (
             "--node-features",
             "it's",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,11 +15,13 @@ import pandas
 import pytest
 import torch
 from helpers.cli import QUICK, facts_of, invoke
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from spin_fast import training
 from spin_fast.cli import app
 from spin_fast.datasets import sources
+from spin_fast.training.checkpoints import STATE_FORMAT
 
 
 def test_going_on_after_an_interruption(tmp_path: Path) -> None:
@@ -60,7 +63,7 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
     def error(*options: object, dataset: str = "digits") -> str:
         stderr = invoke("train", dataset, *QUICK, *options, "--resume", "--out", out, exit_code=1)
         assert stderr.count("\n") == 1
-        assert stderr.endswith("without --resume training starts anew\n")
+        assert stderr.endswith("; training without --resume starts anew\n")
         return stderr
 
     invoke("train", *QUICK, "--out", out)
@@ -74,20 +77,29 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
         ("--layers 2", "--layers 1"),
         ("--calibrate", "--no-calibrate"),
     ):
-        assert f"error: {here}: the run in {out} has {there}; the same command goes on, " in error(*here.split())
-    assert f"the run in {out} is of other node features or edges (see --node-features" in error("--degree", "log")
+        said = error(*here.split())
+        assert f"error: {out / 'state.safetensors'} is of another run: " in said
+        assert f"{there} there, {here} here" in said
+    several = error("--seed", 1, "--hidden", 8)
+    assert "--seed 0 there, --seed 1 here" in several
+    assert "--hidden 4 there, --hidden 8 here" in several
+    assert "features.num_features=3 there, features.num_features=4 here" in error("--degree", "log")
     assert "error: --epochs must be at least 2, as many as" in error("--epochs", 1)
     assert "error: --epochs and --schedule must give the learning rates of" in error("--epochs", 3)
-    assert f"CSL: the run in {out} is of other graphs" in error(dataset="CSL")
-    (out / "state.safetensors").write_bytes(b"something else")
-    assert f"{out / 'state.safetensors'} is not a readable safetensors file" in error()
+    assert "features.graphs=1797 there, features.graphs=150 here" in error(dataset="CSL")
+    state = out / "state.safetensors"
+    save_file({"x": torch.ones(1)}, state, {"format": STATE_FORMAT, "record": "{}"})
+    assert f"{state} is damaged: it must have the settings and the epochs of a run" in error()
+    state.write_bytes(b"something else")
+    said = f"{state} cannot be written: there is a file of another kind; remove it"
+    assert said in invoke("train", *QUICK, "--resume", "--out", out, exit_code=1)
 
 
 def test_another_fold_does_not_go_on(tmp_path: Path, data_root: Path) -> None:
     options = *QUICK, "--root", data_root, "--class-weight", "balanced", "--resume", "--out", tmp_path, "--fold"
     invoke("train", "IMDB-BINARY", *options, 0)
     error = invoke("train", "IMDB-BINARY", *options, 1, exit_code=1)
-    assert f"--fold 1: the run in {tmp_path} has another split" in error
+    assert re.search(r"train='810 graphs \(.*\)' there, train='810 graphs \(.*\)' here", error)
 
 
 def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
@@ -134,7 +146,7 @@ def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
     assert "has a result" not in stdout
     assert json.loads((out / "result.json").read_bytes())["seed"] == 1
     assert "has a result" not in invoke("train", *QUICK, "--seed", 1, "--resume")
-    (out / "result.json").write_text("[]")
+    (out / "result.json").write_text('{"dataset": "digits", "metric": "accuracy", "test": null}')
     assert "runs/digits has a result: this run replaces it" in invoke("train", *QUICK)
 
 

@@ -1,6 +1,6 @@
-"""On a GPU: streams, devices, CUDA graphs, no waiting. What the ops compute is tested with the others (``backend``).
+"""On a GPU: streams, devices, CUDA graphs, no synchronisation. Results are tested with the other ``backend`` fixtures.
 
-The tests of waiting run without a GPU too, on the meta device: its tensors have no contents, so reading them fails.
+The tests of synchronisation also run without a GPU, on the meta device: its tensors have no contents to read.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def some_features() -> PowerFeatures:
 
 
 def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
-    """A call of every op that can be captured, with gradients, and a tensor that it reads."""
+    """For every op that can be captured: a call, with gradients, and a tensor that it reads."""
     graphs, features = some_graphs().to(device), some_features().to(device)
     torch.manual_seed(0)
     model, x = SPIN(3, 16, 3, 2).to(device), graphs.x.clone().requires_grad_()
@@ -61,7 +61,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
     def powers_into() -> Tensor:
         return ops.power_features(*csr, graphs.x, 2, ptr=graphs.ptr, out=out, check_invariants=False)
 
-    def powers_of_run() -> Tensor:
+    def powers_of_part() -> Tensor:
         part = out.view(-1)[: 3 * (30 + 1) * 3].view(3, 30 + 1, 3)
         return ops.power_features(*csr, graphs.x, 2, ptr=graphs.ptr[2:5], out=part, check_invariants=False)
 
@@ -86,7 +86,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
     return {
         "power_features": (powers, x),
         "power_features_out": (powers_into, graphs.x),
-        "power_features_out of a run": (powers_of_run, graphs.x),
+        "power_features_out of a part": (powers_of_part, graphs.x),
         "sum_readout": (sums, z),
         "attention_readout": (attention, z),
         "branch_readout": (branches, w),
@@ -177,7 +177,7 @@ def test_containers_move() -> None:
 @pytest.mark.parametrize("node_rows", [True, False])
 @pytest.mark.parametrize("operator", ["sym", "sym,adj"])
 def test_features_in_one_chunk_are_those_in_many(node_rows: bool, operator: str) -> None:
-    """The way of graphs on a GPU, on the CPU."""
+    """How features of graphs on a GPU are computed, on the CPU."""
     graphs = some_graphs()
     for x in (graphs.x, torch.randn(graphs.x.shape)):
         given = replace(graphs, x=x)

@@ -1,6 +1,6 @@
-"""Inputs of more than 2^31 elements on a GPU, where an offset of 32 bits would show; the same tests small, without one.
+"""Inputs of more than 2^31 elements on a GPU, which 32-bit offsets cannot address; without one, small inputs.
 
-What is known of the result: it is that of its last part alone, or a number that can be told beforehand.
+The expected result is that of the last part of the input alone, or a number that is known beforehand.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def case(request: pytest.FixtureRequest) -> Iterator[Case]:
 
 
 def segments(num_rows: int, size: int, device: str) -> Tensor:
-    """Offsets of segments of ``size`` rows; the last one may have less."""
+    """Offsets of segments of ``size`` rows; the last one may be shorter."""
     starts = torch.arange(0, num_rows, size, device=device)
     return torch.cat([starts, starts.new_tensor([num_rows])])
 

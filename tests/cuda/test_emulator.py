@@ -1,8 +1,9 @@
-"""That the emulator of the CUDA kernels finds what it is there to find, and finds nothing of it in the kernels."""
+"""The emulator of the CUDA kernels detects faults, and detects none in the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import ModuleType
 
 import cuda_kernels
 import pytest
@@ -10,7 +11,7 @@ import torch
 from helpers import random_graphs
 
 import spin_fast
-from spin_fast import PowerFeatures
+from spin_fast import PowerFeatures, ops, reference
 
 RACE, NO_RACE, HALF_A_WARP, OUTSIDE_THE_MASK, IN_A_BRANCH, SHARED_MEMORY, NOT_ALIGNED = range(7)
 NEIGHBOURS = [*range(1, 64), 0]
@@ -40,19 +41,19 @@ def test_a_race_depends_on_the_order_of_threads(emulated: cuda_kernels.Emulated)
 @pytest.mark.parametrize(
     ("which", "message"),
     [
-        (HALF_A_WARP, "a warp waits for lanes that do not come"),
-        (OUTSIDE_THE_MASK, "a shuffle reads a lane that does not take part"),
-        (IN_A_BRANCH, "a warp waits for lanes that do not come"),
-        (NOT_ALIGNED, "at an address that is not aligned"),
+        (HALF_A_WARP, "a warp waits for lanes that do not arrive"),
+        (OUTSIDE_THE_MASK, "a shuffle reads a lane that does not participate"),
+        (IN_A_BRANCH, "a warp waits for lanes that do not arrive"),
+        (NOT_ALIGNED, "accesses a misaligned address"),
     ],
 )
-def test_what_a_gpu_does_not_do_is_an_error(emulated: cuda_kernels.Emulated, which: int, message: str) -> None:
+def test_what_a_gpu_cannot_do_is_an_error(emulated: cuda_kernels.Emulated, which: int, message: str) -> None:
     assert message in emulated.run_fault(which, 256)[1]
 
 
 def test_shared_memory_has_an_end(emulated: cuda_kernels.Emulated) -> None:
     assert emulated.run_fault(SHARED_MEMORY, 256) == ([1] * 64, "")
-    assert "wrote behind its shared memory" in emulated.run_fault(SHARED_MEMORY, 252)[1]
+    assert "writes behind its shared memory" in emulated.run_fault(SHARED_MEMORY, 252)[1]
     assert emulated.run_fault(SHARED_MEMORY, 228 << 10)[1] == "refused"
 
 
@@ -60,8 +61,36 @@ def test_an_access_outside_a_tensor_is_an_error(emulated: cuda_kernels.Emulated)
     z, ptr = torch.ones(6, 4), torch.tensor([0, 6])
     with emulated.guarded():
         assert emulated.call("sum_readout", z, ptr, None, None, 1, False, True).tolist() == [[6.0] * 4]
-        with pytest.raises(RuntimeError, match="reads or writes outside its tensors"):
+        with pytest.raises(RuntimeError, match="accesses memory outside its tensors"):
             emulated.call("sum_readout", z, torch.tensor([0, 40]), None, None, 1, False, True)
+
+
+@pytest.mark.parametrize("attention", [True, False])
+def test_branches_may_refer_to_the_same_rows(emulated: cuda_kernels.Emulated, attention: bool) -> None:
+    """The first branch has all rows, the second one some of these again, and none has rows of its own."""
+    generator = torch.Generator().manual_seed(0)
+    num_rows, widths, classifier_widths = 70, [5, 4], [6, 3]
+    index = torch.cat([torch.arange(num_rows), torch.tensor([num_rows - 1, 7, 7])])
+    ptr = torch.tensor([0, 30, num_rows, num_rows + 2, num_rows + 3])
+    shapes = [(num_rows, 3), *([(2, 4)] if attention else []), (2, 3, 5), (2, 5), (2, 5, 4), (2, 4)]
+    leaves = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+    rows, *of_branches = [leaf.detach() for leaf in leaves]
+    classifier = torch.randn(9 * 6 + 7 * 3, generator=generator, dtype=torch.float64)
+    parameters = torch.cat([*(part.flatten() for part in of_branches), classifier])
+    step = (rows, parameters, torch.tensor([2, 0]), None, ptr, index, None, None, 2, widths, classifier_widths)
+
+    def run(module: ModuleType) -> list[torch.Tensor]:
+        w, (a, a_bias, b, b_bias) = leaves[1] if attention else None, leaves[-4:]
+        readout = module.branch_readout(leaves[0], [a, b], [a_bias, b_bias], w, ptr, index=index)
+        return [readout.detach(), *torch.autograd.grad(readout.sin().sum(), leaves)]
+
+    expected = [*run(reference), *reference.training_step(*step, attention, 0.01)]
+    with cuda_kernels.standing_in(), emulated.guarded():
+        for order in (0, 1, 2):
+            emulated.set_order(order)
+            result = [*run(ops), *torch.ops.spin_fast.training_step(*step, attention, 0.01, False, False)]
+            for one, other in zip(result, expected, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -69,7 +98,7 @@ def test_an_access_outside_a_tensor_is_an_error(emulated: cuda_kernels.Emulated)
 def test_kernels_stay_inside_their_tensors(
     emulated: cuda_kernels.Emulated, sizes: list[int], dtype: torch.dtype
 ) -> None:
-    """The whole way of a training step and of a gradient down to the node features, whatever the order of threads."""
+    """All kernels from graphs to readouts, and the gradients back to the node features, in any order of threads."""
     graphs = random_graphs(sizes, 0.1, 5, dtype=dtype, index_dtype=torch.int32)
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(3, a, b, generator=generator, dtype=dtype) for a, b in ((5, 7), (7, 6))]

@@ -949,8 +949,8 @@ def test_load_takes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"features": 3}, TypeError, "features must be a list of names"),
-        ({"features": ["mass", 3]}, TypeError, "features must be a list of names"),
+        ({"features": 3}, TypeError, "features must be names"),
+        ({"features": ["mass", 3]}, TypeError, "features must be names"),
         ({"features": {"name": "mass"}}, ValueError, "features must have 'column'"),
         ({"features": [{"column": "mass", "categorical": True}]}, ValueError, "features must have 'column'"),
         ({"features": ["mass", {"column": "mass"}]}, ValueError, "features must be different"),

@@ -1,10 +1,10 @@
 // CUDA on one CPU thread, for tests: the part of the language and of the runtime that csrc/cuda uses.
 //
-// The host compiler reads the kernels as C++; this header stands in for CUDA's own. A thread of a block is a fiber that
-// runs until a barrier, a shuffle or its end. Blocks run one after the other. The order of threads and blocks can be
-// changed (`emulator::order`), so that what depends on it shows; shared memory is filled with NaN before each block,
-// what lies behind it is watched, and divergent barriers, shuffles from lanes that are not there, accesses that are not
-// aligned, and launches that a GPU would refuse are errors.
+// The host compiler reads the kernels as C++; this header replaces CUDA's own. A thread of a block is a fiber that runs
+// until a barrier, a shuffle or its end. Blocks run one after the other. `emulator::order` changes the order of threads
+// and blocks, so that results that depend on it show; shared memory is filled with NaN before each block. Errors are:
+// writes behind shared memory, divergent barriers, shuffles from absent lanes, misaligned accesses, and launches that a
+// GPU would refuse.
 #pragma once
 
 #include <algorithm>
@@ -37,20 +37,20 @@ struct alignas(8) int2 {
 
 constexpr int warpSize = 32;
 
-extern dim3 threadIdx, blockIdx, blockDim, gridDim;  // of the fiber that runs
+extern dim3 threadIdx, blockIdx, blockDim, gridDim;  // of the running fiber
 
 namespace emulator {
 
-extern int order;  // 0: threads and blocks as numbered; 1: the other way round; else: shuffled by this seed
+extern int order;  // 0: threads and blocks as numbered; 1: reversed; else: shuffled by this seed
 
 void launch(dim3 grid, dim3 size, size_t shared_bytes, const std::function<void()>& kernel);
 void wait_for_block();
-// Whether any thread of the block gives true.
+// Whether `value` is true in any thread of the block.
 bool any_in_block(bool value);
 void wait_for_warp(unsigned mask);
-// Gives `value` to the other lanes in `mask`; returns what lane `from` gave, which must be in the mask.
+// The `value` of lane `from`, which must be in the mask.
 uint64_t exchange(unsigned mask, uint64_t value, int from);
-// Bit i: what lane i gave, of those in the mask.
+// Bit i: the `value` of lane i, of those in the mask.
 unsigned ballot(unsigned mask, bool value);
 int lane();
 
@@ -94,7 +94,7 @@ inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsig
 using std::max;
 using std::min;
 
-// The addend may be of another integer type than what is added to, as with CUDA's own overloads.
+// The addend may be of another integer type, as with CUDA's own overloads.
 template <class T>
 T atomicAdd(T* p, std::type_identity_t<T> value) {
   const T before = *p;
@@ -121,7 +121,7 @@ inline cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total = 0;
   return cudaSuccess;
 }
-// A small GPU: what loops over a grid as large as the machine then loops in tests too.
+// A small GPU, so that kernels whose grid is limited by the size of the GPU loop in tests too.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMultiProcessorCount ? 3 : 227 << 10;
   return cudaSuccess;

@@ -1,4 +1,4 @@
-// The fibers of cuda_runtime.h, memory between guards, and the torch functions that only a torch with CUDA has.
+// The fibers of cuda_runtime.h, guarded memory, and the functions that only a torch with CUDA has.
 
 #include <dlfcn.h>
 #include <sys/mman.h>
@@ -15,7 +15,7 @@
 #include "cuda_runtime.h"
 
 namespace spin_fast {
-// As large as a block may ask for, and room behind it that must stay as it is.
+// The most that a block may ask for, and memory behind it that must not change.
 constexpr size_t most_shared = 227 << 10, watched = 4096;
 alignas(1024) unsigned char dynamic_shared[most_shared + watched];
 }  // namespace spin_fast
@@ -41,10 +41,10 @@ struct Fiber {
   bool started = false;
   State state;
   dim3 index;     // in its block
-  unsigned mask;  // that it waits with
+  unsigned mask;  // of the barrier it waits at
   uint64_t given, taken;
-  int from;             // the lane that it takes from
-  unsigned a[4], b[2];  // its share of the factors of a matrix product
+  int from;             // the lane that `taken` comes from
+  unsigned a[4], b[2];  // its fragments of the factors of a matrix product
 };
 
 std::vector<Fiber> fibers;
@@ -62,7 +62,7 @@ void wait_in(State state) {
   if (_setjmp(self.saved) == 0) leave();
 }
 
-// The rest of the kernel does not run: its fibers are never resumed.
+// Ends the kernel: its fibers are never resumed.
 [[noreturn]] void fail(const std::string& what) {
   if (failure.empty())
     failure = what + " (thread " + std::to_string(running) + " of block " + std::to_string(blockIdx.x) + ", " +
@@ -70,7 +70,7 @@ void wait_in(State state) {
   leave();
 }
 
-// A fiber is a thread of one block after the other: to start one takes longer than most threads do.
+// A fiber is reused for the threads of successive blocks: starting one takes longer than most threads run.
 void entry() {
   for (;;) {
     try {
@@ -131,7 +131,7 @@ void run_block(size_t shared_bytes) {
     for (size_t i = 0; i < number; ++i) {
       if (fibers[i].state == State::at_warp) {
         running = i;
-        failure = "a warp waits for lanes that do not come (thread " + std::to_string(i) + ")";
+        failure = "a warp waits for lanes that do not arrive (thread " + std::to_string(i) + ")";
         return;
       }
       any = any || fibers[i].state == State::at_block;
@@ -142,16 +142,16 @@ void run_block(size_t shared_bytes) {
   }
   for (size_t i = 0; i < watched; ++i)
     if (dynamic_shared[shared_bytes + i] != canary) {
-      failure = "the kernel wrote behind its shared memory";
+      failure = "the kernel writes behind its shared memory";
       return;
     }
 }
 
 }  // namespace
 
-// Where an address is not a multiple of the alignment of what is there, the compiler has put a trap.
+// The compiler inserts traps for misaligned addresses.
 void misaligned(int signal, siginfo_t*, void*) {
-  if (busy) fail("the kernel reads or writes at an address that is not aligned");
+  if (busy) fail("the kernel accesses a misaligned address");
   std::signal(signal, SIG_DFL);
 }
 
@@ -203,14 +203,14 @@ void for_lanes(unsigned mask, F f) {
     if ((mask >> i & 1) && exists(first_of_warp() + i)) f(i, fibers[first_of_warp() + i]);
 }
 
-// Waits for the lanes in the mask; the last one to come does what they wait for.
+// Waits for the lanes in the mask; the last one to arrive calls `complete`.
 template <class F>
 void meet(unsigned mask, F complete) {
   const size_t first = first_of_warp();
-  if (!(mask >> lane() & 1)) fail("a lane waits with a mask that it is not in");
+  if (!(mask >> lane() & 1)) fail("a lane waits at a barrier whose mask does not contain it");
   fibers[running].mask = mask;
   fibers[running].state = State::at_warp;
-  bool all = true;  // the last one to come sees all the others, those before it need not
+  bool all = true;
   for (size_t next = 1; next < 32 && all; ++next) {
     const size_t i = (lane() + next) % 32;
     if (!(mask >> i & 1) || !exists(first + i)) continue;
@@ -222,7 +222,7 @@ void meet(unsigned mask, F complete) {
     complete();
     for_lanes(mask, [](size_t, Fiber& fiber) { fiber.state = State::ready; });
   }
-  // Released or not, the others come first.
+  // The others run first, even if this one is ready.
   if (_setjmp(fibers[running].saved) == 0) leave();
 }
 
@@ -238,7 +238,7 @@ uint64_t exchange(unsigned mask, uint64_t value, int from) {
   meet(mask, [mask] {
     for_lanes(mask, [mask](size_t, Fiber& fiber) {
       const size_t other = first_of_warp() + fiber.from;
-      if (!(mask >> fiber.from & 1) || !exists(other)) fail("a shuffle reads a lane that does not take part");
+      if (!(mask >> fiber.from & 1) || !exists(other)) fail("a shuffle reads a lane that does not participate");
       fiber.taken = fibers[other].given;
     });
   });
@@ -281,8 +281,8 @@ void multiply_add(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2])
 
 }  // namespace emulator
 
-// Memory for tests that want an access outside a tensor to be an error: it ends where a page begins that nobody may
-// touch (but for what its alignment takes), and so does what lies before it. It is never given back.
+// Memory between two inaccessible pages, so that an access outside a tensor is an error. It ends at the second page, up
+// to its alignment, and is never freed.
 namespace guarded {
 
 bool on = false;
@@ -301,15 +301,15 @@ void* allocate(size_t bytes) {
 }
 
 void caught(int signal, siginfo_t* info, void*) {
-  if (!emulator::busy) {  // not the kernels' fault
+  if (!emulator::busy) {  // not in a kernel
     std::signal(signal, SIG_DFL);
     return;
   }
   (void)info;
-  emulator::fail("the kernel reads or writes outside its tensors");
+  emulator::fail("the kernel accesses memory outside its tensors");
 }
 
-// A kernel's stack may be what is at fault: the handler has its own.
+// The handler has a stack of its own, since that of a kernel may be the fault.
 void watch() {
   static char stack[64 << 10];
   stack_t on_stack = {};
@@ -324,7 +324,7 @@ void watch() {
 
 }  // namespace guarded
 
-// The tensor with these data is on a device of its own.
+// The data of the tensor that is on another device than all others.
 static const void* elsewhere = nullptr;
 
 extern "C" {
@@ -345,19 +345,19 @@ int32_t aoti_torch_create_tensor_from_blob(void* data, int64_t ndim, const int64
 size_t aoti_torch_dtype_element_size(int32_t dtype);
 int32_t aoti_torch_get_data_ptr(AtenTensorOpaque* tensor, void** data);
 
-// In place of torch's own, which is called where no guards are wanted.
+// Replaces torch's own function, which it calls unless memory is guarded.
 int32_t aoti_torch_empty_strided(int64_t ndim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                  int32_t device_type, int32_t device_index, AtenTensorOpaque** tensor) {
   using Function = decltype(&aoti_torch_empty_strided);
-  static const auto torchs = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "aoti_torch_empty_strided"));
-  if (!guarded::on) return torchs(ndim, sizes, strides, dtype, device_type, device_index, tensor);
+  static const auto original = reinterpret_cast<Function>(dlsym(RTLD_NEXT, "aoti_torch_empty_strided"));
+  if (!guarded::on) return original(ndim, sizes, strides, dtype, device_type, device_index, tensor);
   size_t bytes = aoti_torch_dtype_element_size(dtype);
   for (int64_t axis = 0; axis < ndim; ++axis) bytes *= sizes[axis];
   return aoti_torch_create_tensor_from_blob(guarded::allocate(bytes), ndim, sizes, strides, 0, dtype, device_type,
                                             device_index, tensor);
 }
 
-// In place of torch's own, to which all tensors of the CPU are on one device.
+// Replaces torch's own function, which returns the same index for all tensors of the CPU.
 int32_t aoti_torch_get_device_index(AtenTensorOpaque* tensor, int32_t* index) {
   void* data = nullptr;
   const int32_t error = aoti_torch_get_data_ptr(tensor, &data);

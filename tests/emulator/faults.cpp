@@ -1,4 +1,4 @@
-// Kernels with the faults that the emulator must find, for tests/cuda/test_emulator.py.
+// Kernels with the faults that the emulator must detect, for tests/cuda/test_emulator.py.
 
 #include "cuda_runtime.h"
 

@@ -410,7 +410,9 @@ def change_array(path: Path, name: str, change) -> None:
     [
         ("index", lambda index: index.index_fill(0, torch.tensor([5]), 10**6), "index must be in"),
         ("index", lambda index: index.index_fill(0, torch.tensor([5]), -1), "index must be in"),
+        ("index", lambda index: index.index_fill(0, torch.tensor([0]), int(index.max())), "index must be in"),
         ("count", lambda count: count.zero_(), "count must be positive"),
+        ("row_of_node", lambda rows: rows.flip(0), "index must be in"),
         ("row_of_node", lambda rows: rows.fill_(10**6), "index must be in"),
     ],
 )

@@ -55,7 +55,7 @@ def test_files_are_bounded_and_together_are_the_whole(
 ) -> None:
     path, whole = tmp_path / "x.safetensors", PowerFeatures.from_graphs(graphs, 1, node_rows=node_rows)
     assert whole.index is not None
-    path.write_text("what was there before")
+    whole[:3].take().save(path)  # what was there before
     files = shards.save(shards.compute(graphs, 1, max_bytes=12_000, node_rows=node_rows), path)
     number = len(files)
     assert number > 3
@@ -110,7 +110,12 @@ def test_only_files_of_features_that_the_index_lists_are_removed(graphs: spin_fa
     index.write_text(json.dumps(content))
     shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
     assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])
-    for damaged in ("{", "[]", json.dumps(content | {"shards": 3}), json.dumps(content | {"shards": [3]})):
+    for foreign in ("{", "[]", "{}"):
+        index.write_text(foreign)
+        with pytest.raises(FileExistsError, match=r"index\.json cannot be written: there is a file of another kind"):
+            shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
+        assert index.read_text() == foreign
+    for damaged in (json.dumps(content | {"shards": 3}), json.dumps(content | {"shards": [3]})):
         index.write_text(damaged)
         shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
         assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])

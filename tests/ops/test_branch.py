@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -33,7 +35,7 @@ def drawn_layers(rng: np.random.Generator, branches: int, widths: list[int], dty
 
 @st.composite
 def fused_branches(draw: st.DrawFn) -> dict:
-    """Arguments of branch_readout: rows unused and shared, columns of zeros, empty graphs, graphs taken twice."""
+    """Arguments of branch_readout: rows unused, shared in a branch and between branches, empty and repeated graphs."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     dtype, branches = draw(float_dtypes), draw(st.integers(1, 3))
     widths = [draw(st.sampled_from([0, 1, 2, 5, 20, 70]))]
@@ -45,7 +47,8 @@ def fused_branches(draw: st.DrawFn) -> dict:
     owned = rng.integers(1, 1 + max(per_branch.max(initial=0), 1), branches) if indexed else per_branch
     rows = rng.standard_normal((owned.sum(), widths[0])) * (rng.random((1, widths[0])) < 0.5)
     starts = np.concatenate([[0], owned.cumsum()])
-    index = [rng.integers(starts[b], starts[b + 1], per_branch[b]) for b in range(branches)]
+    ranges = [(0, starts[-1])] * branches if indexed and draw(st.booleans()) else list(pairwise(starts))
+    index = [rng.integers(*ranges[b], per_branch[b]) for b in range(branches)]
     weights, biases, w = drawn_layers(rng, branches, widths, dtype)
     ids = draw(st.none() | st.lists(st.integers(0, graphs - 1), max_size=6)) if graphs else None
     counted = draw(st.booleans())
@@ -120,6 +123,37 @@ def compare_gradients(arguments: dict, with_rows: bool) -> None:
         other = torch.zeros_like(one) if other is None else other
         scale = max(float(other.abs().max()), 1.0) if other.numel() else 1.0
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10 * scale)
+
+
+@given(arguments=fused_branches())
+def test_training_step_on_any_segments(native, poison: None, arguments: dict) -> None:
+    """Loss and gradient in float64 where branches share rows and graphs are chosen twice."""
+    branches, *widths = arguments["weights"][0].shape[0], *(weight.shape[2] for weight in arguments["weights"])
+    num_graphs = (len(arguments["ptr"]) - 1) // branches
+    layers = zip(arguments["weights"], arguments["biases"], strict=True)
+    leaves = [arguments["w"], *(leaf for layer in layers for leaf in layer)]
+    classifier = torch.linspace(-1, 1, (branches * widths[-1] + 1) * 4 + 5 * 2)
+    flat = torch.cat([leaf.flatten().double() for leaf in [*leaves, classifier] if leaf is not None])
+    data = [arguments[name] for name in ("ptr", "index", "count", "ids")]
+    model = (branches, widths, [4, 2], arguments["w"] is not None, arguments["negative_slope"])
+    step = (arguments["rows"].double(), flat, torch.arange(num_graphs) % 2, None, *data, *model)
+    result = torch.ops.spin_fast.training_step(*step, False, True)
+    for one, other in zip(result, reference.training_step(*step), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * max(float(other.abs().max()), 1.0))
+
+
+def test_branches_may_share_a_row(native) -> None:
+    """In a process of its own, which a wrong row number would end."""
+    code = """
+import torch, spin_fast
+rows, index = torch.randn(200_000, 2), torch.cat([torch.arange(3000), torch.tensor([2999])])
+weights, biases = [torch.randn(2, 2, 5)], [torch.randn(2, 5)]
+arguments = (rows, weights, biases, None, torch.tensor([0, 3000, 3001]))
+result = spin_fast.branch_readout(*arguments, index=index)
+torch.testing.assert_close(result, spin_fast.reference.branch_readout(*arguments, index=index), rtol=1e-3, atol=1e-2)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert result.returncode == 0, result.stderr
 
 
 def made_features(
@@ -226,12 +260,12 @@ def test_large_logits_do_not_overflow(backend: str) -> None:
     )
     weight = arguments["weights"][0].clone().requires_grad_()
     spin_fast.branch_readout(**arguments | {"weights": [weight]}).sum().backward()
-    twin = arguments["weights"][0].double().requires_grad_()
+    exact = arguments["weights"][0].double().requires_grad_()
     double = {name: value.double() for name, value in arguments.items() if name in ("rows", "w")}
     reference.branch_readout(
-        **arguments | double | {"weights": [twin], "biases": [arguments["biases"][0].double()]}
+        **arguments | double | {"weights": [exact], "biases": [arguments["biases"][0].double()]}
     ).sum().backward()
-    torch.testing.assert_close(weight.grad.double(), twin.grad, rtol=1e-4, atol=0)
+    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=0)
 
 
 def test_nan_stays_in_its_graph(backend: str) -> None:
@@ -267,7 +301,7 @@ def test_a_graph_larger_than_a_chunk(native, poison: None, attention: bool) -> N
 
 
 @st.composite
-def lines(draw: st.DrawFn) -> dict:
+def one_feature(draw: st.DrawFn) -> dict:
     """Arguments of branch_readout with one feature and so many entries that intervals are searched for."""
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     dtype, branches = draw(st.sampled_from([torch.float32, torch.float64])), draw(st.integers(1, 3))
@@ -302,7 +336,7 @@ def lines(draw: st.DrawFn) -> dict:
     }
 
 
-@given(arguments=lines())
+@given(arguments=one_feature())
 def test_one_feature(backend: str, poison: None, arguments: dict) -> None:
     expected = looped_branches(arguments)
     result = spin_fast.branch_readout(**arguments)
@@ -313,6 +347,80 @@ def test_one_feature(backend: str, poison: None, arguments: dict) -> None:
     )
     if result.dtype == torch.float64:
         compare_gradients(arguments, with_rows=False)
+
+
+def rounding_bound(arguments: dict) -> torch.Tensor:
+    """What rounding may change of the readouts of graphs, in units in the last place: all terms without their signs."""
+    absolute = {name: arguments[name].double().abs() for name in ("rows", "w") if arguments[name] is not None}
+    absolute |= {name: [leaf.double().abs() for leaf in arguments[name]] for name in ("weights", "biases")}
+    absolute |= {"negative_slope": 1.0}
+    if arguments["w"] is None:
+        return looped_branches(arguments | absolute)
+    entries = torch.arange(len(absolute["rows"]) + 1)
+    each = looped_branches(arguments | absolute | {"ptr": entries, "w": None, "count": None})  # one branch
+    logits = each @ absolute["w"][0]
+    bounds = [slice(*bound) for bound in pairwise(arguments["ptr"].tolist())]
+    return torch.stack([each[b].max(0).values * (1 + 2 * logits[b].max()) for b in bounds])
+
+
+@st.composite
+def graphs_with_outliers(draw: st.DrawFn) -> tuple[dict, int]:
+    """Arguments of branch_readout with one feature, one branch, a graph and its company; the size of the graph."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**16)))
+    dtype, size = draw(float_dtypes), draw(st.sampled_from([1, 100, 2000]))
+    widths = [1, *draw(st.lists(st.sampled_from([1, 3, 16, 40]), min_size=1, max_size=3))]
+    own = rng.standard_normal(size) * 10.0 ** draw(st.integers(-3, 3))
+    if draw(st.booleans()):
+        own = np.abs(own)
+    exponents = st.tuples(st.sampled_from([-1.0, 1.0]), st.integers(-30, 30))
+    company = [sign * 10.0**exponent for sign, exponent in draw(st.lists(exponents, min_size=1, max_size=5))]
+    company += [company[-1]] * (4 * sum(widths) + 1)  # so many that intervals are searched for
+    weights, biases, w = drawn_layers(rng, 1, widths, dtype, draw(st.sampled_from([0.3, 1.0, 3.0])))
+    return {
+        "rows": torch.from_numpy(np.concatenate([own, company])[:, None]).to(dtype),
+        "weights": weights,
+        "biases": biases,
+        "w": w if draw(st.booleans()) else None,
+        "ptr": torch.tensor([0, size, size + len(company)]),
+        "index": None,
+        "count": None,
+        "ids": None,
+        "negative_slope": draw(st.sampled_from([0.0, 0.01])),
+    }, size
+
+
+@given(drawn=graphs_with_outliers())
+def test_company_adds_no_more_than_rounding(backend: str, poison: None, drawn: tuple[dict, int]) -> None:
+    arguments, size = drawn
+    alone = arguments | {"rows": arguments["rows"][:size], "ptr": arguments["ptr"][:2]}
+    exact, bound = looped_branches(alone), rounding_bound(alone)
+    precision = 32 * torch.finfo(arguments["rows"].dtype).eps
+    for result in (spin_fast.branch_readout(**alone)[0], spin_fast.branch_readout(**arguments)[0]):
+        assert ((result.double() - exact[0]).abs() <= precision * bound[0]).all()
+
+
+@given(drawn=graphs_with_outliers())
+def test_company_changes_no_gradient(backend: str, poison: None, drawn: tuple[dict, int]) -> None:
+    """Of the readout of one graph, in float64."""
+    arguments, _ = drawn
+    leaves = [*arguments["weights"], *arguments["biases"], *([] if arguments["w"] is None else [arguments["w"]])]
+    depth, rows, gradients = len(arguments["weights"]), arguments["rows"].double(), []
+    for ptr in (arguments["ptr"][:2], arguments["ptr"]):
+        inputs = [leaf.double().requires_grad_() for leaf in leaves]
+        w = inputs[-1] if len(inputs) > 2 * depth else None
+        slope = arguments["negative_slope"]
+        layers = (inputs[:depth], inputs[depth : 2 * depth])
+        out = spin_fast.branch_readout(rows[: ptr[-1]], *layers, w, ptr, negative_slope=slope)
+        gradients.append(torch.autograd.grad(out[0].sum(), inputs))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * max(float(one.abs().max()), 1.0))
+
+
+def test_an_outlier_stays_in_its_graph(backend: str) -> None:
+    rows = torch.cat([-torch.linspace(0.1, 1, 100), torch.tensor([-1e6])])[:, None]
+    identity = ([torch.ones(1, 1, 1)], [torch.zeros(1, 1)])
+    readout = spin_fast.branch_readout(rows, *identity, None, torch.tensor([0, 100, 101]))
+    torch.testing.assert_close(readout[0], torch.tensor([-0.55]))
 
 
 def test_one_feature_in_large_graphs(native, poison: None) -> None:
@@ -397,6 +505,23 @@ def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype
             assert torch.equal(one, other)
 
 
+def test_gradients_of_repeated_rows_for_any_number_of_threads(native, threads) -> None:
+    """Branches refer to the same rows, and graphs are chosen twice."""
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 2, [20, 32, 32], torch.float64)
+    rows = torch.randn(3000, 20, dtype=torch.float64).requires_grad_()
+    ptr, ids = torch.arange(0, 6001, 300), torch.arange(20) % 7
+    arguments = (rows, weights, biases, w, ptr)
+    options = {"index": torch.arange(6000) % 3000, "ids": ids}
+    (expected,) = torch.autograd.grad(reference.branch_readout(*arguments, **options).sum(), rows)
+    results = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        results.append(torch.autograd.grad(spin_fast.branch_readout(*arguments, **options).sum(), rows)[0])
+    for result in results:
+        torch.testing.assert_close(result, expected, rtol=1e-9, atol=1e-10)
+        assert torch.equal(result, results[0])
+
+
 def test_folded_batch_norm_is_evaluation(backend: str) -> None:
     features = made_features([5, 3, 8, 1])
     model = SPIN(3, 20, 2, 2, batch_norm=True).double()
@@ -478,19 +603,19 @@ def test_steps_are_those_of_torchs_adam(native) -> None:
     features = made_features([5, 3, 8, 1])
     torch.manual_seed(0)
     model = SPIN(3, 4, 2, 2).double()
-    twin = copy.deepcopy(model)
+    other = copy.deepcopy(model)
     trainer = training.Trainer(model, learning_rate=1e-2, weight_decay=1e-3)
-    adam = torch.optim.Adam(twin.parameters(), lr=1e-2, weight_decay=1e-3)
+    adam = torch.optim.Adam(other.parameters(), lr=1e-2, weight_decay=1e-3)
     for rate in (1e-2, 1e-2, 3e-3, 3e-3):
         for optimizer in (trainer.optimizer, adam):
             optimizer.param_groups[0]["lr"] = rate
-        loss = training.loss_of(twin.forward_tensors(*features.branch_rows()), features.y)
+        loss = training.loss_of(other.forward_tensors(*features.branch_rows()), features.y)
         adam.zero_grad()
         loss.backward()
         adam.step()
         torch.testing.assert_close(trainer.step(features), loss.detach())
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    for one, of_adam in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one, of_adam, rtol=1e-6, atol=1e-9)
 
 
 def test_a_trainer_follows_its_model(native) -> None:

@@ -1,4 +1,4 @@
-"""distinct_rows: the native operation, its twin and an oracle by dictionaries."""
+"""distinct_rows: the native operation, its reference implementation and an oracle by dictionaries."""
 
 from __future__ import annotations
 

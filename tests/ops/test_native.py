@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -500,3 +501,28 @@ def test_checks_of_contents_check_metadata_first(backend: str) -> None:
         ops.check_segments(PTR[:0], None, None, 3)
     with pytest.raises(ValueError, match=r"count must have shape \[3\], got \[1\]"):
         ops.check_segments(PTR, None, torch.ones(1, dtype=torch.int32), 3)
+
+
+def test_rows_of_another_branch_are_refused(backend: str) -> None:
+    ptr, row_ptr = torch.tensor([0, 2, 4]), torch.tensor([0, 2, 3])
+    ops.check_segments(ptr, torch.tensor([1, 0, 2, 2]), None, 3, row_ptr)
+    ops.check_segments(ptr, torch.tensor([1, 0, 2, 1]), None, 3)
+    with pytest.raises(ValueError, match=r"index must be in \[2, 3\), the rows of branch 1, got index\[3\] = 1"):
+        ops.check_segments(ptr, torch.tensor([1, 0, 2, 1]), None, 3, row_ptr)
+    with pytest.raises(ValueError, match="ptr must give branch 0 its rows, 0 to 2, got 0 to 1"):
+        ops.check_segments(torch.tensor([0, 1, 3]), None, None, 3, row_ptr)
+
+
+def test_every_file_of_csrc_is_compiled_or_a_dependency(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a changed header rebuilds what includes it, without ninja too."""
+    if not (ROOT / "setup.py").is_file():
+        pytest.skip("no setup.py beside the tests: this is not a checkout")
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("SPIN_FAST_CUDA", "0")
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "9.0")
+    setup = runpy.run_path("setup.py")
+    (extension,) = setup["native_extensions"]()["ext_modules"]
+    headers = {str(path.relative_to(ROOT)) for path in ROOT.glob("csrc/*.h")}
+    for built, folder in ((extension, "cpu"), (setup["CudaLibrary"]("nvcc").extension, "cuda")):
+        known = {*built.sources, *built.depends}
+        assert known >= headers | {str(path.relative_to(ROOT)) for path in ROOT.glob(f"csrc/{folder}/*.*")}

@@ -218,7 +218,9 @@ def assert_equals_reference(
 
 
 @pytest.mark.parametrize("form", ["dense", "counted", "indexed"])
-@pytest.mark.parametrize("width", [1, 3, 16, 17, 32, 64, 100])
+@pytest.mark.parametrize(
+    "width", [1, 17, 100, *(pytest.param(width, marks=pytest.mark.slow) for width in (3, 16, 32, 64))]
+)
 def test_long_segment_among_small_ones(
     backend: str, schedules: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch, width: int, form: str
 ) -> None:

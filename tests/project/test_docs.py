@@ -107,11 +107,11 @@ def build(parts: dict[str, str], folder: Path) -> None:
     for name, code in parts.items():
         (folder / Path(name).name).write_text(code)
     (binding,) = (Path(name).name for name in parts if name.startswith("csrc/cpu/") and name.endswith(".cpp"))
-    table = (ROOT / "csrc/cpu/table.inl").read_text()
+    table = (ROOT / "csrc/cpu/dispatch.inl").read_text()
     macro = table[table.index("#define SPIN_FAST_TABLE") : table.index("SPIN_FAST_TABLE((")]
     lines = [f'#include "{ROOT}/csrc/kernels.h"', "namespace spin_fast {", '#include "kernels.h"', "}", macro]
     for isa in ("baseline", "avx2", "avx512"):
-        lines += [f"namespace spin_fast::{isa} {{", '#include "table.inl"', "}"]
+        lines += [f"namespace spin_fast::{isa} {{", '#include "dispatch.inl"', "}"]
     lines += ['#include "cpu/isa.cpp"', f'#include "{binding}"']
     lines += ["STABLE_TORCH_LIBRARY_FRAGMENT(spin_fast, m) {", '#include "library.cpp"', "}", ""]
     (folder / "operation.cpp").write_text("\n".join(lines))

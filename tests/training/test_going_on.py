@@ -90,7 +90,7 @@ def test_a_run_that_died_goes_on_from_any_step(digits: PowerFeatures, steps: int
     expected = training.fit(new_model(), *parts, **options)
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         state = Path(folder) / "state"
-        patch.setattr("spin_fast.training.resume.RunFile.SECONDS", 0.0)
+        patch.setattr("spin_fast.training.resume.StateFile.SECONDS", 0.0)
         written = []
         patch.setattr("spin_fast.training.resume.save_state", lambda *saved: written.append(copy.deepcopy(saved)))
         training.fit(new_model(), *parts, state=state, **options)
@@ -134,7 +134,7 @@ def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> 
     before = training.fit(new_model(), digits, **parts, epochs=2, state=state)
 
     def error(features: PowerFeatures = digits, model: SPIN | None = None, **options) -> str:
-        with pytest.raises(ValueError, match="must") as caught:
+        with pytest.raises(ValueError, match=r"must|is of another run") as caught:
             training.fit(
                 model or new_model(), features, **parts | {"epochs": 2, "state": state, "resume": True} | options
             )
@@ -142,13 +142,13 @@ def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> 
 
     for options in ({"batch_size": 8}, {"learning_rate": 1e-3}, {"weight_decay": 0.1}, {"class_weight": [1.0] * 10}):
         (name,) = options
-        assert error(**options).startswith(f"{name} must be ")
-    assert error(seed=1) == f"seed must be 0 to go on from {state}, got 1; resume=False starts anew"
-    assert error(metric=lambda *_: 0.5).startswith("metric must be 'accuracy' to go on")
-    assert error(schedule="step").startswith("schedule must be 'cosine' to go on")
-    assert error(train=range(63)).startswith("train must be the same 64 graphs in the same order to go on")
-    assert error(model=new_model(dropout=0.5)).startswith("model must have dropout=0.0 to go on")
-    assert error(replace(digits, rows=digits.rows * 1.5)).startswith("features must have the same rows to go on")
+        assert error(**options).startswith(f"{state} is of another run: {name}=")
+    assert error(seed=1) == f"{state} is of another run: seed=0 there, seed=1 here; resume=False starts anew"
+    assert "seed=0 there, seed=1 here; model.dropout=0.0 there" in error(seed=1, model=new_model(dropout=0.5))
+    assert "metric='accuracy' there, metric=" in error(metric=lambda *_: 0.5)
+    assert "schedule='cosine' there, schedule='step' here" in error(schedule="step")
+    assert "train='64 graphs (" in error(train=range(63))
+    assert "features.rows=" in error(replace(digits, rows=digits.rows * 1.5))
     assert error(state=None) == "resume must come with state, the file to go on from"
     fit = training.fit(new_model(), digits, **parts, epochs=2, state=state, resume=True)
     assert numbers(fit) == numbers(before)
@@ -159,7 +159,7 @@ def test_what_a_run_cannot_go_on_with(digits: PowerFeatures, tmp_path: Path) -> 
 def test_weights_by_the_training_graphs_do_not_hide_that_these_differ(digits: PowerFeatures, tmp_path: Path) -> None:
     options = {"class_weight": "balanced", "epochs": 1, "state": tmp_path / "state"}
     training.fit(new_model(), digits, range(64), range(64, 96), **options)
-    with pytest.raises(ValueError, match=r"^train must be the same 64 graphs in the same order to go on"):
+    with pytest.raises(ValueError, match=r"is of another run: .*train='64 graphs \("):
         training.fit(new_model(), digits, range(9), range(64, 96), resume=True, **options)
 
 

@@ -128,7 +128,7 @@ def test_fit_with_graph_weights(tmp_path: Path, digits: PowerFeatures) -> None:
     )
     assert same.epochs == fit.epochs
     for wrong, message in (
-        (None, "graph.weight must be"),
+        (None, "is of another run: graph_weight="),
         (torch.ones(200), r"graph_weight must have shape \[300\], got \[200\]"),
         (torch.full((300,), float("nan")), "graph_weight must be finite"),
         (-weight, "graph_weight must be finite, at least 0 and not all 0, got values from -1 to -?0"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets
 from spin_fast.training.checkpoints import STATE_FORMAT, load_state
-from spin_fast.training.resume import Epoch, OtherRunError, Run, RunFile, restore, sample_of, settings_of, snapshot
+from spin_fast.training.resume import (
+    Epoch,
+    StateError,
+    StateFile,
+    TrainingState,
+    restore,
+    sample_of,
+    settings_of,
+    snapshot,
+)
 from spin_fast.training.trainer import Trainer
 
 values = st.sampled_from([0.0, 0.25, 0.5, 1.0, math.nan])
@@ -26,7 +36,7 @@ def epoch_of(number: int, validation: float, validation_loss: float) -> Epoch:
 @given(st.lists(st.tuples(values, values), max_size=9), st.integers(1, 4))
 @example([(math.nan, 1.0), (math.nan, 0.5), (math.nan, 0.5)], 2)
 def test_which_epoch_is_kept_and_when_it_is_over(scores: list[tuple[float, float]], patience: int) -> None:
-    run = Run(best={"weights": torch.tensor(-1.0)})
+    run = TrainingState(best={"weights": torch.tensor(-1.0)})
     for number, score in enumerate(scores):
         run = run.after(epoch_of(number + 1, *score), {"weights": torch.tensor(float(number))}, {})
     metrics = [metric for metric, _ in scores if not math.isnan(metric)]
@@ -50,7 +60,7 @@ def test_which_epoch_is_kept_and_when_it_is_over(scores: list[tuple[float, float
 
 def test_a_run_keeps_copies() -> None:
     weights = {"a": torch.zeros(2)}
-    run = Run().after(epoch_of(1, 0.5, 1.0), weights, {})
+    run = TrainingState().after(epoch_of(1, 0.5, 1.0), weights, {})
     weights["a"] += 1
     assert run.best["a"].tolist() == [0, 0]
 
@@ -64,7 +74,7 @@ def digits() -> PowerFeatures:
 def test_restoring_undoes_an_epoch(digits: PowerFeatures, options: dict) -> None:
     trainer, order = Trainer(SPIN(3, 4, 10, 1, **options)), torch.Generator()
     trainer.epoch(digits, range(50), 8, order)
-    run = Run(best=trainer.model.state_dict(), last=snapshot(trainer, order))
+    run = TrainingState(best=trainer.model.state_dict(), last=snapshot(trainer, order))
     first, after = (trainer.epoch(digits, range(50), 8, order) for _ in range(2))
     assert first != after
     restore(trainer, order, run)
@@ -113,25 +123,24 @@ def test_settings_are_the_same_in_every_process(digits: PowerFeatures) -> None:
 def test_files_are_written_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, now = tmp_path / "deep" / "state.safetensors", [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    file, run, kept = RunFile(path, {"seed": 1}, torch.ones(2)), Run(), []
+    file, run, kept = StateFile(path, {"seed": 1}, torch.ones(2)), TrainingState(), []
     file.keep(run, now=True)
     assert not path.exists()
     for number, seconds in enumerate((0, 4, 4, 4, 4), start=1):
         now[0] += seconds
-        run = run.after(epoch_of(number, math.nan, math.inf), {}, {"parameters": torch.tensor([float(number)])})
+        run = run.after(epoch_of(number, math.nan, 1.0), {}, {"parameters": torch.tensor([float(number)])})
         file.keep(run)
-        kept.append(len(RunFile(path, {"seed": 1}, torch.ones(2)).read(run).epochs))
+        kept.append(len(StateFile(path, {"seed": 1}, torch.ones(2)).read(run).epochs))
     assert kept == [1, 1, 1, 4, 4]
     file.keep(run, now=True)
-    found = RunFile(path, {"seed": 1}, torch.ones(2)).read(run)
+    found = StateFile(path, {"seed": 1}, torch.ones(2)).read(run)
     assert len(found.epochs) == found.last["parameters"].item() == 5
     assert math.isnan(found.epochs[0].validation)
-    assert found.epochs[0].validation_loss == math.inf
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -> None:
-    path, run = tmp_path / "state.safetensors", Run()
+def test_what_differs_is_listed(tmp_path: Path, digits: PowerFeatures) -> None:
+    path, run = tmp_path / "state.safetensors", TrainingState()
     model, ids = SPIN(3, 4, 10, 1), torch.arange(9)
     sample = sample_of(digits, ids[:5], ids[5:])
 
@@ -148,38 +157,34 @@ def test_what_differs_is_named_in_words(tmp_path: Path, digits: PowerFeatures) -
     calibrated.calibrate(digits)
     frozen.layers.requires_grad_(False)
     layers = [torch.nn.Linear(3, 10)] * 2
-    RunFile(path, settings(), sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
-    assert len(RunFile(path, settings(), sample).read(run).epochs) == 1
-    for other, must, got in (
-        (settings(seed=1), "seed must be 0", "1"),
-        (settings(frozen), "model must have 1794 trained parameters", "1682"),
-        (settings(calibrated), "model must have calibrated=False", "True"),
-        (settings(SPIN(3, 4, 10, 1, attention=False)), "model must have attention=True", "False"),
-        (settings(SPIN(3, 16, 10, 1)), "model must have hidden_features=4", "16"),
-        (settings(PAGNN(layers, "sum")), "model must be a SPIN", "PAGNN"),
-        (settings(train=ids[:5].flip(0)), "train must be the same 5 graphs in the same order", "others"),
-        (settings(validation=ids[6:]), "validation must be the same 4 graphs in the same order", "3 graphs"),
-        (settings(features=digits[:59]), "features must have 60 graphs", "59"),
-        (settings(features=replace(digits, operator="adj")), "features must have operator='sym'", "adj"),
-        (settings(features=digits[list(range(59, -1, -1))]), "features must have the same numbers of nodes", "others"),
-        (
-            settings(features=replace(digits, labels=digits.labels.flip(0))),
-            "features must have the same labels",
-            "others",
-        ),
+    StateFile(path, settings(), sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
+    assert len(StateFile(path, settings(), sample).read(run).epochs) == 1
+    for other, differ in (
+        (settings(seed=1), {"seed": (0, 1)}),
+        (settings(frozen), {"model.trained_parameters": (1794, 1682)}),
+        (settings(calibrated), {"model.calibrated": (False, True)}),
+        (settings(SPIN(3, 4, 10, 1, attention=False), seed=1), {"seed": (0, 1), "model.attention": (True, False)}),
+        (settings(SPIN(3, 16, 10, 1)), {"model.hidden_features": (4, 16)}),
+        (settings(PAGNN(layers, "sum")), {"model.class": ("SPIN", "PAGNN")}),
+        (settings(train=ids[:5].flip(0)), {"train": ...}),
+        (settings(features=digits[:59]), {"features.graphs": (60, 59), "features.labels": ...}),
+        (settings(features=replace(digits, operator="adj")), {"features.operator": ("sym", "adj")}),
+        (settings(features=digits[list(range(59, -1, -1))]), {"features.sizes": ..., "features.labels": ...}),
+        (settings(features=replace(digits, labels=digits.labels.flip(0))), {"features.labels": ...}),
     ):
-        with pytest.raises(OtherRunError) as caught:
-            RunFile(path, other, sample).read(run)
-        assert str(caught.value) == f"{must} to go on from {path}, got {got}; resume=False starts anew"
+        with pytest.raises(StateError) as caught:
+            StateFile(path, other, sample).read(run)
+        found = caught.value.differences
+        assert {name: ... if value is ... else found[name] for name, value in differ.items()} == differ
+        assert {name: other[name] for name in found} == {name: here for name, (_, here) in found.items()}
+        assert str(caught.value).endswith("; resume=False starts anew")
+        assert all(f"{name}={here!r} here" in str(caught.value) for name, (_, here) in found.items())
+        assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
     dense = PowerFeatures.from_graphs(datasets.load("digits")[:60], 1, deduplicate=False)
-    assert len(RunFile(path, settings(), sample_of(dense, ids[:5], ids[5:])).read(run).epochs) == 1
+    assert len(StateFile(path, settings(), sample_of(dense, ids[:5], ids[5:])).read(run).epochs) == 1
     scaled = replace(digits, rows=digits.rows * 1.001)
-    with pytest.raises(OtherRunError, match=r"^features must have the same rows to go on from .*, got others"):
-        RunFile(path, settings(), sample_of(scaled, ids[:5], ids[5:])).read(run)
-    made_of = [settings(PAGNN([module] * 2, "sum")) for module in (torch.nn.Linear(3, 2), torch.nn.Identity())]
-    RunFile(path, made_of[0], sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
-    with pytest.raises(OtherRunError, match=r"^model must be made of the same modules to go on from .*, got others"):
-        RunFile(path, made_of[1], sample).read(run)
+    with pytest.raises(StateError, match=r"is of another run: features\.rows="):
+        StateFile(path, settings(), sample_of(scaled, ids[:5], ids[5:])).read(run)
 
 
 def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
@@ -187,8 +192,8 @@ def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
 
     path, settings, sample = tmp_path / "state.safetensors", {"seed": 1}, torch.ones(2)
     last = {"parameters": torch.ones(3), "random.order": torch.Generator().get_state()}
-    run = Run().after(epoch_of(1, 0.5, 1.0), {"weight": torch.ones(2)}, last)
-    file = RunFile(path, settings, sample)
+    run = TrainingState().after(epoch_of(1, 0.5, 1.0), {"weight": torch.ones(2)}, last)
+    file = StateFile(path, settings, sample)
     with pytest.raises(FileNotFoundError, match=r"training-state .* does not exist"):
         file.read(run)
     file.keep(run)
@@ -215,7 +220,7 @@ def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
         (lambda: write({}), "it must have the settings and the epochs of a run"),
         (lambda: write(record | {"settings": 3}), "it must have the settings and the epochs of a run"),
         (lambda: write(record | {"epochs": None}), "it must have the settings and the epochs of a run"),
-        (lambda: write(record | {"settings": {}}), "or of another version of spin_fast: it does not have seed"),
+        (lambda: write(record | {"settings": {}}), "is of another run: seed=None there, seed=1 here"),
         (lambda: write(record | {"epochs": []}), "its epochs must be lines of a log, numbered from 1"),
         (lambda: write(record | {"epochs": [3]}), "its epochs must be lines of a log, numbered from 1"),
         (lambda: write(record | {"epochs": [{"number": 1}]}), "its epochs must be lines of a log"),
@@ -230,10 +235,10 @@ def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
     ):
         damage()
         with pytest.raises(ValueError, match=message) as caught:
-            RunFile(path, settings, sample).read(run)
+            StateFile(path, settings, sample).read(run)
         assert str(path) in str(caught.value)
         assert str(caught.value).endswith("; resume=False starts anew")
     path.write_bytes(content)
-    assert len(RunFile(path, settings, sample).read(run).epochs) == 1
+    assert len(StateFile(path, settings, sample).read(run).epochs) == 1
     with pytest.raises(IsADirectoryError, match="cannot be written"):
-        RunFile(tmp_path, settings, sample)
+        StateFile(tmp_path, settings, sample)

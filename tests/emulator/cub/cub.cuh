@@ -10,7 +10,7 @@
 
 namespace cub {
 
-// Every primitive is called twice: without memory it says how much it needs.
+// Every primitive is called twice: without memory it returns the size that it needs.
 inline bool asks_for_size(void* memory, size_t& bytes) {
   if (memory == nullptr) bytes = 256;
   return memory == nullptr;
@@ -26,13 +26,6 @@ struct DeviceScan {
       out[i] = sum;
       sum += value;
     }
-    return cudaSuccess;
-  }
-  template <class In, class Out, class N>
-  static cudaError_t InclusiveSum(void* memory, size_t& bytes, In in, Out out, N n, cudaStream_t = nullptr) {
-    if (asks_for_size(memory, bytes)) return cudaSuccess;
-    std::remove_reference_t<decltype(*out)> sum = 0;
-    for (N i = 0; i < n; ++i) out[i] = sum += in[i];
     return cudaSuccess;
   }
 };
@@ -60,7 +53,7 @@ struct DeviceRadixSort {
   }
 
  private:
-  // Where each key comes from.
+  // The position that each sorted key comes from.
   template <class Key, class N>
   static std::vector<N> sorted_order(const Key* keys, N n, int begin_bit, int end_bit) {
     using Bits = std::make_unsigned_t<Key>;

@@ -1,14 +1,15 @@
 // The kernels of one instruction set; included inside its namespace, after its target pragma, `vector_bytes`, the size
 // of its registers, and `bypass`, an aligned store around the caches that is done after `settle`.
 
-#include "lanes.inl"
-// What follows is written in those.
-#include "hop.inl"
-#include "power.inl"
+#include "simd.inl"
+// These use it.
+#include "mlp.inl"
 #include "readout.inl"
-// Shares with it.
+#include "spmm.inl"
+// These use those.
 #include "branch.inl"
-#include "line.inl"
+#include "piecewise_linear.inl"
+#include "power.inl"
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {
@@ -24,8 +25,15 @@ ReadoutKernels<S> readout_table() {
 
 template <class T>
 BranchKernels<T> branch_table() {
-  return {mlp_forward<T>,     mlp_backward<T>, branch_forward<T>,        branch_readout<T>, branch_readout_backward<T>,
-          branch_backward<T>, line_readout<T>, line_readout_backward<T>, line_backward<T>};
+  return {mlp_forward<T>,
+          mlp_backward<T>,
+          branch_forward<T>,
+          branch_readout<T>,
+          branch_readout_backward<T>,
+          branch_backward<T>,
+          piecewise_linear_readout<T>,
+          piecewise_linear_readout_backward<T>,
+          piecewise_linear_backward<T>};
 }
 
 #define SPIN_FAST_TABLE(make, ...) \

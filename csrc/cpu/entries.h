@@ -1,4 +1,4 @@
-// Where the entries of a segment stand, and how to have them at hand.
+// Where the entries of a segment are, and how to prefetch them.
 #pragma once
 
 #include "../segments.h"
@@ -10,12 +10,12 @@ inline int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
   return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
 }
 
-// Asks for the entries of a segment: graphs are chosen at random, and stand anywhere. Inlined at once, because GCC
-// drops calls of a function that has no other effect.
+// Prefetches the entries of a segment, since graphs are chosen at random. Always inlined, because GCC drops calls of a
+// function that has no other effect.
 inline __attribute__((always_inline)) void prefetch_entries(const Segments& seg, int64_t branch, int64_t graph) {
-  constexpr int64_t line = 64 / sizeof(int32_t);
-  const int64_t end = first_entry(seg, branch, graph + 1) + line;  // they need not begin with a line of the cache
-  for (int64_t e = first_entry(seg, branch, graph); e < end; e += line) {
+  constexpr int64_t cache_line = 64 / sizeof(int32_t);
+  const int64_t end = first_entry(seg, branch, graph + 1) + cache_line;  // they need not begin with one
+  for (int64_t e = first_entry(seg, branch, graph); e < end; e += cache_line) {
     if (seg.narrow_index) __builtin_prefetch(seg.narrow_index + e);
     if (seg.wide_index) __builtin_prefetch(seg.wide_index + e);
     if (seg.count) __builtin_prefetch(seg.count + e);

@@ -1,0 +1,464 @@
+// One pass of chosen graphs through the branches, forward and backward.
+//
+// Graphs are taken in chunks whose activations stay in the caches. The rows of a chunk that several of its graphs, or
+// nodes, share go through the MLP once. What a chunk is depends on the input alone, as do the tasks, ranges of rows
+// whose gradients are summed up apart, so results do not depend on the number of threads.
+#pragma once
+
+#include <atomic>
+#include <cmath>
+#include <concepts>
+#include <cstring>
+#include <iterator>
+#include <utility>
+
+#include "entries.h"
+#include "packed.h"
+
+namespace spin_fast {
+
+inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and their gradients
+inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
+inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
+
+// Runs f(i) for i in [0, n): the next free thread takes the next.
+template <class F>
+void parallel_tasks(int64_t n, bool tiny, F f) {
+  if (tiny || n <= 1) {
+    for (int64_t i = 0; i < n; ++i) f(i);
+    return;
+  }
+  std::atomic<int64_t> next{0};
+  parallel_ranges(n, [&](int64_t, int64_t) {
+    for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) f(i);
+  });
+}
+
+// The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
+// numbers in use.
+struct BranchEntries {
+  int64_t rows = 0, entries = 0;
+  uint32_t stamp = 0;
+  std::vector<int64_t> source, ptr;
+  std::vector<int32_t> last, row, before, graph, count;
+
+  void clear(uint32_t new_stamp) {
+    rows = entries = 0;
+    stamp = new_stamp;
+    ptr.assign(1, 0);
+  }
+  // Adds the entries [begin, end) of the next graph. `marks` [rows of x] maps rows of x to rows of the chunk. The upper
+  // half of a mark is the stamp of the branch and chunk that it holds for, since branches may share rows of x.
+  void add(const Segments& seg, int64_t begin, int64_t end, uint64_t* marks) {
+    const int64_t n = end - begin, at = entries;
+    if (at + n > static_cast<int64_t>(row.size()))
+      for (std::vector<int32_t>* of : {&row, &before, &graph, &count}) of->resize(2 * (at + n));
+    if (rows + n >= static_cast<int64_t>(source.size())) {  // the loop writes up to one past the last row
+      source.resize(2 * (rows + n) + 1);
+      last.resize(2 * (rows + n) + 1);
+    }
+    const auto number = static_cast<int32_t>(ptr.size() - 1);
+    auto next = static_cast<uint32_t>(rows);
+    const auto add_all = [&](auto index) {
+      for (int64_t i = 0; i < n; ++i) {  // no conditional jumps, which would be mispredicted
+        const int64_t u = index[begin + i];
+        const bool known = marks[u] >> 32 == stamp;
+        const uint32_t here = known ? static_cast<uint32_t>(marks[u]) : next;
+        marks[u] = uint64_t{stamp} << 32 | here;
+        source[next] = u;
+        before[at + i] = known ? last[here] : -1;
+        last[here] = static_cast<int32_t>(at + i);
+        row[at + i] = static_cast<int32_t>(here);
+        graph[at + i] = number;
+        next += !known;
+      }
+    };
+    if (seg.narrow_index)
+      add_all(seg.narrow_index);
+    else if (seg.wide_index)
+      add_all(seg.wide_index);
+    else
+      for (int64_t i = 0; i < n; ++i, ++next) {
+        source[next] = begin + i;
+        last[next] = row[at + i] = static_cast<int32_t>(at + i);
+        before[at + i] = -1;
+        graph[at + i] = number;
+      }
+    if (seg.count) std::copy(seg.count + begin, seg.count + end, count.begin() + at);
+    rows = next;
+    entries = at + n;
+    ptr.push_back(entries);
+  }
+};
+
+// The graph at position i of the chosen ones, and the number of its entries in all branches.
+inline int64_t graph_of(const Arguments& of, int64_t i) { return of.ids ? of.ids[i] : i; }
+inline int64_t entries_of(const Arguments& of, int64_t i) {
+  int64_t entries = 0;
+  for (int64_t b = 0; b < of.model.branches; ++b)
+    entries += first_entry(of.seg, b, graph_of(of, i) + 1) - first_entry(of.seg, b, graph_of(of, i));
+  return entries;
+}
+
+// What a thread keeps from call to call.
+struct Workspace {
+  Arena arena;
+  std::vector<Arena> branch_arenas;
+  std::vector<uint64_t> marks;  // as in BranchEntries::add
+  uint32_t stamp = 0;           // the last one given
+  std::vector<BranchEntries> entries;
+};
+
+inline Workspace& workspace() {
+  thread_local Workspace workspace;
+  workspace.arena.clear();
+  return workspace;
+}
+
+// A pass of one call: chunk after chunk of the chosen graphs, forward and, if asked, backward.
+template <class P, class T>
+concept Pass = requires(P pass, const P& done, T* values, const T* grad, int64_t stride) {
+  { pass.next() } -> std::same_as<bool>;  // selects the next graphs; false if none are left
+  { done.begin() } -> std::same_as<int64_t>;
+  { done.end() } -> std::same_as<int64_t>;
+  pass.forward(values, stride);  // writes the readouts of the chunk, (R + 1) * h in rows of `stride`
+  pass.backward(grad);           // adds to the gradients, from that of the readouts in rows of the same stride
+  done.write_gradient(values);   // writes those of all chunks into the flat vector
+};
+
+// What both passes are made of.
+template <class T>
+class PassBase {
+ public:
+  PassBase(const PassBase&) = delete;
+  PassBase& operator=(const PassBase&) = delete;
+
+  int64_t begin() const { return begin_; }
+  int64_t end() const { return end_; }
+
+  void write_gradient(T* gradient) const {
+    for (int64_t b = 0; b < model_.branches; ++b)
+      packed_[b].unpack(model_, b, total_.data() + b * packed_[0].mlp.gradient_size, gradient);
+  }
+
+ protected:
+  PassBase(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward,
+           bool input_gradient)
+      : workspace_(workspace),
+        arguments_(arguments),
+        model_(arguments.model),
+        seg_(arguments.seg),
+        x_(x),
+        backward_(backward) {
+    for (int64_t b = 0; b < model_.branches; ++b)
+      packed_.emplace_back(workspace.arena, model_, b, parameters, input_gradient);
+    if (backward) total_.resize(model_.branches * packed_[0].mlp.gradient_size);
+  }
+
+  Workspace& workspace_;
+  const Arguments& arguments_;
+  const Model& model_;
+  const Segments& seg_;
+  const T* x_;
+  bool backward_;
+  bool tiny_ = true;  // the chunk is not worth a second thread
+  int64_t begin_ = 0, end_ = 0;
+  std::vector<PackedBranch<T>> packed_;
+  std::vector<double> total_;  // the gradients so far, [branches, gradient_size]
+};
+
+template <class T>
+class BranchPass : public PassBase<T> {
+  using Base = PassBase<T>;
+  using Base::begin_, Base::end_, Base::packed_, Base::total_;
+  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::tiny_;
+
+ public:
+  BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
+      : Base(workspace, arguments, x, parameters, backward, dx != nullptr), entries_(workspace.entries), dx_(dx) {
+    if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
+    const Packed<T>& mlp = packed_[0].mlp;
+    int64_t width = 0;  // of the activations that are kept, and of the gradient of the last
+    for (const Layer<T>& layer : mlp.layers) width += backward ? layer.stride : 0;
+    width += padded_width();
+    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (width * sizeof(T)), 4 * mlp_tile_rows);
+    const bool indexed = seg_.narrow_index || seg_.wide_index;
+    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg_.rows) workspace.marks.resize(seg_.rows);
+  }
+
+  // Selects graphs of some thousand distinct rows at most, or a single one.
+  bool next() {
+    for (BranchEntries& of : entries_) clear(of);
+    begin_ = end_;
+    if (begin_ == arguments_.graphs) return false;
+    const int64_t most_entries = 16 * chunk_rows_;
+    int64_t rows = 0, entries = entries_of(arguments_, end_);
+    long_ = entries > 4 * chunk_rows_;
+    if (long_) {
+      ++end_;
+      return true;
+    }
+    do {
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        if (end_ + 2 * ahead < arguments_.graphs)
+          __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, end_ + 2 * ahead));
+        if (end_ + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, end_ + ahead));
+        const int64_t first = first_entry(seg_, b, graph_of(arguments_, end_)),
+                      last = first_entry(seg_, b, graph_of(arguments_, end_) + 1);
+        rows -= entries_[b].rows;
+        entries_[b].add(seg_, first, last, workspace_.marks.data());
+        rows += entries_[b].rows;
+      }
+      if (++end_ == arguments_.graphs) break;
+      entries += entries_of(arguments_, end_);
+    } while (rows + entries_of(arguments_, end_) <= chunk_rows_ && entries <= most_entries);
+    prepare();
+    return true;
+  }
+
+  void forward(T* readout, int64_t stride) {
+    if (!long_) {
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        branches_[b].readout = readout + b * model_.width();
+        branches_[b].readout_stride = stride;
+      }
+      evaluate();
+      return;
+    }
+    long_readout_ = readout;
+    sums_.assign(model_.branches * (model_.width() + 2), 0);
+    for_each_piece([&] {
+      evaluate();
+      for (int64_t b = 0; b < model_.branches; ++b) add_piece(b);
+    });
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      const double* sum = sums_.data() + b * (model_.width() + 2);
+      for (int64_t j = 0; j < model_.width(); ++j)
+        readout[b * model_.width() + j] = static_cast<T>(sum[1] > 0 ? sum[2 + j] / sum[1] : 0);
+    }
+  }
+
+  // Adds to dx, too.
+  void backward(const T* grad) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    if (!long_) {
+      for (int64_t b = 0; b < model_.branches; ++b)
+        kernels.readout_backward(branches_[b], grad + b * model_.width(), 0, end_ - begin_);
+      add_gradients();
+      return;
+    }
+    for_each_piece([&] {
+      evaluate();
+      for (int64_t b = 0; b < model_.branches; ++b) {  // attention weights are those of the whole graph
+        const double* sum = sums_.data() + b * (model_.width() + 2);
+        BranchChunk<T>& branch = branches_[b];
+        branch.readout = long_readout_ + b * model_.width();
+        kernels.readout_backward(branch, grad + b * model_.width(), 0, 1);
+        branch.top[0] = static_cast<T>(sum[0]);
+        branch.scale[0] = static_cast<T>(1 / sum[1]);
+      }
+      add_gradients();
+    });
+  }
+
+ private:
+  // Processes a graph of more rows than a chunk may have piece by piece, each as if it were a graph. Nothing of a piece
+  // is kept, so the backward pass evaluates it again.
+  template <class F>
+  void for_each_piece(F f) {
+    const int64_t graph = graph_of(arguments_, begin_), most = chunk_rows_ / model_.branches;
+    piece_readout_.resize(model_.readout_width());
+    for (int64_t at = 0, more = 1; more; at += most) {
+      more = 0;
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        clear(entries_[b]);
+        const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
+        entries_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
+        more |= first + at + most < last;
+      }
+      prepare();
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        branches_[b].readout = piece_readout_.data() + b * model_.width();
+        branches_[b].readout_stride = model_.readout_width();
+      }
+      f();
+    }
+  }
+
+  // Merges the readout of a piece into the largest logit, denominator (1 without attention) and sum so far.
+  void add_piece(int64_t b) {
+    const BranchChunk<T>& branch = branches_[b];
+    double* sum = sums_.data() + b * (model_.width() + 2);
+    double weight = 1, keep = 1;
+    if (model_.attention) {
+      if (branch.ptr[1] == 0) return;
+      const double top = std::max(sum[0], static_cast<double>(branch.top[0]));
+      keep = std::exp(sum[0] - top);
+      weight = std::exp(branch.top[0] - top) / static_cast<double>(branch.scale[0]);
+      sum[0] = top;
+      sum[1] = keep * sum[1] + weight;
+    } else {
+      sum[1] = 1;
+    }
+    for (int64_t j = 0; j < model_.width(); ++j)
+      sum[2 + j] = keep * sum[2 + j] + weight * static_cast<double>(branch.readout[j]);
+  }
+
+  // The rows of the chunk through the MLPs, then the readouts of its graphs.
+  void evaluate() {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    constexpr int64_t step = 4 * mlp_tile_rows, graphs = 16;
+    std::vector<std::pair<int64_t, int64_t>> tasks;
+    for (int64_t b = model_.branches; b-- > 0;)
+      for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
+    parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
+      const auto [b, first] = tasks[task];
+      const TileScratch<T> scratch = tile_scratch(b);
+      const int64_t end = std::min(branches_[b].rows, first + step);
+      for (int64_t i = first; i < end; i += mlp_tile_rows)
+        kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
+    });
+    const int64_t number = end_ - begin_;
+    parallel_tasks((number + graphs - 1) / graphs, tiny_, [&](int64_t task) {
+      for (int64_t b = 0; b < model_.branches; ++b)
+        kernels.readout(branches_[b], reinterpret_cast<double*>(thread_scratch(padded_width() * 8)), task * graphs,
+                        std::min(number, (task + 1) * graphs));
+    });
+  }
+
+  // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order.
+  void add_gradients() {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
+    for (int64_t b = model_.branches; b-- > 0;)
+      for (int64_t i = 0; i < branches_[b].rows; i += task_rows) tasks.emplace_back(b, i);
+    const int64_t size = packed_[0].mlp.gradient_size, number = static_cast<int64_t>(tasks.size());
+    if (static_cast<int64_t>(partial_.size()) < number * size) partial_.resize(number * size);
+    parallel_tasks(number, tiny_, [&](int64_t task) {
+      const auto [b, first] = tasks[task];
+      T* partial = partial_.data() + task * size;
+      std::memset(partial, 0, size * sizeof(T));
+      T* gradient[most_layers + 1];
+      for (size_t l = 0; l < model_.widths.size(); ++l) gradient[l] = partial + packed_[b].mlp.places[l].gradient;
+      gradient[model_.widths.size()] = partial + packed_[b].w_gradient;
+      const TileScratch<T> scratch = tile_scratch(b);
+      const int64_t end = std::min(branches_[b].rows, first + task_rows);
+      for (int64_t i = first; i < end; i += mlp_tile_rows)
+        kernels.backward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i), gradient);
+    });
+    for (int64_t task = 0; task < number; ++task) {
+      const T* partial = partial_.data() + task * size;
+      double* total = total_.data() + tasks[task].first * size;
+      for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(partial[i]);
+    }
+    for (int64_t b = 0; dx_ && b < model_.branches; ++b) add_row_gradients(branches_[b]);
+  }
+
+  // Serial, since branches may share rows of x, and a graph that is chosen twice repeats its rows.
+  void add_row_gradients(const BranchChunk<T>& branch) {
+    const Layer<T>& first = branch.mlp.layers[0];
+    for (int64_t i = 0; i < branch.rows; ++i)
+      for (int64_t k = 0; k < first.in; ++k) dx_[branch.source[i] * first.in + k] += branch.dx[i * first.below + k];
+  }
+
+  void clear(BranchEntries& entries) {
+    if (++workspace_.stamp == 0) {  // wrapped around: old marks would seem new
+      std::fill(workspace_.marks.begin(), workspace_.marks.end(), 0);
+      workspace_.stamp = 1;
+    }
+    entries.clear(workspace_.stamp);
+  }
+
+  int64_t padded_width() const { return packed_[0].mlp.layers.back().stride; }
+
+  // Allocates memory for the selected chunk.
+  void prepare() {
+    Arena& arena = workspace_.arena;
+    const int64_t graphs = end_ - begin_, depth = model_.widths.size();
+    branches_.resize(model_.branches);
+    activations_.assign(model_.branches * most_layers, nullptr);
+    // The same loop twice: the first time measures, the second assigns.
+    for (const bool measured : {false, true}) {
+      int64_t used = 0, cost = 0;
+      const auto take = [&](int64_t n) {
+        T* at = measured ? memory_ + used : nullptr;
+        used += padded_to(column_multiple, n);
+        return at;
+      };
+      for (int64_t b = 0; b < model_.branches; ++b) {
+        const BranchEntries& of = entries_[b];
+        const Mlp<T> mlp = packed_[b].mlp.mlp();
+        const int64_t rows = of.rows, padded = padded_to(column_multiple, rows);
+        T** activations = activations_.data() + b * most_layers;
+        for (int64_t l = 0; l < depth; ++l) {
+          cost += rows * mlp.layers[l].in * mlp.layers[l].out;
+          if (backward_ || l + 1 == depth) activations[l] = take(padded * mlp.layers[l].stride);
+        }
+        BranchChunk<T>& branch = branches_[b];
+        branch = {};
+        branch.mlp = mlp;
+        branch.w = packed_[b].w;
+        branch.x = x_;
+        branch.rows = rows;
+        branch.graphs = graphs;
+        branch.source = of.source.data();
+        branch.last = of.last.data();
+        branch.row = of.row.data();
+        branch.before = of.before.data();
+        branch.graph = of.graph.data();
+        branch.ptr = of.ptr.data();
+        branch.count = seg_.count ? of.count.data() : nullptr;
+        branch.activations = activations;
+        if (backward_) {
+          branch.inputs = take(padded * padded_to(row_multiple, model_.features));
+          branch.columns = reinterpret_cast<int32_t*>(take((rows / mlp_tile_rows + 1) * (model_.features + 1)));
+        }
+        branch.beta = take(padded);
+        branch.mass = take(padded);
+        branch.top = take(graphs);
+        branch.scale = take(graphs);
+        branch.ds = take(backward_ ? graphs * padded_width() : 0);
+        branch.t = take(graphs);
+        branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
+      }
+      tiny_ = cost < 4 * task_cost;
+      if (used > capacity_) {
+        capacity_ = used + used / 4;
+        memory_ = arena.take<T>(capacity_);
+      }
+    }
+  }
+
+  TileScratch<T> tile_scratch(int64_t b) const {
+    const Packed<T>& mlp = packed_[b].mlp;
+    const int64_t features = padded_to(column_multiple, model_.features) + column_multiple;
+    const int64_t first = features * mlp.layers[0].stride, wide = mlp_tile_rows * mlp.widest;
+    const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, wide, wide, wide};
+    int64_t total = cache_line;
+    for (const int64_t size : sizes) total += padded_to(cache_line, size * static_cast<int64_t>(sizeof(T)));
+    char* memory = thread_scratch(total);
+    T* at[std::size(sizes)];
+    for (size_t i = 0; i < std::size(sizes); ++i) {
+      at[i] = reinterpret_cast<T*>(memory);
+      memory += padded_to(cache_line, sizes[i] * static_cast<int64_t>(sizeof(T)));
+    }
+    return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6]};
+  }
+
+  std::vector<BranchEntries>& entries_;
+  T* dx_;
+  int64_t chunk_rows_;
+  bool long_ = false;             // the chunk is one graph, processed piece by piece
+  std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
+  std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
+  T* long_readout_ = nullptr;
+  std::vector<BranchChunk<T>> branches_;
+  std::vector<T*> activations_;
+  T* memory_ = nullptr;
+  int64_t capacity_ = 0;
+  std::vector<T> partial_;
+};
+
+static_assert(Pass<BranchPass<float>, float> && Pass<BranchPass<double>, double>);
+
+}  // namespace spin_fast

@@ -1,0 +1,136 @@
+// The readouts of graphs with one feature, and their gradients.
+//
+// A branch is then a piecewise affine function of a number x: on each of its intervals z(x) = offset + x slope, and
+// likewise the logit. So the MLP is evaluated once per interval, an entry costs no more than finding its interval and
+// its weight, and a readout is the product of the moments of a graph's entries on each interval, sum_e alpha_e and
+// sum_e alpha_e x_e, with the offsets and slopes of z. These depend on the parameters alone, not on the ends of the
+// interval, so that an outlier in one graph is not rounded into the readouts of others.
+//
+// Layout: entries graph by graph; moments [graphs, 2 * intervals], offsets before slopes. Parallel axis: branches and
+// ranges of graphs. Accumulator: moments in float64, products in T.
+
+// How many of n values, a multiple of column_multiple, are at most x.
+template <class T>
+inline int64_t number_at_most(const T* values, int64_t n, T x) {
+  int64_t number = 0;
+  for (int64_t i = 0; i < n; i += lanes<T>) number += lanes_at_most(load(values + i), x);
+  return number;
+}
+
+// Finds the interval and beta of the entries [begin, end); returns the largest beta.
+template <class T>
+T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end) {
+  T top = 0;
+  for (int64_t e = begin; e < end; ++e) {
+    const T x = branch.x[e];
+    const int64_t span = (number_at_most(branch.coarse, branch.spans, x) - 1) * column_multiple;
+    const int64_t at = span + number_at_most(branch.start + span, column_multiple, x) - 1;
+    const T beta = branch.beta[at].offset + x * branch.beta[at].slope;
+    branch.interval[e] = static_cast<int32_t>(at);
+    branch.weight[e] = beta;
+    top = beta > top ? beta : top;
+  }
+  return top;
+}
+
+// Turns the beta of the entries [begin, end) into weights, count exp(beta - top).
+template <class T>
+void weigh(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, T top) {
+  constexpr int L = lanes<T>;
+  for (int64_t e = begin; e < end; e += L) {
+    const Vector<T> beta = load_first(branch.weight + e, end - e);
+    const Vector<T> mass = branch.w ? exp_of<T>(beta - top) : Vector<T>{} + 1;
+    store_first(branch.weight + e, branch.count ? mass * load_first(branch.count + e, end - e) : mass, end - e);
+  }
+}
+
+template <class T>
+void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum, int64_t begin, int64_t end) {
+  constexpr int D = lanes<double>;
+  const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
+  const int64_t intervals = branch.intervals, stride = 2 * intervals;
+  // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
+  constexpr T high = sizeof(T) == 4 ? 60 : 600;
+  const bool overflows = locate(branch, branch.ptr[begin], branch.ptr[end]) > high;
+  if (!overflows) weigh<T>(branch, branch.ptr[begin], branch.ptr[end], 0);
+  for (int64_t g = begin; g < end; ++g) {
+    const int64_t first = branch.ptr[g], after = branch.ptr[g + 1];
+    if (overflows) {
+      T top = 0;
+      for (int64_t e = first; e < after; ++e) top = branch.weight[e] > top ? branch.weight[e] : top;
+      weigh(branch, first, after, top);
+    }
+    for (int64_t k = 0; k < stride; ++k) sum[k] = 0;
+    for (int64_t e = first; e < after; ++e) {
+      const double weight = static_cast<double>(branch.weight[e]);
+      sum[branch.interval[e]] += weight;
+      sum[intervals + branch.interval[e]] += weight * static_cast<double>(branch.x[e]);
+    }
+    Vector<double> total = {};
+    for (int64_t k = 0; k < intervals; k += D) total += load(sum + k);
+    const double scale = !branch.w ? 1 : first < after ? 1 / sum_of<double>(total) : 0;
+    branch.scale[g] = static_cast<T>(scale);
+    for (int64_t k = 0; k < stride; ++k) branch.moments[g * stride + k] = static_cast<T>(sum[k] * scale);
+  }
+  const T* no_bias = nullptr;
+  product(branch.moments + begin * stride, stride, branch.z, last.stride, stride, no_bias,
+          padded_to(row_multiple, end - begin), [&](int64_t i, int64_t j, Vector<T> value) {
+            if (i < end - begin && j < last.out)
+              store_first(branch.readout + (begin + i) * branch.readout_stride + j, value, last.out - j);
+          });
+}
+
+// With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), of which the offset gets 1 and the slope x.
+template <class T>
+void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, const T* grad, T* products,
+                                       double* dlogit, int64_t begin, int64_t end) {
+  const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
+  const int64_t intervals = branch.intervals, stride = 2 * intervals;
+  for (int64_t g = begin; g < end; ++g)
+    for (int64_t j = 0; j < last.stride; j += lanes<T>)
+      store(branch.ds + g * last.stride + j,
+            j < last.out ? load_first(grad + g * branch.readout_stride + j, last.out - j) : Vector<T>{});
+  if (!branch.w) return;
+  const T* no_bias = nullptr;
+  product(branch.ds + begin * last.stride, last.stride, branch.transposed, stride, last.out, no_bias,
+          padded_to(row_multiple, end - begin),
+          [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * stride + k, value); });
+  for (int64_t k = 0; k < stride; ++k) dlogit[k] = 0;
+  for (int64_t g = begin; g < end; ++g) {
+    const T *offset = products + (g - begin) * stride, *slope = offset + intervals;
+    const T* readout = branch.readout + g * branch.readout_stride;
+    const T shift = static_cast<T>(wide_dot(grad + g * branch.readout_stride, readout, last.out));
+    for (int64_t e = branch.ptr[g]; e < branch.ptr[g + 1]; ++e) {
+      const int64_t at = branch.interval[e];
+      const T product = offset[at] + branch.x[e] * slope[at];
+      const double value = static_cast<double>(branch.weight[e] * branch.scale[g] * (product - shift));
+      dlogit[at] += value;
+      dlogit[intervals + at] += value * static_cast<double>(branch.x[e]);
+    }
+  }
+}
+
+template <class T>
+void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const double* dlogit, T* dz, T* dw) {
+  constexpr int L = lanes<T>;
+  const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
+  const int64_t intervals = branch.intervals;
+  __builtin_memset(dz, 0, 2 * intervals * last.stride * sizeof(T));
+  add_outer(branch.moments, 2 * intervals, 2 * intervals, branch.ds, last.stride, branch.graphs, dz);
+  for (int64_t j = 0; j < last.stride; j += L) {
+    const Vector<T> w = branch.w ? load(branch.w + j) : Vector<T>{};
+    Vector<T> sum = {};
+    for (int64_t k = 0; k < 2 * intervals; ++k) {
+      const int64_t at = k * last.stride + j, interval = k < intervals ? k : k - intervals;
+      Vector<T> value = load(dz + at);
+      const bool open = branch.w && (branch.beta[interval].offset != 0 || branch.beta[interval].slope != 0);
+      if (open) {
+        const T logit = static_cast<T>(dlogit[k]);
+        value += logit * w;
+        sum += logit * load(branch.z + at);
+      }
+      store(dz + at, load(branch.gate + interval * last.stride + j) > 0 ? value : last.slope * value);
+    }
+    if (branch.w) store(dw + j, load(dw + j) + sum);
+  }
+}

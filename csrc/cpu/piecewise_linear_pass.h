@@ -1,0 +1,369 @@
+// One pass of chosen graphs with one feature through the branches, forward and backward: see piecewise_linear.inl.
+//
+// The intervals are found layer by layer: on those of one layer the units of the next are affine before their
+// LeakyReLU. Each interval is cut at the kinks, where a unit changes its sign.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "branch_pass.h"
+
+namespace spin_fast {
+
+template <class T>
+class PiecewiseLinearPass : public PassBase<T> {
+  using Base = PassBase<T>;
+  using Base::begin_, Base::end_, Base::packed_, Base::total_;
+  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::tiny_;
+
+ public:
+  // Whether the entries are so many that the search for intervals, usually about as many as units, pays.
+  static bool pays(const Arguments& arguments) {
+    const Model& model = arguments.model;
+    if (model.features != 1) return false;
+    int64_t units = 1, entries = 0;
+    for (const int64_t width : model.widths) units += width;
+    for (int64_t i = 0; i < arguments.graphs; ++i) entries += entries_of(arguments, i);
+    return entries > entries_per_unit * units * model.branches;
+  }
+
+  PiecewiseLinearPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward)
+      : Base(workspace, arguments, x, parameters, backward, false) {
+    branches_.resize(model_.branches);
+    workspace.branch_arenas.resize(model_.branches);
+    int64_t chunks = 0;
+    for (; take(); ++chunks)
+      for (BranchState& state : branches_)
+        for (int64_t e = 0; e < state.ptr.back(); ++e) {
+          usable_ &= std::abs(state.x[e]) <= std::numeric_limits<T>::max();
+          state.low = std::min(state.low, state.x[e]);
+          state.high = std::max(state.high, state.x[e]);
+        }
+    taken_ = chunks == 1;
+    begin_ = 0;
+    if (!taken_) end_ = 0;
+    if (!usable_) return;
+    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { find_intervals(b); });
+    for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
+  }
+
+  // False if a feature, an offset or a slope is not finite, since the products over all intervals would carry it from
+  // graph to graph, and if there are so many intervals that BranchPass is faster.
+  bool usable() const { return usable_; }
+
+  bool next() {
+    if (!std::exchange(taken_, false) && !take()) return false;
+    Arena& arena = workspace_.arena;
+    const int64_t stride = packed_[0].mlp.layers.back().stride;
+    const int64_t graphs = padded_to(row_multiple, std::min(arguments_.graphs, most_graphs));
+    for (BranchState& state : branches_) {
+      PiecewiseLinearChunk<T>& chunk = state.chunk;
+      const int64_t entries = state.ptr.back();
+      if (entries > state.prepared) {
+        state.prepared = entries + entries / 4;
+        chunk.interval = arena.take<int32_t>(state.prepared);
+        chunk.weight = arena.take<T>(state.prepared);
+      }
+      if (!chunk.moments) {
+        chunk.scale = arena.take<T>(graphs);
+        chunk.moments = arena.take<T>(graphs * 2 * chunk.intervals);
+        chunk.ds = arena.take<T>(backward_ ? graphs * stride : 0);
+      }
+      chunk.graphs = end_ - begin_;
+      chunk.ptr = state.ptr.data();
+      chunk.count = state.count;
+      chunk.x = state.x;
+    }
+    return true;
+  }
+
+  void forward(T* readout, int64_t stride) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      branches_[b].chunk.readout = readout + b * model_.width();
+      branches_[b].chunk.readout_stride = stride;
+    }
+    for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
+      const PiecewiseLinearChunk<T>& chunk = branches_[b].chunk;
+      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(2 * chunk.intervals * 8)), begin,
+                                       end);
+    });
+  }
+
+  void backward(const T* grad) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    const int64_t tasks = (end_ - begin_ + task_graphs - 1) / task_graphs;
+    for (BranchState& state : branches_) state.dlogit.resize(model_.attention ? tasks * 2 * state.chunk.intervals : 0);
+    for_each_task([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
+      BranchState& state = branches_[b];
+      const int64_t size = 2 * state.chunk.intervals;
+      T* products = reinterpret_cast<T*>(thread_scratch(task_graphs * size * static_cast<int64_t>(sizeof(T))));
+      kernels.piecewise_linear_readout_backward(state.chunk, grad + b * model_.width(), products,
+                                                state.dlogit.data() + i * size, begin, end);
+    });
+    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, tasks); });
+  }
+
+ private:
+  static constexpr int64_t entries_per_unit = 4;
+  static constexpr int64_t kinks_per_unit = 4;  // at most: one or less is usual
+  static constexpr int64_t task_graphs = 16;    // graphs of one task
+  static constexpr int64_t tiny_entries = 1 << 13;
+  static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
+
+  // The state of a branch.
+  struct BranchState {
+    PiecewiseLinearChunk<T> chunk{};
+    T low = std::numeric_limits<T>::infinity(), high = -low;
+    bool usable = true;
+    std::vector<int64_t> ptr;
+    T *x = nullptr, *count = nullptr;
+    int64_t room = 0, prepared = 0;  // capacities in entries: of x and count, and of the rest
+    // Of x, then of the units of each layer: offsets and slopes [2 * intervals, stride], values in the middles.
+    T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
+    std::vector<double> dlogit;
+  };
+
+  // Ascending intervals on which some units are affine functions of x.
+  struct Units {
+    int64_t stride = 0;
+    std::vector<T> left{}, right{};                            // of each interval
+    std::vector<int64_t> below{};                              // the interval of the units below that contains it
+    T *offset = nullptr, *slope = nullptr, *middle = nullptr;  // [padded intervals, stride]; the values in the middles
+
+    int64_t size() const { return static_cast<int64_t>(left.size()); }
+    void add(T from, T to, int64_t part_of) {
+      left.push_back(from);
+      right.push_back(to);
+      below.push_back(part_of);
+    }
+  };
+
+  // Selects the next graphs and gathers their features; false if none are left.
+  bool take() {
+    Arena& arena = workspace_.arena;
+    begin_ = end_;
+    if (begin_ == arguments_.graphs) return false;
+    int64_t entries = 0;
+    do {
+      entries += entries_of(arguments_, end_);
+      ++end_;
+    } while (end_ < arguments_.graphs && end_ - begin_ < most_graphs &&
+             entries + entries_of(arguments_, end_) <= most_entries);
+    tiny_ = entries < tiny_entries;
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      BranchState& state = branches_[b];
+      state.ptr.assign(1, 0);
+      for (int64_t i = begin_; i < end_; ++i) {
+        const int64_t first = first_entry(seg_, b, graph_of(arguments_, i));
+        state.ptr.push_back(state.ptr.back() + first_entry(seg_, b, graph_of(arguments_, i) + 1) - first);
+      }
+      if (state.ptr.back() > state.room) {
+        state.room = state.ptr.back() + state.ptr.back() / 4;
+        state.x = arena.take<T>(state.room);
+        if (seg_.count) state.count = arena.take<T>(state.room);
+      }
+    }
+    for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        if (i + ahead < end) prefetch_entries(seg_, b, graph_of(arguments_, begin_ + i + ahead));
+        const int64_t first = first_entry(seg_, b, graph_of(arguments_, begin_ + i));
+        T* to = branches_[b].x + branches_[b].ptr[i];
+        const int64_t n = branches_[b].ptr[i + 1] - branches_[b].ptr[i];
+        if (seg_.narrow_index)
+          for (int64_t e = 0; e < n; ++e) to[e] = x_[seg_.narrow_index[first + e]];
+        else if (seg_.wide_index)
+          for (int64_t e = 0; e < n; ++e) to[e] = x_[seg_.wide_index[first + e]];
+        else
+          std::copy_n(x_ + first, n, to);
+        T* count = branches_[b].count + branches_[b].ptr[i];
+        for (int64_t e = 0; e < (seg_.count ? n : 0); ++e) count[e] = static_cast<T>(seg_.count[first + e]);
+      }
+    });
+    return true;
+  }
+
+  // Runs f(branch, number of the task, first graph, end) over the chunk.
+  template <class F>
+  void for_each_task(F f) {
+    const int64_t graphs = end_ - begin_, tasks = (graphs + task_graphs - 1) / task_graphs;
+    parallel_tasks(model_.branches * tasks, tiny_, [&](int64_t task) {
+      const int64_t b = task / tasks, i = task % tasks;
+      f(b, i, i * task_graphs, std::min(graphs, (i + 1) * task_graphs));
+    });
+  }
+
+  // The feature itself, from its lowest to its highest value. 0 is an interval of its own, because units without a bias
+  // have their kink exactly there, where the gates of neither neighbour hold.
+  Units feature(Arena& arena, T low, T high) const {
+    Units x{row_multiple};
+    if (low > high) low = high = 0;
+    if (low < 0) x.add(low, std::min<T>(high, 0), 0);
+    if (low <= 0 && high >= 0) x.add(0, 0, 0);
+    if (high > 0) x.add(std::max<T>(low, 0), high, 0);
+    constexpr int64_t size = row_multiple * row_multiple;
+    x.offset = std::fill_n(arena.take<T>(size), size, T{0}) - size;
+    x.slope = std::fill_n(arena.take<T>(size), size, T{1}) - size;
+    return x;
+  }
+
+  // The units after their LeakyReLU, from their offsets and slopes before it on the intervals of the units below. Cuts
+  // each interval where a unit changes its sign.
+  Units cut(Arena& arena, const Units& below, const T* offset, const T* slope, int64_t width, int64_t stride,
+            T negative_slope) const {
+    Units units{stride};
+    std::vector<T> kinks;
+    for (int64_t i = 0; i < below.size(); ++i) {
+      const T left = below.left[i], right = below.right[i];
+      kinks.assign(1, left);
+      for (int64_t j = i * stride; j < i * stride + width; ++j) {
+        const T at_left = offset[j] + left * slope[j], at_right = offset[j] + right * slope[j];
+        if (!((at_left < 0 && at_right > 0) || (at_left > 0 && at_right < 0))) continue;
+        const T kink = -offset[j] / slope[j];
+        if (kink > left && kink < right) kinks.push_back(kink);
+      }
+      std::sort(kinks.begin(), kinks.end());
+      kinks.erase(std::unique(kinks.begin(), kinks.end()), kinks.end());
+      for (size_t k = 0; k < kinks.size(); ++k) units.add(kinks[k], k + 1 < kinks.size() ? kinks[k + 1] : right, i);
+    }
+    const int64_t size = padded_to(row_multiple, units.size()) * stride;
+    for (T** array : {&units.offset, &units.slope, &units.middle}) *array = arena.take<T>(size);
+    for (int64_t i = 0; i < units.size(); ++i) {
+      const T *from = offset + units.below[i] * stride, *rise = slope + units.below[i] * stride;
+      const T x = units.left[i] / 2 + units.right[i] / 2;
+      for (int64_t j = 0; j < stride; ++j) {
+        const T middle = from[j] + x * rise[j], factor = middle > 0 ? 1 : negative_slope;
+        units.middle[i * stride + j] = middle;
+        units.offset[i * stride + j] = factor * from[j];
+        units.slope[i * stride + j] = factor * rise[j];
+      }
+    }
+    return units;
+  }
+
+  void find_intervals(int64_t b) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    BranchState& state = branches_[b];
+    PiecewiseLinearChunk<T>& chunk = state.chunk;
+    Arena& arena = workspace_.branch_arenas[b];
+    arena.clear();
+    chunk.mlp = packed_[b].mlp.mlp();
+    chunk.w = packed_[b].w;
+    std::vector<Units> layers = {feature(arena, state.low, state.high)};
+    int64_t most = kinks_per_unit;
+    for (int64_t l = 0; l < chunk.mlp.depth; ++l) {
+      const Units& below = layers.back();
+      Layer<T> layer = chunk.mlp.layers[l];
+      const int64_t size = padded_to(row_multiple, below.size()) * layer.stride;
+      T *offset = arena.take<T>(size), *slope = arena.take<T>(size);
+      layer.slope = 1;
+      kernels.mlp_forward({1, &layer}, below.offset, below.stride, below.size(), &offset, nullptr);
+      layer.bias = nullptr;
+      kernels.mlp_forward({1, &layer}, below.slope, below.stride, below.size(), &slope, nullptr);
+      layers.push_back(cut(arena, below, offset, slope, layer.out, layer.stride, chunk.mlp.layers[l].slope));
+      most += kinks_per_unit * layer.out;
+      state.usable = layers.back().size() <= most;
+      if (!state.usable) return;
+    }
+    if (chunk.w) {
+      const Units& z = layers.back();
+      std::vector<T> offset(z.size()), slope(z.size());
+      for (int64_t i = 0; i < z.size(); ++i)
+        for (int64_t j = 0; j < z.stride; ++j) {
+          offset[i] += chunk.w[j] * z.offset[i * z.stride + j];
+          slope[i] += chunk.w[j] * z.slope[i * z.stride + j];
+        }
+      layers.push_back(cut(arena, z, offset.data(), slope.data(), 1, 1, 0));
+    }
+    lay_out(arena, state, layers);
+  }
+
+  // Writes the arrays of the kernels, on the intervals of the last units. Positive denormals count as 0.
+  void lay_out(Arena& arena, BranchState& state, const std::vector<Units>& layers) const {
+    constexpr T infinity = std::numeric_limits<T>::infinity();
+    PiecewiseLinearChunk<T>& chunk = state.chunk;
+    const Units& last = layers.back();
+    const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(column_multiple, number);
+    chunk.intervals = intervals;
+    chunk.spans = padded_to(column_multiple, intervals / column_multiple);
+    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(chunk.spans);
+    Affine<T>* beta = arena.take<Affine<T>>(intervals);
+    std::fill_n(start, intervals, infinity);
+    std::fill_n(coarse, chunk.spans, infinity);
+    std::fill_n(beta, intervals, Affine<T>{});
+    std::vector<int64_t> row(number);
+    for (int64_t i = 0; i < number; ++i) {
+      const bool after_zero = last.left[i] == 0 && last.right[i] > 0;
+      start[i] = i == 0 ? -infinity : after_zero ? std::numeric_limits<T>::min() : last.left[i];
+      if (i % column_multiple == 0) coarse[i / column_multiple] = start[i];
+      if (chunk.w) beta[i] = {last.offset[i], last.slope[i]};
+      state.usable = state.usable && std::isfinite(beta[i].offset) && std::isfinite(beta[i].slope);
+      row[i] = chunk.w ? last.below[i] : i;
+    }
+    for (int64_t l = depth; l >= (backward_ ? 0 : depth); --l) {
+      const Units& units = layers[l];
+      const int64_t stride = units.stride, size = intervals * stride;
+      state.values[l] = arena.take<T>(2 * size);
+      state.middles[l] = arena.take<T>(size);
+      const auto copy = [&](const T* from, T* to) {
+        std::fill_n(to, size, T{0});
+        for (int64_t i = 0; from && i < number; ++i) std::copy_n(from + row[i] * stride, stride, to + i * stride);
+      };
+      copy(units.offset, state.values[l]);
+      copy(units.slope, state.values[l] + size);
+      copy(units.middle, state.middles[l]);
+      for (int64_t& i : row) i = units.below[i];
+    }
+    const int64_t stride = layers[depth].stride;
+    chunk.start = start;
+    chunk.coarse = coarse;
+    chunk.beta = beta;
+    chunk.z = state.values[depth];
+    chunk.gate = state.middles[depth];
+    for (int64_t i = 0; i < 2 * intervals * stride; ++i) state.usable = state.usable && std::isfinite(chunk.z[i]);
+    if (!backward_ || !chunk.w) return;
+    T* transposed = arena.take<T>(stride * 2 * intervals);
+    for (int64_t i = 0; i < 2 * intervals; ++i)
+      for (int64_t j = 0; j < stride; ++j) transposed[j * 2 * intervals + i] = chunk.z[i * stride + j];
+    chunk.transposed = transposed;
+  }
+
+  void add_gradients(int64_t b, int64_t tasks) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    BranchState& state = branches_[b];
+    PiecewiseLinearChunk<T>& chunk = state.chunk;
+    const Packed<T>& packed = packed_[b].mlp;
+    const int64_t size = packed.gradient_size, depth = chunk.mlp.depth, intervals = chunk.intervals;
+    for (int64_t i = 1; i < (chunk.w ? tasks : 0); ++i)
+      for (int64_t k = 0; k < 2 * intervals; ++k) state.dlogit[k] += state.dlogit[i * 2 * intervals + k];
+    const int64_t tile = intervals * packed.widest;
+    T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * tile) * static_cast<int64_t>(sizeof(T))));
+    T *dz = memory, *first = dz + 2 * tile, *second = first + tile, *gradients = second + tile;
+    std::memset(gradients, 0, size * sizeof(T));
+    T* gradient[most_layers];
+    for (int64_t l = 0; l < depth; ++l) gradient[l] = gradients + packed.places[l].gradient;
+    kernels.piecewise_linear_backward(chunk, state.dlogit.data(), dz, gradients + packed_[b].w_gradient);
+    for (const int64_t side : {1, 0}) {
+      const T* values[most_layers];
+      for (int64_t l = 0; l < depth; ++l)
+        values[l] = state.values[l + 1] + side * intervals * chunk.mlp.layers[l].stride;
+      kernels.mlp_backward(chunk.mlp, state.values[0] + side * intervals * row_multiple, row_multiple, intervals,
+                           values, state.middles + 1, dz + side * intervals * chunk.mlp.layers[depth - 1].stride, first,
+                           second, gradient, nullptr);
+      for (int64_t l = 0; side == 1 && l < depth; ++l)  // a slope has no bias
+        std::fill_n(gradient[l] + padded_to(row_multiple, chunk.mlp.layers[l].in) * chunk.mlp.layers[l].stride,
+                    chunk.mlp.layers[l].stride, T{0});
+    }
+    double* total = total_.data() + b * size;
+    for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(gradients[i]);
+  }
+
+  bool usable_ = true;
+  bool taken_ = false;  // the next chunk is selected already
+  std::vector<BranchState> branches_;
+};
+
+static_assert(Pass<PiecewiseLinearPass<float>, float> && Pass<PiecewiseLinearPass<double>, double>);
+
+}  // namespace spin_fast

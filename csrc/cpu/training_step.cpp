@@ -1,0 +1,143 @@
+// training_step: a pass forward, the classifier and its loss on the readouts of each chunk, and back.
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <tuple>
+#include <utility>
+
+#include "branch.h"
+
+namespace spin_fast {
+namespace {
+
+// Softmax cross-entropy of one graph with its weight in the mean; the scores become their gradient.
+template <class T>
+double cross_entropy(T* scores, int64_t classes, int64_t label, double weight) {
+  double top = scores[0], total = 0;
+  for (int64_t c = 1; c < classes; ++c) top = std::max<double>(top, scores[c]);
+  for (int64_t c = 0; c < classes; ++c) total += std::exp(scores[c] - top);
+  const double loss = std::log(total) + top - scores[label];
+  for (int64_t c = 0; c < classes; ++c)
+    scores[c] = static_cast<T>((std::exp(scores[c] - top) / total - (c == label)) * weight);
+  return loss * weight;
+}
+
+// The classifier on the readouts of a chunk, with its loss and gradients.
+template <class T>
+class Classifier {
+ public:
+  Classifier(Arena& arena, const Model& model, const std::vector<int64_t>& widths, const T* parameters)
+      : arena_(arena) {
+    int64_t at = model.parameters(), in = model.readout_width();
+    for (size_t l = 0; l < widths.size(); ++l) {
+      const int64_t out = widths[l];
+      packed_.add(arena, parameters, {at, at + in * out, 1, in, 0}, in, out, l + 1 < widths.size() ? model.slope : 1.0,
+                  true);
+      at += (in + 1) * out;
+      in = out;
+    }
+    gradient_.resize(packed_.gradient_size);
+  }
+
+  // Memory for the readouts of so many graphs, and for their gradient.
+  std::pair<T*, T*> reserve(int64_t graphs) {
+    if (graphs > capacity_) {
+      capacity_ = padded_to(column_multiple, graphs);
+      const int64_t wide = packed_.layers[0].below;
+      readout_ = arena_.take<T>(capacity_ * wide);
+      std::memset(readout_, 0, capacity_ * wide * sizeof(T));
+      grad_ = arena_.take<T>(capacity_ * wide);
+      for (T*& spare : spare_) spare = arena_.take<T>(capacity_ * packed_.widest);
+      activations_.clear();
+      for (const Layer<T>& layer : packed_.layers) activations_.push_back(arena_.take<T>(capacity_ * layer.stride));
+    }
+    return {readout_, grad_};
+  }
+
+  // The loss of the reserved readouts; adds to the gradients, and leaves that of the readouts.
+  template <class Label, class Weight>
+  double step(int64_t graphs, Label label, Weight weight) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    const Layer<T>& last = packed_.layers.back();
+    const int64_t stride = packed_.layers[0].below;
+    kernels.mlp_forward(packed_.mlp(), readout_, stride, graphs, activations_.data(), nullptr);
+    double loss = 0;
+    for (int64_t i = 0; i < graphs; ++i) {
+      T* scores = spare_[0] + i * last.stride;
+      std::memcpy(scores, activations_.back() + i * last.stride, last.stride * sizeof(T));
+      loss += cross_entropy(scores, last.out, label(i), weight(label(i)));
+    }
+    T* gradient[most_layers];
+    for (size_t l = 0; l < packed_.layers.size(); ++l) gradient[l] = gradient_.data() + packed_.places[l].gradient;
+    kernels.mlp_backward(packed_.mlp(), readout_, stride, graphs, activations_.data(), activations_.data(), spare_[0],
+                         spare_[1], spare_[2], gradient, grad_);
+    return loss;
+  }
+
+  int64_t stride() const { return packed_.layers[0].below; }
+
+  void write_gradient(T* gradient) const { packed_.unpack(gradient_.data(), gradient); }
+
+ private:
+  Arena& arena_;
+  Packed<T> packed_;
+  std::vector<T> gradient_;
+  int64_t capacity_ = 0;
+  T *readout_ = nullptr, *grad_ = nullptr, *spare_[3] = {};
+  std::vector<T*> activations_;
+};
+
+std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
+                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
+                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
+                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
+                                         bool attention, double negative_slope, bool /*tf32*/, bool check_invariants) {
+  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, false, check_invariants, more);
+  check_ids(of);
+  const ScalarType value = rows.scalar_type();
+  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
+  const int64_t* labels = y.const_data_ptr<int64_t>();
+  const int64_t classes = classifier_widths.back();
+  if (class_weight) expect("class_weight", *class_weight, {classes}, {value});
+  const auto chosen = [&](int64_t i) { return of.ids ? of.ids[i] : i; };
+  const auto label_of = [&](int64_t i) { return labels[chosen(i)]; };
+  for (int64_t i = 0; i < of.graphs; ++i)
+    require(label_of(i) >= 0 && label_of(i) < classes, "y must be in [0, ", classes, "), got y[", chosen(i),
+            "] = ", label_of(i));
+  Tensor loss = empty({}, value), gradient = empty({parameters.numel()}, value);
+  dispatch_compute(value, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Workspace& memory = workspace();
+    Classifier<T> classifier(memory.arena, of.model, classifier_widths, parameters.const_data_ptr<T>());
+    const T* weights = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
+    double total = weights ? 0 : static_cast<double>(of.graphs);
+    for (int64_t i = 0; weights && i < of.graphs; ++i) total += weights[label_of(i)];
+    total = std::max(total, std::numeric_limits<double>::min());  // graphs that all weigh 0 have loss 0
+    const auto weight_of = [&](int64_t label) { return (weights ? weights[label] : 1.0) / total; };
+    T* no_rows = nullptr;
+    with_pass(memory, of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, no_rows, [&](auto& pass) {
+      double sum = 0;
+      while (pass.next()) {
+        const int64_t graphs = pass.end() - pass.begin();
+        const auto [readout, grad] = classifier.reserve(graphs);
+        pass.forward(readout, classifier.stride());
+        sum += classifier.step(graphs, [&](int64_t i) { return label_of(pass.begin() + i); }, weight_of);
+        pass.backward(grad);
+      }
+      *loss.mutable_data_ptr<T>() = static_cast<T>(sum);
+      pass.write_gradient(gradient.mutable_data_ptr<T>());
+    });
+    classifier.write_gradient(gradient.mutable_data_ptr<T>());
+  });
+  return {loss, gradient};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(spin_fast, CPU, m) { m.impl("training_step", TORCH_BOX(&training_step)); }
+
+}  // namespace spin_fast

@@ -1,0 +1,133 @@
+// training_step on CUDA: the fused branches (branch.cu), then the classifier with the loss and all gradients.
+//
+// Layout: readouts [graphs, (R + 1) * h], in tiles of graphs that go through the classifier's MLP (mlp.h). Parallel
+// axis: a block per tile. Accumulator: T within a tile; the softmax, the loss and sums over tiles in float64.
+
+#include <cfloat>
+#include <tuple>
+
+#include "branch.h"
+
+namespace spin_fast {
+namespace {
+
+constexpr int tile_of_graphs = 16;
+
+// The total class weight of the chosen graphs; one warp.
+template <class T>
+__global__ void total_weight_kernel(const T* class_weight, int classes, const int64_t* y, const int64_t* ids,
+                                    int64_t graphs, double* total) {
+  double sum = 0;
+  for (int64_t i = threadIdx.x; i < graphs; i += warp_size) {
+    const int64_t label = y[ids ? ids[i] : i];
+    if (label >= 0 && label < classes) sum += class_weight[label];
+  }
+  sum = sum_over_lanes(sum);
+  if (threadIdx.x == 0) *total = sum > DBL_MIN ? sum : DBL_MIN;  // the loss of graphs that all weigh 0 is 0
+}
+
+// The scores and losses of the graphs and their gradients. class_weight: [classes] or null, then without total_weight;
+// grad: of the readout; loss: [blocks].
+template <bool Shared, class T>
+__global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64_t* y, const T* class_weight,
+                                  const double* total_weight, const int64_t* ids, int64_t graphs, T* grad,
+                                  double* loss) {
+  const MlpLayout& mlp = call.layout;
+  const Memory<T> memory = prepare_memory<Shared>(call);
+  const int width = mlp.in(), classes = mlp.out();
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * mlp.tile, left = graphs - first;
+  const int count = static_cast<int>(left < mlp.tile ? left : mlp.tile), rows = padded_to_side(count);
+  T* input = memory.tile + mlp.input;
+  copy<T>(
+      rows, width, [&](int row, int column) { return readout[(first + min(row, count - 1)) * width + column]; },
+      [&](int row, int column, T value) { input[column * mlp.ld + row] = row < count ? value : T(0); });
+  __syncthreads();
+  forward<Math::exact>(mlp, memory, rows);
+  const T* scores = memory.tile + mlp.layers[mlp.depth - 1].activation;
+  T* dscores = memory.tile + mlp.spare[0];
+  T* losses = memory.tile + mlp.per_row;
+  for (int row = threadIdx.x; row < rows; row += blockDim.x) {
+    if (row >= count) {
+      for (int c = 0; c < classes; ++c) dscores[c * mlp.ld + row] = 0;
+      continue;
+    }
+    const int64_t graph = first + row, label = y[ids ? ids[graph] : graph];
+    double top = scores[row], total = 0;
+    for (int c = 1; c < classes; ++c) top = scores[c * mlp.ld + row] > top ? scores[c * mlp.ld + row] : top;
+    for (int c = 0; c < classes; ++c) total += exp(scores[c * mlp.ld + row] - top);
+    const bool known = label >= 0 && label < classes;  // contents are not checked on a GPU: a wrong label gives NaN
+    const double weight = !known         ? static_cast<double>(NAN)
+                          : class_weight ? class_weight[label] / *total_weight
+                                         : 1.0 / static_cast<double>(graphs);
+    for (int c = 0; c < classes; ++c)
+      dscores[c * mlp.ld + row] = static_cast<T>((exp(scores[c * mlp.ld + row] - top) / total - (c == label)) * weight);
+    losses[row] =
+        static_cast<T>(known ? (log(total) + top - scores[label * mlp.ld + row]) * weight : static_cast<double>(NAN));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    double sum = 0;
+    for (int row = 0; row < count; ++row) sum += losses[row];
+    loss[blockIdx.x] = sum;
+  }
+  backward<Math::exact>(mlp, memory, rows, [&](int row, int column, T value) {
+    if (row < count && column < width) grad[(first + row) * width + column] = value;
+  });
+  store_gradient(call, memory);
+}
+
+std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
+                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
+                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
+                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
+                                         bool attention, double negative_slope, bool tf32, bool) {
+  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
+  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, false, false, more);
+  const Model& model = of.model;
+  const ScalarType value = rows.scalar_type();
+  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
+  if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
+  const Device device(rows, {{"y", y},
+                             {"class_weight", class_weight},
+                             {"parameters", parameters},
+                             {"ptr", ptr},
+                             {"index", index},
+                             {"count", count},
+                             {"ids", ids}});
+  Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
+    const int64_t readouts = of.graphs * model.readout_width();
+    const Buffer<T> readout(device, readouts), grad(device, readouts);
+    FusedBranches<T> branches(device, of, rows, parameters, tf32);
+    branches.forward(readout);
+
+    MlpLayout layers = layers_of("classifier_widths", model.readout_width(), classifier_widths, model.slope, 1,
+                                 model.parameters(), true);  // as torch.nn.Linear stores them
+    layers.layers[layers.depth - 1].slope = 1;
+    layers.with_gradient = layers.with_input_gradient = true;
+    MlpLaunch<T> classifier(device, "classifier_widths", layers, 1, parameters.const_data_ptr<T>(), tile_of_graphs);
+    const MlpLayout& mlp = classifier.layout;
+    const dim3 grid = blocks_for("ptr", of.graphs, mlp.tile);
+    const Buffer<double> losses(device, grid.x), total_weight(device, class_weight ? 1 : 0);
+    const MlpCall<T> call = classifier.call(grid.x);
+    const T* const weight_of_class = data<T>(class_weight);
+    const int64_t* const label = y.const_data_ptr<int64_t>();
+    if (class_weight)
+      device.launch(&total_weight_kernel<T>, dim3(1), warp_size, 0, weight_of_class, mlp.out(), label, of.ids,
+                    of.graphs, total_weight);
+    device.launch(mlp.shared_weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>, grid, mlp.threads,
+                  mlp.shared_bytes, call, readout, label, weight_of_class, total_weight, of.ids, of.graphs, grad,
+                  losses);
+
+    reduce_gradients(device, branches.backward(grad, nullptr), model.parameters(), call, parameters.numel(),
+                     gradient.mutable_data_ptr<T>(), losses, loss.mutable_data_ptr<T>());
+  });
+  return {loss, gradient};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(spin_fast, SPIN_FAST_DEVICE, m) { m.impl("training_step", TORCH_BOX(&training_step)); }
+
+}  // namespace spin_fast

@@ -1,0 +1,75 @@
+"""Where commands may write: never over what they read, over files of another kind, or over what is no regular file."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from .. import datasets
+from .._common import files
+
+TABLES = ("edges", "nodes", "graphs")
+
+
+def check_output(path: Path, is_own: Callable[[Path], bool], source: datasets.Source, *inputs: Path | None) -> None:
+    """Check, before any work, that a command can write a file, and may replace the one that is there.
+
+    Args:
+        is_own: whether a file is one that this command writes.
+        source: the data set that it reads.
+        inputs: other files that it reads.
+
+    Raises:
+        ValueError, OSError: names ``path`` and the reason.
+    """
+    place = path.resolve()
+    if any(read is not None and place == read.resolve() for read in (source.path, *inputs)):
+        raise ValueError(f"--out {path} is read by this command; choose another name")
+    folder = source.path if source.is_own else None
+    if folder is not None and place.parent == folder.resolve() and place.name.partition(".")[0] in TABLES:
+        raise ValueError(f"--out {path} would be read as a table of {folder}; choose another name")
+    files.check_writable(path, is_own)
+
+
+def is_predictions(path: Path) -> bool:
+    """Whether ``predict`` has written a table."""
+    try:
+        if path.suffix == ".parquet":
+            from pyarrow.parquet import read_schema
+
+            names = read_schema(path).names
+        else:
+            with path.open(newline="", encoding="utf-8") as file:
+                names = next(csv.reader(file), [])
+    except (OSError, ValueError, csv.Error):
+        return False
+    return (
+        re.fullmatch(r"graph\n(name\n)?(prediction\n(class_.*\n)+|(task_.*\n)+)", "\n".join([*names, ""])) is not None
+    )
+
+
+def is_result(path: Path) -> bool:
+    """Whether ``train`` has written a document."""
+    try:
+        facts = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(facts, dict) and {"dataset", "metric", "test"} <= facts.keys()
+
+
+def is_curve(path: Path) -> bool:
+    """Whether ``train`` has drawn a picture."""
+    with path.open("rb") as file:
+        head = file.read(256)
+    return head.startswith(b"\x89PNG") and b"Software\0spin_fast" in head
+
+
+def is_log(path: Path) -> bool:
+    """Whether ``train`` has written a log."""
+    from ..training.logs import COLUMNS
+
+    with path.open("rb") as file:
+        return file.readline().rstrip() == ",".join(COLUMNS).encode()
