@@ -64,28 +64,43 @@ def branch_readout(
         rows, w = _widened(rows), _widened(w)
         weights, biases = [_widened(weight) for weight in weights], [_widened(bias) for bias in biases]
     _check_layers(rows, weights, biases, w)  # an op sees only the flat parameters
-    num_branches, widths = len(weights[0]), [weight.shape[2] for weight in weights]
+    num_branches, dense = len(weights[0]), rows.dim() == 3
+
+    def call() -> Tensor:
+        return torch.ops.spin_fast.branch_readout.default(
+            rows.contiguous().flatten(0, 1) if dense else rows.contiguous(),
+            flat_parameters(weights, biases, w),
+            ptr.contiguous(),
+            native.contiguous(index),
+            native.contiguous(count),
+            native.contiguous(ids),
+            num_branches,
+            [weight.shape[2] for weight in weights],
+            w is not None,
+            negative_slope,
+            native.may_use_tf32(),
+            dense,
+            check_invariants,
+        )
+
     refusal = None
     if native.op_checks(rows, check_invariants) and type(negative_slope) is float:
         try:
-            parameters = flat_parameters(weights, biases, w)
-            model = ModelSizes(num_branches, widths, (), w is not None, negative_slope)
-            return _call(rows, parameters, ptr, index, count, ids, model, check_invariants)
+            return call()
         except native.REFUSALS as error:
             refusal = error
     check_rows("rows", rows, ptr, index, count, num_branches, check_invariants)
+    check_invariants = bool(check_invariants)  # of numpy
     negative_slope = check.number("negative_slope", negative_slope, 0)
     if ids is not None:
         check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
-        graphs = num_graphs(ptr, num_branches, rows.dim() == 3)
+        graphs = num_graphs(ptr, num_branches, dense)
         if contents_are_readable(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < graphs:
             raise ValueError(f"ids must be in [0, {graphs}), got {int(ids.min())} to {int(ids.max())}")
     if refusal is not None:
         raise refusal
     if native.has_kernel(rows.device):
-        model = ModelSizes(num_branches, widths, (), w is not None, negative_slope)
-        parameters = flat_parameters(weights, biases, w)
-        return _call(rows, parameters, ptr, index, count, ids, model, bool(check_invariants))
+        return call()
     for name, value in (("ptr", ptr), ("ids", ids)):
         if value is not None and torch_compat.is_batched(value):
             raise ValueError(f"{name} must not be batched by vmap: branch_readout reads it to choose rows")
@@ -124,35 +139,6 @@ def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tens
         check.tensor(f"biases[{depth}]", bias, (num_branches, width), *like)
     if w is not None:
         check.tensor("w", w, (num_branches, width), *like)
-
-
-def _call(
-    rows: Tensor,
-    parameters: Tensor,
-    ptr: Tensor,
-    index: Tensor | None,
-    count: Tensor | None,
-    ids: Tensor | None,
-    model: ModelSizes,
-    check_invariants: bool,
-) -> Tensor:
-    dense = rows.dim() == 3
-    flat = rows.contiguous().flatten(0, 1) if dense else rows.contiguous()
-    return torch.ops.spin_fast.branch_readout.default(
-        flat,
-        parameters,
-        ptr.contiguous(),
-        native.contiguous(index),
-        native.contiguous(count),
-        native.contiguous(ids),
-        model.num_branches,
-        model.widths,
-        model.attention,
-        model.negative_slope,
-        native.may_use_tf32(),
-        dense,
-        check_invariants,
-    )
 
 
 def _fake(  # type: ignore[no-untyped-def]

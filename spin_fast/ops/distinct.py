@@ -35,10 +35,16 @@ def distinct_rows(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+
+    def call() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        wide = _row_type(powers, index_dtype) == torch.int64
+        arguments = (powers.detach().contiguous(), ptr.contiguous(), wide, 64, check_invariants)
+        return torch.ops.spin_fast.distinct_rows.default(*arguments)
+
     refusal = None
     if native.op_checks(powers, check_invariants) and index_dtype in (None, *check.INTEGERS):
         try:
-            return _call(powers, ptr, index_dtype, check_invariants)
+            return call()
         except native.REFUSALS as error:
             refusal = error
     check.tensor("powers", powers, ("branches", "N", "d"), check.STORED)
@@ -60,7 +66,7 @@ def distinct_rows(
     if refusal is not None:
         raise refusal
     if native.has_kernel(powers.device):
-        return _call(powers, ptr, index_dtype, check_invariants)
+        return call()
     return reference.distinct_rows(powers.detach(), ptr, index_dtype=_row_type(powers, index_dtype))
 
 
@@ -68,14 +74,6 @@ def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
     if index_dtype is not None:
         return index_dtype
     return torch.int32 if powers.shape[0] * powers.shape[1] < 2**31 else torch.int64
-
-
-def _call(
-    powers: Tensor, ptr: Tensor, index_dtype: torch.dtype | None, check_invariants: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    wide = _row_type(powers, index_dtype) == torch.int64
-    arguments = (powers.detach().contiguous(), ptr.contiguous(), wide, 64, check_invariants)
-    return torch.ops.spin_fast.distinct_rows.default(*arguments)
 
 
 class DistinctRows:

@@ -61,11 +61,20 @@ def power_features(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it, before anything is written.
     """
+
+    def call() -> Tensor:
+        graph = (indptr.contiguous(), indices.contiguous(), x.contiguous(), num_hops, operator)
+        options = (native.contiguous(ptr), native.contiguous(edge_weight), check_invariants, float64_sums)
+        if out is None:
+            return torch.ops.spin_fast.power_features.default(*graph, *options)
+        torch.ops.spin_fast.power_features_out.default(*graph, *options, out)
+        return out
+
     refusal = None
     if native.op_checks(x, check_invariants, float64_sums) and type(num_hops) is int:
         try:
             _check_gradients_and_memory(x, edge_weight, out)
-            return _call(indptr, indices, x, num_hops, operator, ptr, edge_weight, check_invariants, float64_sums, out)
+            return call()
         except native.REFUSALS as error:
             refusal = error
     check.tensor("x", x, ("N", "d"), check.STORED)
@@ -92,7 +101,7 @@ def power_features(
     if refusal is not None:
         raise refusal
     if native.has_kernel(x.device):
-        return _call(indptr, indices, x, num_hops, operator, ptr, edge_weight, check_invariants, float64_sums, out)
+        return call()
     if out is None:
         return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)
     if ptr is not None and may_be_slice:
@@ -113,27 +122,6 @@ def _check_gradients_and_memory(x: Tensor, edge_weight: Tensor | None, out: Tens
         raise ValueError("out must not be given where x or out requires a gradient; leave it out, or detach x")
     if not torch.compiler.is_compiling() and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() != 0:
         raise ValueError("out must not share memory with x")
-
-
-def _call(
-    indptr: Tensor,
-    indices: Tensor,
-    x: Tensor,
-    num_hops: int,
-    operator: str,
-    ptr: Tensor | None,
-    edge_weight: Tensor | None,
-    check_invariants: bool,
-    float64_sums: bool,
-    out: Tensor | None,
-) -> Tensor:
-    indptr, indices, x = indptr.contiguous(), indices.contiguous(), x.contiguous()
-    ptr, edge_weight = native.contiguous(ptr), native.contiguous(edge_weight)
-    arguments = (indptr, indices, x, num_hops, operator, ptr, edge_weight, check_invariants, float64_sums)
-    if out is None:
-        return torch.ops.spin_fast.power_features.default(*arguments)
-    torch.ops.spin_fast.power_features_out.default(*arguments, out)
-    return out
 
 
 def _fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, check_invariants, float64_sums):  # type: ignore[no-untyped-def]
