@@ -18,6 +18,8 @@ from .invariants import check_rows, num_graphs
 
 Grads = tuple[Tensor | None, ...]
 
+_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # float64 is not autocast's
+
 
 def sum_readout(
     z: Tensor,
@@ -48,26 +50,24 @@ def sum_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+
+    def call(branches: int) -> Tensor:
+        entries = (ptr.contiguous(), native.contiguous(index), native.contiguous(count))
+        return _dispatch(_Sum, "sum_readout", z.contiguous(), *entries, branches, z.dim() == 3, check_invariants)
+
     refusal = None
     if native.op_checks(z, check_invariants) and (num_branches is None or type(num_branches) is int):
         try:
-            branches = (z.shape[0] if z.dim() == 3 else 1) if num_branches is None else num_branches
-            return _sum(z, ptr, index, count, branches, check_invariants)
+            return call((z.shape[0] if z.dim() == 3 else 1) if num_branches is None else num_branches)
         except native.REFUSALS as error:
             refusal = error
     branches = check_rows("z", z, ptr, index, count, num_branches, check_invariants)
+    check_invariants = bool(check_invariants)  # of numpy
     if refusal is not None:
         raise refusal
     if native.has_kernel(z.device):
-        return _sum(z, ptr, index, count, branches, bool(check_invariants))
+        return call(branches)
     return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
-
-
-def _sum(
-    z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None, num_branches: int, check_invariants: bool
-) -> Tensor:
-    entries = (ptr.contiguous(), native.contiguous(index), native.contiguous(count))
-    return _dispatch(_Sum, "sum_readout", z.contiguous(), *entries, num_branches, z.dim() == 3, check_invariants)
 
 
 @overload
@@ -119,18 +119,29 @@ def attention_readout(
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
+
+    def call() -> Tensor | tuple[Tensor, Tensor]:
+        tensors = (z.contiguous(), w.contiguous(), ptr.contiguous(), native.contiguous(index), native.contiguous(count))
+        readout, weights = _dispatch(_Attention, "attention_readout", *tensors, z.dim() == 3, check_invariants)
+        if readout.dtype != z.dtype:  # unrounded, for the gradient
+            readout = readout.to(z.dtype)
+        if not return_weights:
+            return readout
+        return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
+
     refusal = None
     if native.is_autocast(z) and isinstance(w, Tensor) and {z.dtype, w.dtype} <= _AUTOCAST:
         w = w.to(z.dtype)
     if native.op_checks(z, check_invariants):
         try:
-            return _attention(z, w, ptr, index, count, return_weights, check_invariants)
+            return call()
         except native.REFUSALS as error:
             refusal = error
     check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
     check_rows("z", z, ptr, index, count, 1 if w.dim() == 1 else w.shape[0], check_invariants)
+    check_invariants = bool(check_invariants)
     if w.shape[-1] != z.shape[-1] or w.dtype != z.dtype or w.device != z.device:
         raise ValueError(
             f"w must match z in width, dtype and device ({z.shape[-1]}, {z.dtype}, {z.device}), "
@@ -139,29 +150,8 @@ def attention_readout(
     if refusal is not None:
         raise refusal
     if native.has_kernel(z.device):
-        return _attention(z, w, ptr, index, count, return_weights, bool(check_invariants))
+        return call()
     return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
-
-
-_AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # float64 is not autocast's
-
-
-def _attention(
-    z: Tensor,
-    w: Tensor,
-    ptr: Tensor,
-    index: Tensor | None,
-    count: Tensor | None,
-    return_weights: bool,
-    check_invariants: bool,
-) -> Tensor | tuple[Tensor, Tensor]:
-    tensors = (z.contiguous(), w.contiguous(), ptr.contiguous(), native.contiguous(index), native.contiguous(count))
-    readout, weights = _dispatch(_Attention, "attention_readout", *tensors, z.dim() == 3, check_invariants)
-    if readout.dtype != z.dtype:  # unrounded, for the gradient
-        readout = readout.to(z.dtype)
-    if not return_weights:
-        return readout
-    return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
 
 
 def _call(name: str, *args: Any) -> Any:
