@@ -27,34 +27,29 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "power_features_backward(Tensor indptr, Tensor indices, Tensor grad, str operator, Tensor? ptr, "
       "Tensor? edge_weight, bool check_invariants) -> Tensor");
   m.def(
-      "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, bool "
-      "check_invariants) "
-      "-> Tensor");
+      "sum_readout(Tensor z, Tensor ptr, Tensor? index, Tensor? count, int num_branches, bool shared, "
+      "bool check_invariants) -> Tensor");
   m.def(
       "sum_readout_backward(Tensor grad, Tensor ptr, Tensor? index, Tensor? count, int num_branches, SymInt num_rows, "
       "bool shared, bool check_invariants) -> Tensor");
   m.def(
-      "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, bool "
-      "check_invariants) "
-      "-> (Tensor readout, Tensor alpha)");
+      "attention_readout(Tensor z, Tensor w, Tensor ptr, Tensor? index, Tensor? count, bool shared, "
+      "bool check_invariants) -> (Tensor readout, Tensor alpha)");
   m.def(
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool check_invariants) -> (Tensor dz, Tensor dw)");
   m.def(
       "branch_readout(Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, bool "
-      "check_invariants) "
-      "-> Tensor");
+      "int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
+      "bool check_invariants) -> Tensor");
   m.def(
       "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, "
       "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
       "bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
       "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor ptr, Tensor? index, "
-      "Tensor? count, Tensor? ids, int num_branches, int[] widths, int[] classifier_widths, bool attention, float "
-      "negative_slope, bool tf32, "
-      "bool check_invariants) "
-      "-> (Tensor loss, Tensor gradient)");
+      "Tensor? count, Tensor? ids, int num_branches, int[] widths, int[] classifier_widths, bool attention, "
+      "float negative_slope, bool tf32, bool check_invariants) -> (Tensor loss, Tensor gradient)");
   m.def(
       "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool check_invariants) "
       "-> (Tensor rows, Tensor row_ptr, Tensor ptr, Tensor index, Tensor count, Tensor row_of_node)");
@@ -123,12 +118,11 @@ py::tuple take_rows(DistinctRows& found) {
 
 PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.doc() = "The compiled part of spin_fast; importing it registers torch.ops.spin_fast.*";
-  m.def("check_csr", &check_csr<int32_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg().none(true),
-        py::arg());
-  m.def("check_csr", &check_csr<int64_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg().none(true),
-        py::arg());
-  m.def("check_segments", &check_segments<int32_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
-  m.def("check_segments", &check_segments<int64_t>, py::arg().noconvert(), py::arg().noconvert(), py::arg(), py::arg());
+  const auto same_type = py::arg().noconvert();
+  m.def("check_csr", &check_csr<int32_t>, same_type, same_type, py::arg(), py::arg());
+  m.def("check_csr", &check_csr<int64_t>, same_type, same_type, py::arg(), py::arg());
+  m.def("check_segments", &check_segments<int32_t>, same_type, same_type, py::arg(), py::arg());
+  m.def("check_segments", &check_segments<int64_t>, same_type, same_type, py::arg(), py::arg());
   py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come chunk by chunk.")
       .def(py::init([](int64_t branches, int64_t nodes, int64_t width, int64_t graphs, int64_t bytes, bool wide_index,
                        bool node_rows) {
