@@ -116,6 +116,11 @@ def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     return type(module) is kind and "forward" not in module.__dict__ and not torch_compat.has_hooks(module)
 
 
+def nodes_per_graph(ptr: Tensor, count: Tensor | None) -> Tensor:
+    """``[G]``, from the segments of one branch."""
+    return ptr.diff() if count is None else offsets(count)[ptr].diff()
+
+
 def nodes_per_row(num_rows: int, index: Tensor | None, count: Tensor | None) -> Tensor | None:
     """How many nodes each row stands for, ``[num_rows]`` int32; None for one each."""
     if index is None:

@@ -18,7 +18,7 @@ from .._common.indexing import offsets
 from ..features.power_features import PowerFeatures
 from ..ops import reference
 from .base import GraphClassifier
-from .layers import Rows
+from .layers import Rows, nodes_per_graph
 
 Readout = Callable[[Tensor, Tensor, Tensor | None, Tensor | None], Tensor]
 Combine = Callable[[Sequence[Tensor]], Tensor]
@@ -151,7 +151,7 @@ class AttentionReadout(nn.Module):
         readout = ops.attention_readout(
             z.to(self.weight.dtype), self.weight, ptr, index=index, count=count, check_invariants=False
         )
-        return readout * _sizes(ptr, count).to(readout.dtype)[:, None] if self.size_aware else readout
+        return readout * nodes_per_graph(ptr, count).to(readout.dtype)[:, None] if self.size_aware else readout
 
     def extra_repr(self) -> str:
         return f"in_features={len(self.weight)}, size_aware={self.size_aware}"
@@ -235,7 +235,7 @@ class _Aggregation(nn.Module):
     def forward(self, z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
         x = z if index is None else z[index.long()]
         x = x if count is None else x.repeat_interleave(count.long(), dim=0)
-        graph = reference.run_of_entry(offsets(_sizes(ptr, count)), len(x))
+        graph = reference.run_of_entry(offsets(nodes_per_graph(ptr, count)), len(x))
         return self.aggregation(x, graph, dim_size=ptr.numel() - 1)
 
 
@@ -245,7 +245,7 @@ def _sum(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> 
 
 def _mean(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
     total = _sum(z, ptr, index, count)
-    return total / _sizes(ptr, count).clamp(min=1).to(total.dtype)[:, None]
+    return total / nodes_per_graph(ptr, count).clamp(min=1).to(total.dtype)[:, None]
 
 
 def _max(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
@@ -327,11 +327,6 @@ def _is_random(branch: nn.Module) -> bool:
     """
     kinds = (torch_compat.Dropout, torch_compat.BatchNorm, nn.RReLU)
     return any(isinstance(part, kinds) or np.any(getattr(part, "dropout", 0)) for part in branch.modules())
-
-
-def _sizes(ptr: Tensor, count: Tensor | None) -> Tensor:
-    """Nodes of each graph, ``[G]``."""
-    return ptr.diff() if count is None else offsets(count)[ptr].diff()
 
 
 def _segments(

@@ -13,10 +13,9 @@ from torch.nn import functional as F
 
 from .. import ops
 from .._common import check, torch_compat
-from .._common.indexing import offsets
 from ..features.power_features import PowerFeatures
 from .base import GraphClassifier
-from .layers import BranchLinear, BranchNorm, Rows, is_plain, nodes_per_row
+from .layers import BranchLinear, BranchNorm, Rows, is_plain, nodes_per_graph, nodes_per_row
 
 
 class SPIN(GraphClassifier):
@@ -280,13 +279,7 @@ class SPIN(GraphClassifier):
                 layer.weight[branch] /= std
                 layer.bias[branch] = (layer.bias[branch] - mean) / std
             rows = F.leaky_relu(layer(rows), self.config["negative_slope"]).split(sizes)
-        z = torch.cat(rows)
-        if self.attention is None:
-            readout = ops.sum_readout(z, ptr, index=index, count=count, num_branches=len(sizes), check_invariants=False)
-        else:
-            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, check_invariants=False)
-            if self.config["size_aware"]:
-                readout = readout * selected.selected_ptr.diff().to(readout.dtype)[:, None]
+        readout = self._readout(torch.cat(rows), ptr, index, count)
         std, mean = statistics(readout, ptr.new_ones(len(readout)))
         first = cast(nn.Linear, self.classifier[0])
         first.weight.div_(std)
@@ -326,21 +319,19 @@ class SPIN(GraphClassifier):
         if fused and isinstance(rows, Tensor):
             return self._forward_fused(rows, ptr, nodes_per_graph=ptr.diff() if self.config["size_aware"] else None)
         sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
-        z = self._branches(rows, sizes, index, count)
-        if self.attention is not None:
-            readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, check_invariants=False)
-            if self.config["size_aware"]:
-                readout = readout * self._nodes_per_graph(ptr, count, sizes is None).to(readout.dtype)[:, None]
-        else:
-            readout = ops.sum_readout(
+        return self.classifier(self._readout(self._branches(rows, sizes, index, count), ptr, index, count))
+
+    def _readout(self, z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
+        if self.attention is None:
+            return ops.sum_readout(
                 z, ptr, index=index, count=count, num_branches=self.num_branches, check_invariants=False
             )
-        return self.classifier(readout)
-
-    def _nodes_per_graph(self, ptr: Tensor, count: Tensor | None, dense: bool) -> Tensor:
-        """``[G]``; in the ragged form the entries of branch 0 tell."""
-        bounds = ptr if dense else ptr[: (ptr.shape[0] - 1) // self.num_branches + 1]
-        return bounds.diff() if count is None else offsets(count)[bounds].diff()
+        readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, check_invariants=False)
+        if not self.config["size_aware"]:
+            return readout
+        # In the ragged form the entries of branch 0 tell the number of nodes.
+        bounds = ptr if z.dim() == 3 else ptr[: (ptr.shape[0] - 1) // self.num_branches + 1]
+        return readout * nodes_per_graph(bounds, count).to(readout.dtype)[:, None]
 
     def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:
         times = None
