@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
 from .._common.progress import progress_bar
 from ..graphs.batch import GraphBatch
 from ..ops import reference
@@ -28,7 +28,7 @@ SAMPLE_NODES = 4096  # from so many nodes on, the rows found so far tell whether
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class PowerFeatures:
+class PowerFeatures(GraphArrays):
     """The rows ``[X, ĀX, ..., Ā^R X]`` of a set of graphs, computed once, before training.
 
     Several operators ``Ā`` may stand side by side: they share branch 0, ``X``, and each adds its hops 1 to ``R`` after
@@ -62,6 +62,7 @@ class PowerFeatures:
     labels: Tensor | None
     operator: str
     ids: Tensor | None = None
+    _stay_on_cpu = ("row_ptr",)
 
     def __post_init__(self) -> None:
         """Check the contents once; models and ops then trust them. On a GPU contents are not read."""
@@ -378,34 +379,6 @@ class PowerFeatures:
         """Nodes per stored row of each branch, over all graphs of the storage."""
         num_nodes = int(self.node_ptr[-1])
         return [num_nodes / size if size else 1.0 for size in self.row_ptr.diff().tolist()]
-
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PowerFeatures:
-        """The same features on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
-        self._check_mapped()
-        return with_arrays(self, lambda value: value.to(device, non_blocking=non_blocking), but=("row_ptr",))
-
-    def cuda(self, device: torch.device | str | int = "cuda") -> PowerFeatures:
-        return self.to(device)
-
-    def cpu(self) -> PowerFeatures:
-        return self.to("cpu")
-
-    def pin_memory(self) -> PowerFeatures:
-        """The same features in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
-        self._check_mapped()
-        return with_arrays(self, Tensor.pin_memory, but=("row_ptr",))
-
-    def __len__(self) -> int:
-        return self.num_graphs
-
-    @property
-    def shape(self) -> tuple[int]:
-        """``(G,)``: with a shape, scikit-learn selects by arrays of ids, and not one by one."""
-        return (self.num_graphs,)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        """Refuse, since numpy would recurse into selections without end."""
-        raise TypeError("PowerFeatures cannot become an array")
 
     def __getitem__(self, ids: GraphIds) -> PowerFeatures:
         """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied.
