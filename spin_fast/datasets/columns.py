@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._common import check
 from .._common.check import Argument, ArgumentTypeError, ArgumentValueError
+from ..graphs.batch import EdgeOptions
 from .common import WIDEST_ONE_HOT, DatasetError
 
 Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
@@ -21,6 +23,7 @@ LABEL = "label"
 MOST_CATEGORIES = 1024  # that may be found in a column; names of nodes are no categories
 LEAVE_OUT = "leave such graphs out, or train with such words"
 _SHOWN = 10
+_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 _KINDS: dict[str, Any] = {
     "a date": date,
     "a time": time,
@@ -173,6 +176,36 @@ def as_task(label: str, labels: Sequence[str | None]) -> tuple[str | Argument, .
     """How to read labels with gaps, for messages; empty unless they are 0 and 1."""
     binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
     return ("read it as a task with missing labels by ", Argument("label", [label]), ", ") if binary else ()
+
+
+class ReadOptions(NamedTuple):
+    """The arguments of ``load_folder``, which describes them."""
+
+    features: Features
+    classes: Sequence[str] | None
+    label: Label
+    edge_weight: str | None
+    dtype: torch.dtype
+    edge_options: EdgeOptions
+
+    def check(self) -> None:
+        """Raise a TypeError or ValueError unless all are of their types, and ``classes`` suit ``label``."""
+        check_features(self.features)
+        check_label(self.label, self.classes)
+        if (classes := self.classes) is not None:
+            if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+                raise TypeError(f"classes must be a list of names (str), got {classes!r}")
+            if len(set(classes)) < max(len(classes), 1):
+                raise ValueError(f"classes must be different names, at least one, got {classes!r}")
+        check_dtype_and_edges(self.dtype, self.edge_options)
+
+
+def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
+    if dtype not in check.FLOATS:
+        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
+    if unknown := edge_options.keys() - _EDGE_OPTIONS:
+        options = ", ".join(_EDGE_OPTIONS)
+        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
 
 
 def check_features(features: object) -> None:

@@ -19,7 +19,7 @@ from .._common.check import Argument
 from ..graphs.batch import GraphBatch
 from . import digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
-from .columns import LABEL, Features, Label
+from .columns import LABEL, Features, Label, check_dtype_and_edges
 from .common import DatasetError, Folder
 from .splits import Split
 from .synthetic import csl, erdos_renyi, power_law, random_regular
@@ -129,7 +129,7 @@ class Known(Source):
         dtype: torch.dtype = torch.float32,
         **edge_options: Any,
     ) -> Folder:
-        folder.check_dtype_and_edges(dtype, edge_options)
+        check_dtype_and_edges(dtype, edge_options)
         for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
             if (value := edge_options.get(argument, default)) is not default:
                 self._refuse(argument, value, "whose edges are known; it is for folders of your own graphs")
