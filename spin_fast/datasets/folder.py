@@ -11,7 +11,8 @@ import torch
 
 from .._common import check
 from .._common.check import Argument
-from ..graphs.batch import EdgeOptions
+from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.convert import Parts
 from . import graphml, nel, tables, tu
 from .columns import LABEL, Features, Label, ReadOptions
 from .common import DatasetError, Folder, class_number
@@ -187,7 +188,8 @@ def _load_named(path: Path, options: ReadOptions) -> Folder:
         graphs = read.graphs
         batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
         x = None if read.features == "degree" else graphs.x
-        read = read._replace(graphs=tables.build(graphs.edge_index, x, batch, len(graphs), None, options, y=graphs.y))
+        parts = Parts(graphs.edge_index, batch, len(graphs), x, graphs.y, None)
+        read = read._replace(graphs=GraphBatch._from_parts(parts, dtype, options.edge_options))
     if classes is None or read.classes is None:
         return read
     assert read.graphs.y is not None

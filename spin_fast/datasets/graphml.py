@@ -14,7 +14,6 @@ import torch
 
 from .._common import check
 from .._common.check import Argument
-from .._common.indexing import offsets
 from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import (
@@ -258,15 +257,6 @@ class _GraphML:
         self._number_words(graph, file)
         x = [column.name for column in self.columns or []] or None
         weight = self.edge_weight if self.weighted else None
-        if x is not None and not len(graph):
-            none = torch.empty(0, dtype=torch.int64)
-            return GraphBatch(
-                ptr=offsets(torch.zeros(1, dtype=torch.int64)),
-                indptr=offsets(none),
-                indices=none,
-                x=torch.empty(0, len(x), dtype=self.dtype),
-                edge_weight=None if weight is None else torch.empty(0, dtype=self.dtype),
-            )
         try:
             graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **edge_options)
         except (TypeError, ValueError) as error:

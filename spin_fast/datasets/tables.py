@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._common.check import Argument
 from ..graphs.batch import GraphBatch
+from ..graphs.convert import Parts
 from .columns import (
     LABEL,
     LEAVE_OUT,
@@ -287,7 +288,8 @@ def load(path: Path, options: ReadOptions) -> Folder:
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
         weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
     edge_index, batch = torch.from_numpy(of_nodes.edge_index), torch.from_numpy(of_nodes.graph)
-    graphs = build(edge_index, x, batch, len(graph_names), weight, options)
+    parts = Parts(edge_index, batch, len(graph_names), x, None, weight)
+    graphs = GraphBatch._from_parts(parts, dtype, options.edge_options)
     width = sum(column.is_number for column in columns)
     names = [str(name) for name in graph_names]
     read = Folder(graphs, names, None, described(columns), width, weighted=weight is not None)
@@ -420,25 +422,3 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
         blocks.append(block)
         settled.append(column)
     return torch.cat(blocks, dim=1), settled
-
-
-def build(
-    edge_index: Tensor,
-    x: Tensor | None,
-    batch: Tensor,
-    num_graphs: int,
-    edge_weight: Tensor | None,
-    options: ReadOptions,
-    y: Tensor | None = None,
-) -> GraphBatch:
-    """Build a batch; without features the degree becomes the feature."""
-    graphs = GraphBatch.from_edge_index(
-        edge_index,
-        torch.empty(len(batch), 0, dtype=options.dtype) if x is None else x,
-        batch,
-        num_graphs=num_graphs,
-        y=y,
-        edge_weight=edge_weight,
-        **options.edge_options,
-    )
-    return graphs if x is not None else replace(graphs, x=graphs.degree.to(options.dtype).unsqueeze(1))

@@ -107,16 +107,6 @@ class Files:
         return table
 
 
-def num_attributes(path: Path, name: str, *, features: object = None) -> int:
-    """How many of the first columns of ``x`` are node attributes."""
-    files = Files(path, name)
-    if "attribute" not in _parts(files, features):
-        return 0
-    where = files.where("node_attributes")
-    with reading(where), files.open("node_attributes") as stream:
-        return stream.readline().count(b",") + 1
-
-
 def _parts(files: Files, features: object) -> list[str]:
     has = {part: files.has(f"node_{part}s") for part in ("label", "attribute")}
     return choose_features(features, files.name, str(files.path), labels=has["label"], attributes=has["attribute"])
