@@ -249,33 +249,37 @@ def class_labels(values: np.ndarray) -> tuple[Tensor, list[str]]:
 
 
 def assemble(
-    rows: np.ndarray,
-    columns: np.ndarray,
+    edges: np.ndarray,
     ptr: Tensor,
     x: Tensor | None,
     y: Tensor | None,
     *,
     weight: np.ndarray | None = None,
+    undirected: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
     """Build a ``GraphBatch`` from directed edges in any order; repeated edges are merged.
 
     Args:
-        rows: ``[E]`` integer, the node that gathers, numbered from 0 over all graphs.
-        columns: ``[E]`` integer, the node that it gathers from.
+        edges: ``[2, E]`` integer, the node that gathers and the one that it gathers from, numbered from 0 over all
+            graphs.
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
         x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after merging,
             a self-loop counting 1.
         y: labels, first axis ``G``, or None.
         weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
+        undirected: add the reverse of each edge.
         dtype: of the degree and the weights.
     """
     from scipy.sparse import coo_array
 
     num_nodes = int(ptr[-1])
     shape = (num_nodes, num_nodes)
-    narrow = np.int32 if max(num_nodes, len(rows)) < 2**31 else np.int64
-    rows, columns = rows.astype(narrow, copy=False), columns.astype(narrow, copy=False)
+    if undirected:
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+        weight = None if weight is None else np.tile(weight, 2)
+    narrow = np.int32 if max(num_nodes, edges.shape[1]) < 2**31 else np.int64
+    rows, columns = edges.astype(narrow, copy=False)
     # The values of the pattern are never read: they may wrap where an edge is repeated more than 127 times.
     pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
     edge_weight = None

@@ -102,15 +102,14 @@ def read(
     x, spans = None, without_spans(features)[1]
     if parts:
         x, spans = one_hot(_label_numbers(labels), str(path), dtype, spans)
-    rows, columns = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     y, names = class_labels(np.array(classes))
     graphs = assemble(
-        np.concatenate([rows, columns]),
-        np.concatenate([columns, rows]),
+        np.array(edges, dtype=np.int64).reshape(-1, 2).T,
         offsets(torch.tensor(sizes)),
         x,
         y,
-        weight=np.array(weight * 2) if weights else None,
+        weight=np.array(weight) if weights else None,
+        undirected=True,
         dtype=dtype,
     )
     unused = [] if parts else ["label"]
