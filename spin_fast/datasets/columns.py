@@ -118,11 +118,7 @@ def text_of(value: object) -> str | None:
 
 
 def task_of(value: object, where: Callable[[], str]) -> float:
-    """The label of a binary task, NaN where nothing is filled in.
-
-    Raises:
-        DatasetError: it is neither 0 nor 1.
-    """
+    """The label of a binary task, NaN where nothing is filled in."""
     if text_of(value) is None:
         return np.nan
     try:
@@ -137,16 +133,9 @@ def task_of(value: object, where: Callable[[], str]) -> float:
 def holds_words(
     name: str, values: Sequence[object], is_word: np.ndarray, where: Callable[[int], str], row: Callable[[int], str]
 ) -> bool:
-    """Whether all values of a column are words; a mixture of words and numbers is an error.
+    """Whether all values of a column that are filled in are words; a mixture of words and numbers is an error.
 
-    Args:
-        name: of the column.
-        values: those that are filled in.
-        is_word: ``[n]`` bool, of each of them.
-        where: the place of a value in error messages, and ``row`` the same in short.
-
-    Raises:
-        DatasetError: some are words, some are not.
+    In its message ``where`` is the place of a value, and ``row`` the same in short.
     """
     if is_word.any() and not is_word.all():
         word, number = int(is_word.argmax()), int(is_word.argmin())

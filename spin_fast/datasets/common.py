@@ -113,20 +113,13 @@ def read_numbers(
     columns: int | None = None,
     missing: bool = False,
 ) -> np.ndarray:
-    """Read comma-separated numbers without a header.
+    """Read comma-separated numbers without a header: ``[lines, columns]``, contiguous by columns, maybe read-only.
 
     Args:
-        stream: an open file that can be rewound.
         where: what error messages call it.
         dtype: int32, float32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
-
-    Returns:
-        ``[lines, columns]`` of ``dtype``, contiguous by columns, maybe read-only.
-
-    Raises:
-        DatasetError: the file is empty, damaged, or holds something else.
     """
     import pandas
 
@@ -170,21 +163,14 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
 
 
 def choose_features(features: object, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
-    """Choose the node features.
+    """Choose the node features of a set that has ``labels``, ``attributes``, or neither.
 
     Args:
         features: one of ``FEATURES``, maybe with spans, or None for the paper's choice: its exceptions are
             ``PAPER_FEATURES``; otherwise labels where the set has them, else attributes, else degrees.
-        name: the data set.
-        where: what error messages call it.
-        labels: whether the set has node labels.
-        attributes: whether it has node attributes.
 
     Returns:
         The parts ``"attribute"`` and ``"label"`` in the order of their columns; an empty list stands for the degree.
-
-    Raises:
-        DatasetError: an unknown choice, or one that this set cannot serve.
     """
     has = {"label": labels, "attribute": attributes}
     features, _ = without_spans(features)
@@ -220,11 +206,7 @@ def _shown(spans: Spans) -> str:
 def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | None = None) -> tuple[Tensor, Spans]:
     """One-hot code of integer labels ``[N, k]``, each column ``high - low + 1`` wide, side by side: ``[N, widths]``.
 
-    Args:
-        labels: in one column or several.
-        where: what error messages call their file.
-        dtype: of the code.
-        spans: which labels have columns; None for those from the smallest to the largest that occur.
+    The labels that have columns are those in ``spans``; None for those from the smallest to the largest that occur.
     """
     occur = list(zip(labels.min(axis=0).tolist(), labels.max(axis=0).tolist(), strict=True))
     spans = occur if spans is None else spans

@@ -48,14 +48,8 @@ def read(
     its class ``x class``, which ends it. Ids are the graph's own.
 
     Args:
-        path: the file.
         name: which set it is, for the choice of features; by default what the path is named after.
-        features: ``"label"`` (one-hot), ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice.
-        dtype: float32 or float64, of the features and the weights.
         weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
-
-    Raises:
-        DatasetError: names the line and what is wrong with it, or says which features are possible.
     """
     path = Path(path)
     parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)

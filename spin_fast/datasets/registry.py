@@ -292,7 +292,7 @@ class Source(ABC):
     @property
     def metric(self) -> str:
         """See :func:`spin_fast.datasets.metric`."""
-        return "accuracy"
+        return ogb.metric(self.name) if ogb.owns(self.name) and not self.is_own else "accuracy"
 
     def downloaded(self) -> Source:
         """The set itself, got from its official site if it is not there yet."""
@@ -322,10 +322,8 @@ class Source(ABC):
     def published_splits(self, num_graphs: int, *, splits: str | Path | None = None) -> list[Split]:
         """See :func:`spin_fast.datasets.published_splits`."""
         check.integer("num_graphs", num_graphs, 1)
-        return _splits.read(_splits.locate(self.title, self._places_of_splits(), splits), num_graphs)
-
-    def _places_of_splits(self) -> tuple[Path, ...]:
-        return self.roots
+        folders = self.roots if not self.is_own or self.path is None else (self.path.parent,)  # there it is another set
+        return _splits.read(_splits.locate(self.title, folders, splits), num_graphs)
 
 
 class OwnGraphs(Source):
@@ -340,9 +338,6 @@ class OwnGraphs(Source):
 
     def read(self, **options: Any) -> Folder:
         return folder.load_folder(self.path, **options)
-
-    def _places_of_splits(self) -> tuple[Path, ...]:
-        return (self.path.parent,)  # the set of that name is another one
 
 
 class Known(Source):
@@ -413,10 +408,6 @@ class Ogb(Known):
     path: Path
     has_official_split = True
 
-    @property
-    def metric(self) -> str:
-        return ogb.metric(self.name)
-
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
         if features is not None:
             self._refuse("features", features, _FIXED)
@@ -428,10 +419,6 @@ class Ogb(Known):
 
 class Missing(Source):
     """A name under which nothing is found: it can be downloaded and, unless it is OGB's, split, but not read."""
-
-    @property
-    def metric(self) -> str:
-        return ogb.metric(self.name) if ogb.owns(self.name) else super().metric
 
     def downloaded(self) -> Source:
         if self.name.lower() == "cora":

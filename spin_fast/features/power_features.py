@@ -427,17 +427,8 @@ class PowerFeatures(GraphArrays):
             row_of_node = torch.searchsorted(distinct, self._node_rows().to(distinct.dtype)).to(self.row_of_node.dtype)
         if index is not None and self.index is not None:
             index = index.to(self.index.dtype)
-        return PowerFeatures(
-            rows=rows,
-            row_ptr=row_ptr,
-            ptr=ptr,
-            index=index,
-            count=count,
-            row_of_node=row_of_node,
-            node_ptr=self.selected_ptr,
-            labels=self.y,
-            operator=self.operator,
-        )
+        found = (rows, row_ptr, ptr, index, count, row_of_node)
+        return PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
 
     def identical_graphs(self) -> Tensor:
         """Find the graphs that no SPIN can tell apart: those with the same rows equally often in every branch.
@@ -481,16 +472,13 @@ class PowerFeatures(GraphArrays):
         if y is not None and (not isinstance(y, Tensor) or y.shape[:1] != (num_nodes,)):
             got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {num_nodes} entries (nodes), got {got}")
-        return PowerFeatures(
-            rows=self.rows,
-            row_ptr=self.row_ptr,
+        return replace(
+            self,
             ptr=torch.arange(self.num_branches * num_nodes + 1, device=device),
             index=None if self.row_of_node is None else self.row_of_node.flatten(),
             count=None,
-            row_of_node=self.row_of_node,
             node_ptr=torch.arange(num_nodes + 1, device=device),
             labels=y,
-            operator=self.operator,
         )
 
     def dense_rows(self) -> Tensor:

@@ -510,16 +510,14 @@ class GraphBatch(GraphArrays):
         first, last = int(self.ptr[begin]), int(self.ptr[end])
         first_edge, last_edge = int(self.indptr[first]), int(self.indptr[last])
         selected = copy.copy(self)  # not a new object: its contents are checked already
-        parts = {
-            "ptr": self.ptr[begin : end + 1] - first,
-            "indptr": self.indptr[first : last + 1] - first_edge,
-            "indices": self.indices[first_edge:last_edge] - first,
-            "x": self.x[first:last],
-            "y": None if self.y is None else self.y[begin:end],
-            "edge_weight": None if self.edge_weight is None else self.edge_weight[first_edge:last_edge],
-        }
-        for name, value in parts.items():
-            object.__setattr__(selected, name, value)
+        vars(selected).update(
+            ptr=self.ptr[begin : end + 1] - first,
+            indptr=self.indptr[first : last + 1] - first_edge,
+            indices=self.indices[first_edge:last_edge] - first,
+            x=self.x[first:last],
+            y=None if self.y is None else self.y[begin:end],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[first_edge:last_edge],
+        )
         return selected
 
     def chunks(self, num_nodes: int, num_edges: int) -> Iterator[tuple[int, int]]:
