@@ -42,7 +42,7 @@ def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
     return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
 
 
-def describe(name: str, graphs: GraphBatch) -> str:
+def _described(name: str, graphs: GraphBatch) -> str:
     num_graphs = max(len(graphs), 1)
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
@@ -55,10 +55,9 @@ def columns_of(read: datasets.Folder) -> str | None:
     """The columns of one's own folder that became features, with the number of words of each that has words."""
     if not isinstance(read.features, list):
         return None
-    words = {item["column"]: len(item["categories"]) for item in read.features if "categories" in item}
-    names = [item["column"] for item in read.features]
+    words = {item["column"]: item.get("categories") for item in read.features}
     return ", ".join(
-        f"{name} ({words[name]:,} word{'s' * (words[name] != 1)})" if name in words else name for name in names
+        name if of is None else f"{name} ({len(of):,} word{'s' * (len(of) != 1)})" for name, of in words.items()
     )
 
 
@@ -76,7 +75,7 @@ def warn_of(names: list[str], num_graphs: int, what: str) -> None:
 
 def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object) -> None:
     """Print a description of the graphs, and the hints."""
-    console.print(describe(source.title, read.graphs), highlight=False)
+    console.print(_described(source.title, read.graphs), highlight=False)
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}", highlight=False)
     warn_of(empty_graphs(read.graphs, read.names), len(read.graphs), "no nodes")

@@ -245,15 +245,15 @@ def _parquet_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
     from pyarrow.parquet import ParquetWriter
 
     with ExitStack() as stack:
-        writers: list[Any] = []
+        writer: Any = None
 
         def write(columns: Columns) -> None:
+            nonlocal writer
             types = {name: pyarrow.string() if values.dtype == object else None for name, values in columns.items()}
             rows = pyarrow.table(  # where NaN is null, too
                 {name: pyarrow.array(values, types[name], from_pandas=True) for name, values in columns.items()}
             )
-            if not writers:
-                writers.append(stack.enter_context(ParquetWriter(path, rows.schema)))
-            writers[0].write_table(rows)
+            writer = writer or stack.enter_context(ParquetWriter(path, rows.schema))
+            writer.write_table(rows)
 
         yield write
