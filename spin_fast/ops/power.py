@@ -73,7 +73,8 @@ def power_features(
     check.operator(operator)
     float64_sums = check.flag("float64_sums", float64_sums)
     check_invariants = check.flag("check_invariants", check_invariants)
-    check_csr(indptr, indices, ptr, len(x), check_invariants=check_invariants, device=x.device)
+    num_nodes = x.shape[0]  # len(x) would fix the size while exporting
+    check_csr(indptr, indices, ptr, num_nodes, check_invariants=check_invariants, device=x.device)
     may_be_slice = ptr is not None and not check_invariants
     if edge_weight is not None:
         dtype = torch.float32 if x.dtype.itemsize == 2 else x.dtype
@@ -81,7 +82,7 @@ def power_features(
         if contents_are_readable(edge_weight):
             reference.operator_scales(indptr, operator, edge_weight)
     if out is not None:
-        rows: int | str = len(x)
+        rows: int | str = num_nodes
         if ptr is not None and may_be_slice:
             rows = int(ptr[-1]) - int(ptr[0]) if contents_are_readable(ptr) else "nodes"
         check.tensor("out", out, (num_hops + 1, rows, x.shape[1]), (x.dtype,), x.device)

@@ -77,18 +77,19 @@ def test_branches_may_refer_to_the_same_rows(emulated: cuda_kernels.Emulated, at
     rows, *of_branches = [leaf.detach() for leaf in leaves]
     classifier = torch.randn(9 * 6 + 7 * 3, generator=generator, dtype=torch.float64)
     parameters = torch.cat([*(part.flatten() for part in of_branches), classifier])
-    step = (rows, parameters, torch.tensor([2, 0]), None, ptr, index, None, None, 2, widths, classifier_widths)
+    step = (rows, parameters, torch.tensor([2, 0]), ptr)
+    options = {"index": index, "model": ops.ModelSizes(2, widths, classifier_widths, attention, 0.01)}
 
     def run(module: ModuleType) -> list[torch.Tensor]:
         w, (a, a_bias, b, b_bias) = leaves[1] if attention else None, leaves[-4:]
         readout = module.branch_readout(leaves[0], [a, b], [a_bias, b_bias], w, ptr, index=index)
         return [readout.detach(), *torch.autograd.grad(readout.sin().sum(), leaves)]
 
-    expected = [*run(reference), *reference.training_step(*step, attention, 0.01)]
+    expected = [*run(reference), *reference.training_step(*step, **options)]
     with cuda_kernels.standing_in(), emulated.guarded():
         for order in (0, 1, 2):
             emulated.set_order(order)
-            result = [*run(ops), *torch.ops.spin_fast.training_step(*step, attention, 0.01, False, False)]
+            result = [*run(ops), *ops.training_step(*step, **options, check_invariants=False)]
             for one, other in zip(result, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 

@@ -47,3 +47,17 @@ def test_the_plot_is_of_the_committed_times() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "edges.svg").read_text() == module.drawn(), "python docs/edges.py draws it anew"
+
+
+def test_the_life_of_a_step_names_files_that_are_there() -> None:
+    page = (ROOT / "docs" / "guide" / "life-of-a-step.md").read_text()
+    named = re.findall(r"`((?:\w+/)?\w+\.(?:py|cpp|cu|h|inl))`", page)
+    assert len(named) > 20
+    places = [ROOT / "spin_fast", ROOT / "csrc", ROOT / "csrc" / "cpu"]
+    missing = {name for name in named if not any((place / name).is_file() for place in places)}
+    assert not missing
+    picture = (ROOT / "docs" / "life-of-a-step.svg").read_text()
+    for names in re.findall(r'class="file">(.*?)<', picture):
+        for name in names.split():
+            places = [ROOT / "spin_fast", ROOT / "csrc" / "cpu", ROOT / "csrc" / "cuda"]
+            assert any((place / name).is_file() for place in places), f"life-of-a-step.svg names {name}"
