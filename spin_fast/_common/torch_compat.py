@@ -27,6 +27,7 @@ __all__ = [
     "is_transformed",
     "mark_stepped",
     "module_calls_are_observed",
+    "parameters_by_name",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -61,6 +62,18 @@ def assert_on_device(condition: Tensor, message: str) -> None:
 def exported_long(values: Tensor) -> Tensor:
     """``Tensor.long``, which an exported program has as a check of the type where that is int64 already."""
     return torch.ops.aten._to_copy.default(values, dtype=torch.int64)
+
+
+def parameters_by_name(module: nn.Module, prefix: str = "") -> dict[str, nn.Parameter]:
+    """``dict(module.named_parameters(remove_duplicate=False))`` in a third of the time."""
+    found = {}
+    for name, value in module._parameters.items():
+        if value is not None:
+            found[prefix + name] = value
+    for name, child in module._modules.items():
+        if child is not None:
+            found.update(parameters_by_name(child, f"{prefix}{name}."))
+    return found
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import ops
-from .._common import check
+from .._common import check, torch_compat
 from ..features.power_features import PowerFeatures
 from ..graphs.node_features import NodeFeatures
 from .layers import Rows
@@ -194,9 +194,9 @@ class GraphClassifier(nn.Module):
             ValueError: no parameters, or of several dtypes or on several devices.
         """
         parameters = [*self.trained_parameters().values()]
-        if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
-            raise ValueError("model must have parameters to train, all of one dtype and on one device")
         if self._flat is None or not _are_views(parameters, self._flat):
+            if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
+                raise ValueError("model must have parameters to train, all of one dtype and on one device")
             self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
             parts = self._flat.split([parameter.numel() for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
@@ -226,7 +226,11 @@ class GraphClassifier(nn.Module):
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
         """The parameters that require a gradient, by name, in the order of :meth:`flatten_parameters`."""
-        return {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        unique: dict[int, tuple[str, nn.Parameter]] = {}
+        for name, parameter in torch_compat.parameters_by_name(self).items():
+            if parameter.requires_grad:
+                unique.setdefault(id(parameter), (name, parameter))
+        return dict(unique.values())
 
 
 def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:

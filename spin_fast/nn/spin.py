@@ -191,13 +191,12 @@ class SPIN(GraphClassifier):
             return False
         if not to_train:
             return True
-        parameters = dict(self.named_parameters(remove_duplicate=False))
+        parameters = torch_compat.parameters_by_name(self)
         shapes = ops.parameter_shapes(config["in_features"], self.sizes)
         hidden = [nn.Linear, nn.LeakyReLU] * len(config["classifier_features"])
         parts = [self, self.classifier, *self.classifier.children()]
         return (
-            {name: tuple(value.shape) for name, value in parameters.items()} == shapes
-            and [*parameters] == [*shapes]
+            [(name, value.shape) for name, value in parameters.items()] == [*shapes.items()]
             and len({*map(id, parameters.values())}) == len(shapes)
             and all(type(value) is nn.Parameter and value.requires_grad for value in parameters.values())
             and not any(map(torch_compat.has_gradient_hooks, parameters.values()))

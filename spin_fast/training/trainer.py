@@ -208,7 +208,8 @@ class Trainer:
         model.multilabel = features.labels.is_floating_point()
         model.train()
         flat = model.flatten_parameters()
-        if _shapes(model) != self._shapes:
+        is_same = flat.data_ptr() == self._flat.data_ptr()  # memory that this still holds
+        if not is_same and _shapes(model) != self._shapes:
             raise ValueError("model must have the parameters to train that it had when the Trainer was made")
         self.optimizer.follow(flat)  # wherever the model has been moved
         if self.class_weight is not None:
