@@ -1,22 +1,25 @@
-"""The app ``spin-fast``, and how its commands print what they have to say: for people, or as JSON."""
+"""The app ``spin-fast``, what its commands have in common, and how they print a result: for people, or as JSON."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import math
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
 from torch import Tensor
 
 from .. import __version__
+from ._errors import one_line_errors
 
 app = typer.Typer(
     help="SPIN graph classification: message passing once, before training.",
@@ -45,7 +48,7 @@ def _main(
 
 @dataclass
 class Report:
-    """What a command has to say.
+    """The result of a command.
 
     Attributes:
         facts: for machines: numbers as they are, under keys that the help of the command names.
@@ -58,24 +61,63 @@ class Report:
     exit_code: int = 0
 
 
-def reports(command: Callable[..., Report]) -> Callable[..., None]:
-    """Print what a command returns: for people, or with ``--json`` as one document, and all else on stderr."""
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
-    @functools.wraps(command)
-    def wrapped(*args: Any, as_json: bool = False, **options: Any) -> None:
-        if as_json:
-            with contextlib.redirect_stdout(sys.stderr):  # progress bars and what other libraries print, too
-                report = command(*args, **options)
-            print(document_of(report))
-        else:
-            report = command(*args, **options)
-            for part in report.shown:
-                console.print(part, highlight=False, soft_wrap=not isinstance(part, Table))
-        sys.stdout.flush()  # here, where a closed pipe is no surprise
-        if report.exit_code:
-            raise typer.Exit(report.exit_code)
 
-    return wrapped
+@dataclass
+class _Common:
+    """Options of every command that returns a report."""
+
+    threads: Annotated[
+        int, typer.Option(min=1, help="CPU threads; small training batches gain little from more than 1.")
+    ] = 1
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")
+    ] = False
+    debug: Debug = False
+
+
+def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., None]]:
+    """Add a command that returns a report to the app; a parameter that is a dataclass adds its fields as options."""
+
+    def add(function: Callable[..., Report]) -> Callable[..., None]:
+        parameters = dict(inspect.signature(function, eval_str=True).parameters)
+        parameters["common"] = inspect.Parameter("common", inspect.Parameter.KEYWORD_ONLY, annotation=_Common)
+        groups: dict[str, Any] = {
+            name: parameter.annotation for name, parameter in parameters.items() if is_dataclass(parameter.annotation)
+        }
+
+        @functools.wraps(function)
+        def run(**options: Any) -> None:
+            for name, group in groups.items():
+                options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
+            common = options.pop("common")
+            torch.set_num_threads(common.threads)
+            # With --json, what progress bars and other libraries print goes to stderr, too.
+            with contextlib.redirect_stdout(sys.stderr) if common.as_json else contextlib.nullcontext():
+                report = function(**options)
+            if common.as_json:
+                print(document_of(report))
+            else:
+                for part in report.shown:
+                    console.print(part, highlight=False, soft_wrap=not isinstance(part, Table))
+            sys.stdout.flush()  # here, where a closed pipe is no surprise
+            if report.exit_code:
+                raise typer.Exit(report.exit_code)
+
+        expanded = [
+            member.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in parameters.items()
+            for member in (_members(groups[name]) if name in groups else [parameter])
+        ]
+        run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+        return app.command(epilog=f"Example: {example}")(one_line_errors(run))
+
+    return add
+
+
+def _members(group: type) -> Iterable[inspect.Parameter]:
+    return inspect.signature(group, eval_str=True).parameters.values()
 
 
 def document_of(report: Report) -> str:
@@ -84,7 +126,7 @@ def document_of(report: Report) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it, where there is neither NaN nor infinity."""
+    """The value in the types of JSON, which has neither NaN nor infinity: both become null."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from typing import Literal
 
 import torch
 
 from .. import build_info, native_available
 
-
-class Device(str, Enum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
+Device = Literal["auto", "cpu", "cuda"]
 
 
 def device_of(wanted: Device) -> torch.device:
@@ -22,13 +18,13 @@ def device_of(wanted: Device) -> torch.device:
         ValueError: a GPU is asked for, and torch has none.
     """
     there = torch.cuda.is_available()
-    if wanted is Device.auto:
+    if wanted == "auto":
         return torch.device("cuda" if there and native_available("cuda") else "cpu")
-    if wanted is Device.cuda and not there:
+    if wanted == "cuda" and not there:
         version = torch.version.cuda
         reason = f"torch {torch.__version__} has no CUDA" if version is None else "torch finds no GPU (see nvidia-smi)"
         raise ValueError(f"--device cuda: {reason}; --device cpu trains without")
-    return torch.device(wanted.value)
+    return torch.device(wanted)
 
 
 def wait_for(device: torch.device) -> None:

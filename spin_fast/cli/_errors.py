@@ -1,4 +1,4 @@
-"""Errors as people at a terminal want them: one line, with options in the place of arguments."""
+"""Errors and warnings of the command line: one line, which names options instead of arguments."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     """Turn an exception into one readable line and exit code 1; ``--debug`` lets it through."""
 
     @functools.wraps(command)
-    def wrapped(*args: Any, debug: bool = False, **options: Any) -> None:
+    def wrapped(debug: bool, **options: Any) -> None:
         try:
-            command(*args, debug=debug, **options)
+            command(debug=debug, **options)
         except KeyboardInterrupt:
             print("spin-fast: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
-        except BrokenPipeError:  # who read our output has seen enough, as head does
+        except BrokenPipeError:  # the reader of our output is done, as head is
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(1) from None
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Whether a file of features is of the graphs at hand; sums by graph tell, of hops those of some graphs."""
+"""Check that a file of features is of the graphs at hand, by sums over graphs, and its hops of a sample of them."""
 
 from __future__ import annotations
 
@@ -8,53 +8,49 @@ from torch import Tensor
 from .. import sum_readout
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
+from ._options import operator_of
+from ._train_options import FeatureOptions
 
-SAMPLE = 256  # graphs whose edges are compared: to make hops anew for all is what the file saves
+SAMPLE = 256  # graphs whose hops are computed again for comparison; all would take the time that the file saves
 
 
 def check_features(
-    source: str,
-    features: PowerFeatures,
-    dataset: str,
-    graphs: GraphBatch,
-    hops: int | None,
-    operator: str | None,
-    deduplicate: bool,
-    dropout: float,
+    options: FeatureOptions, features: PowerFeatures, dataset: str, graphs: GraphBatch, dropout: float
 ) -> None:
-    """Check that features are of just these graphs and settings.
+    """Check that the features of a file are of just these graphs and options.
 
     Raises:
         ValueError: says what differs.
     """
+    source, operator = f"--features {options.precomputed}", operator_of(options.operators)
     of_graphs, of_file = (f"{of.num_graphs} graphs with {of.num_features} feature(s)" for of in (graphs, features))
+    other = f"{source} is not of {dataset}: its graphs have other"
     if of_graphs != of_file:
         raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
     if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other sizes or labels; see --label")
+        raise ValueError(f"{other} sizes or labels; see --label")
+    edges = "--undirected, --coalesce and --self-loops"
     if not _equal_sums(features, graphs):
-        options = "--node-features, or, of degrees, --undirected, --coalesce and --self-loops"
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other node features; see {options}")
+        raise ValueError(f"{other} node features; see --node-features, or, of degrees, {edges}")
     if not _equal_hops(features, graphs):
-        options = "--undirected, --coalesce and --self-loops"
-        raise ValueError(f"{source} is not of {dataset}: its graphs have other edges; give {options} as to precompute")
-    if hops is not None and hops != features.num_hops:
-        raise ValueError(f"--hops {hops}: {source} has {features.num_hops}")
-    if operator is not None and operator != features.operator:
+        raise ValueError(f"{other} edges; give {edges} as to precompute")
+    if options.hops not in (None, features.num_hops):
+        raise ValueError(f"--hops {options.hops}: {source} has {features.num_hops}")
+    if operator not in (None, features.operator):
         raise ValueError(f"--operator {operator}: {source} has {features.operator}")
     if dropout > 0 and features.index is not None and features.row_of_node is None:
         raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
-    if not deduplicate and features.index is not None:
+    if not options.deduplicate and features.index is not None:
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
 
 
 def _equal_sums(features: PowerFeatures, graphs: GraphBatch) -> bool:
-    """Whether what no hop has changed yet adds up to the same in each graph."""
+    """Whether the node features have the same sum in each graph."""
     return _close(_sums(features, 0), sum_readout(graphs.x.double(), graphs.ptr), 1e-6)
 
 
 def _equal_hops(features: PowerFeatures, graphs: GraphBatch) -> bool:
-    """Whether the first hop of each operator adds up to the same, in graphs evenly chosen from all."""
+    """Whether the first hop of each operator has the same sums, in a sample of graphs at equal distances."""
     if features.num_hops == 0:
         return True
     number = min(len(graphs), SAMPLE)
@@ -66,7 +62,7 @@ def _equal_hops(features: PowerFeatures, graphs: GraphBatch) -> bool:
 
 
 def _sums(features: PowerFeatures, branch: int) -> Tensor:
-    """``[G, d]``: rows of a branch, added up by graph."""
+    """Sum the rows of a branch over each graph: ``[G, d]``."""
     ptr = features.ptr[branch * len(features) : (branch + 1) * len(features) + 1]
     first, last = features.row_ptr[branch : branch + 2].tolist()
     entries = slice(int(ptr[0]), int(ptr[-1]))
@@ -80,7 +76,7 @@ def _close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:
-    """Whether labels are equal, with a NaN like any other."""
+    """Whether labels are equal, where NaN equals NaN."""
     if one is None or other is None:
         return one is other
     return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one.nan_to_num(2), other.nan_to_num(2))

@@ -1,4 +1,4 @@
-"""The graphs of a dataset: read, looked at, described."""
+"""Read the graphs of a dataset, and describe them."""
 
 from __future__ import annotations
 
@@ -9,27 +9,19 @@ from rich.markup import escape
 
 from .. import datasets
 from ..datasets.summary import directions_of
-from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.batch import GraphBatch
 from ._app import console
 
 
-def read_dataset(
-    source: datasets.Source,
-    *,
-    features: Any = None,
-    label: tuple[Any] | None = None,
-    edge_options: EdgeOptions | None = None,
-) -> datasets.Folder:
-    """Read a dataset while the terminal says so; ``label`` is what ``--label`` says.
+def read_dataset(source: datasets.Source, **options: Any) -> datasets.Folder:
+    """Read a dataset by ``source.read`` while the terminal says so.
 
     Raises:
         ValueError: ``--undirected`` although edges are listed in both directions.
     """
-    chosen = {} if label is None else {"label": label[0]}
-    edge_options = edge_options or EdgeOptions()
     with console.status(f"reading {source.title}"):
-        read = source.read(features=features, **chosen, **edge_options)
-        twice = edge_options.get("undirected") and directions_of(read.graphs).twice
+        read = source.read(**options)
+        twice = options.get("undirected") and directions_of(read.graphs).twice
     if twice:
         raise ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
     return read
@@ -50,7 +42,7 @@ def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
     return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
 
 
-def describe(name: str, graphs: GraphBatch) -> str:
+def _described(name: str, graphs: GraphBatch) -> str:
     num_graphs = max(len(graphs), 1)
     classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
     return (
@@ -63,10 +55,9 @@ def columns_of(read: datasets.Folder) -> str | None:
     """The columns of one's own folder that became features, with the number of words of each that has words."""
     if not isinstance(read.features, list):
         return None
-    words = {item["column"]: len(item["categories"]) for item in read.features if "categories" in item}
-    names = [item["column"] for item in read.features]
+    words = {item["column"]: item.get("categories") for item in read.features}
     return ", ".join(
-        f"{name} ({words[name]:,} word{'s' * (words[name] != 1)})" if name in words else name for name in names
+        name if of is None else f"{name} ({len(of):,} word{'s' * (len(of) != 1)})" for name, of in words.items()
     )
 
 
@@ -82,12 +73,13 @@ def warn_of(names: list[str], num_graphs: int, what: str) -> None:
         print(f"{len(names):,} of {num_graphs:,} graphs {has} {what}, {first} {names[0]}", file=sys.stderr)
 
 
-def tell(name: str, read: datasets.Folder, edges: str | None, features: str | None) -> None:
-    """Print what the graphs are, and the hints."""
-    console.print(describe(name, read.graphs), highlight=False)
+def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object) -> None:
+    """Print a description of the graphs, and the hints."""
+    console.print(_described(source.title, read.graphs), highlight=False)
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}", highlight=False)
     warn_of(empty_graphs(read.graphs, read.names), len(read.graphs), "no nodes")
-    for what, hint in (("edges are directed", edges), ("there are also", features)):
-        if hint is not None:
-            console.print(f"{what}: {hint}", highlight=False)
+    if (hint := hint_on_edges(source, read.graphs)) is not None:
+        console.print(f"edges are directed: {hint}", highlight=False)
+    if (hint := hint_on_features(read, chosen_features)) is not None:
+        console.print(f"there are also: {hint}", highlight=False)

@@ -1,10 +1,10 @@
-"""Options that several commands have, and what they say."""
+"""Options that several commands have, and their values."""
 
 from __future__ import annotations
 
 import json
 import re
-from enum import Enum
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,18 +14,18 @@ import typer
 from .. import datasets
 from .._common import check
 from ..datasets.columns import LABEL
-from ..graphs.batch import REDUCTIONS, EdgeOptions
+from ..graphs.batch import EdgeOptions, Reduce
+from ._graphs import read_dataset
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
 DEFAULT_HOPS = 3
-Coalesce = Enum("Coalesce", {name: name for name in REDUCTIONS}, type=str)  # type: ignore[misc]
 
 
 def _complete_dataset(context: typer.Context, incomplete: str) -> list[str]:
-    """Names for the shell; it completes paths by itself where there is none."""
+    """Names that the shell offers; where there is none it completes paths."""
     try:
         return datasets.names(context.params.get("root"))
-    except Exception:  # in the middle of a command line there is no place for it
+    except Exception:  # completion has no place for a message
         return []
 
 
@@ -35,6 +35,7 @@ DATASET = typer.Argument(
     autocompletion=_complete_dataset,
 )
 data_option = partial(typer.Option, rich_help_panel="Data")
+output_option = partial(typer.Option, rich_help_panel="Output")
 Root = Annotated[
     Path | None, data_option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data, or the cache")
 ]
@@ -48,8 +49,6 @@ Splits = Annotated[
     ),
 ]
 Fold = Annotated[int | None, data_option(min=0, help="Which of the published folds; the first is 0.")]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
 def _operators(text: str) -> str:
@@ -60,7 +59,7 @@ def _operators(text: str) -> str:
 
 
 def operator_option(default: str, panel: str | None = None) -> Any:
-    """The option ``--operator``, a list of names, maybe with commas between them, for :func:`operator_of`."""
+    """The option ``--operator``, a list of names, each maybe several with commas, for :func:`operator_of`."""
     return typer.Option(
         "--operator",
         parser=_operators,
@@ -73,7 +72,7 @@ def operator_option(default: str, panel: str | None = None) -> Any:
 
 
 def operator_of(chosen: list[str] | None) -> str | None:
-    """What ``--operator`` says; None where it is not given."""
+    """The value of ``--operator``; None if it is not given."""
     return check.operators(",".join(chosen)) if chosen else None
 
 
@@ -91,57 +90,62 @@ def _columns(text: str) -> Any:
     return [name.strip() for name in names if name.strip()] if len(names) > 1 else text or None
 
 
-OwnFeatures = Annotated[
-    Any,
-    data_option(
-        "--node-features",
-        parser=_columns,
-        metavar="NAMES",
-        help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: "
-        "columns, with commas, of numbers or words, or JSON as in Folder.features; or degree.",
-        show_default="the paper's choice, or all columns",
-    ),
-]
-Label = Annotated[
-    Any,
-    data_option(
-        "--label",
-        parser=lambda text: (_columns(text),),
-        metavar="NAMES",
-        help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, with "
-        'commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads none.',
-        show_default=LABEL,
-    ),
-]
-Undirected = Annotated[
-    bool,
-    data_option("--undirected", help="Your own graphs: each edge is listed once, for both directions."),
-]
-MergeRepeated = Annotated[
-    Coalesce | None,
-    data_option(
-        "--coalesce",
-        help="Your own graphs: merge repeated edges, with this of their weights, which are 1 where there are none.",
-        show_default="each counts",
-    ),
-]
-SelfLoops = Annotated[
-    bool | None,
-    data_option(
-        "--self-loops/--no-self-loops",
-        help="Your own graphs: give each node an edge to itself, or leave such edges out.",
-        show_default="as listed",
-    ),
-]
+@dataclass
+class DataOptions:
+    """Which graphs are read, and what of them.
 
+    ``label`` is None or a tuple of what ``--label`` names, which may be None itself.
+    """
 
-def edge_options_of(undirected: bool | None, coalesce: Coalesce | None, self_loops: bool | None) -> EdgeOptions:
-    """What the three options say, without those that are not given."""
-    edge_options = EdgeOptions()
-    if undirected:
-        edge_options["undirected"] = True
-    if coalesce is not None:
-        edge_options["coalesce"] = coalesce.value
-    if self_loops is not None:
-        edge_options["self_loops"] = self_loops
-    return edge_options
+    root: Root = None
+    download: Download = False
+    node_features: Annotated[
+        Any,
+        data_option(
+            parser=_columns,
+            metavar="NAMES",
+            help="Of a TU or .nel dataset: label, attribute, attribute+label or degree; of your own tables or GraphML: "
+            "columns, with commas, of numbers or words, or JSON as in Folder.features; or degree.",
+            show_default="the paper's choice, or all columns",
+        ),
+    ] = None
+    label: Annotated[
+        Any,
+        data_option(
+            parser=lambda text: (_columns(text),),
+            metavar="NAMES",
+            help="Of your own tables or GraphML: the column of graphs, or graph attribute, with the classes; several, "
+            'with commas, are tasks of 0 and 1, where a label may be missing, and "NAME," is one such task; "" reads '
+            "none.",
+            show_default=LABEL,
+        ),
+    ] = None
+    undirected: Annotated[
+        bool, data_option("--undirected", help="Your own graphs: each edge is listed once, for both directions.")
+    ] = False
+    coalesce: Annotated[
+        Reduce | None,
+        data_option(
+            help="Your own graphs: merge repeated edges, with this of their weights, which are 1 where there are none.",
+            show_default="each counts",
+        ),
+    ] = None
+    self_loops: Annotated[
+        bool | None,
+        data_option(
+            help="Your own graphs: give each node an edge to itself, or leave such edges out.",
+            show_default="as listed",
+        ),
+    ] = None
+
+    @property
+    def edge_options(self) -> EdgeOptions:
+        """The options for edges that are given."""
+        given = {"undirected": self.undirected or None, "coalesce": self.coalesce, "self_loops": self.self_loops}
+        return EdgeOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+
+    def read(self, source: datasets.Source) -> tuple[datasets.Source, datasets.Folder]:
+        """Read the graphs, downloaded before if asked for; also returns the source that they are from."""
+        label = {} if self.label is None else {"label": self.label[0]}
+        source = source.downloaded() if self.download else source
+        return source, read_dataset(source, features=self.node_features, **label, **self.edge_options)

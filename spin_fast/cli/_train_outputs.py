@@ -1,4 +1,4 @@
-"""What ``spin-fast train`` leaves behind: its files, and what it prints of them."""
+"""The files that ``spin-fast train`` writes, and its report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def show_score(metric_name: str, value: float) -> str:
 
 
 class Outputs:
-    """The files of a run; checked before any work, so that an unwritable place does not cost a training."""
+    """The files of a run; each is checked to be writable, before any work."""
 
     def __init__(self, folder: Path, source: datasets.Source, *inputs: Path | None) -> None:
         self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
@@ -94,13 +94,10 @@ def write_and_report(
         "deduplication": features.deduplication,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "kernels": kernels_on(features.rows.device),
-        "model": outputs.model,
-        "training_curve": outputs.curve,
-        "log": outputs.log,
-        "result": outputs.result,
     }
-    chosen = [f"{features.operator} over {features.num_hops} hops", f"seed {settings['seed']}"]
-    chosen += [] if settings["fold"] is None else [f"fold {settings['fold']}"]
+    written = {"model": outputs.model, "training_curve": outputs.curve, "log": outputs.log, "result": outputs.result}
+    chosen = f"{features.operator} over {features.num_hops} hops, seed {settings['seed']}"
+    chosen += "" if settings["fold"] is None else f", fold {settings['fold']}"
     made = f"read from {escape(str(precomputation))}"
     if isinstance(precomputation, float):
         made = f"{1000 * precomputation:.1f} ms, once, deduplication included"
@@ -108,7 +105,7 @@ def write_and_report(
         f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)",
         f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
         "duplicates": f"{known} of the test graphs (no SPIN can tell them from a training graph)",
-        "settings": escape(", ".join(chosen)),
+        "settings": chosen,
         "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
@@ -116,15 +113,12 @@ def write_and_report(
         "nodes per stored row": f"{by_branch(features.deduplication)}  (by branch)",
         "parameters": f"{facts['parameters']:,}",
         "kernels": facts["kernels"],
-        "model": escape(str(outputs.model)),
-        "training curve": escape(str(outputs.curve)),
-        "log": escape(str(outputs.log)),
-        "result": escape(str(outputs.result)),
     }
+    rows |= {name.replace("_", " "): escape(str(path)) for name, path in written.items()}
     table = Table(show_header=False, title=f"{kind} on {escape(dataset)}")
     for name, value in rows.items():
         table.add_row(name, value)
-    report = Report(facts, [table])
+    report = Report(facts | written, [table])
     with files.replacing(outputs.result) as temporary:  # last: it says that all others are there
         temporary.write_text(document_of(report) + "\n")
     return report

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from ._app import app
+from ._app import Debug, app
 from ._errors import one_line_errors
-from ._options import Debug, Root, data_option
+from ._options import Root, data_option
 
 
 @app.command(

@@ -15,54 +15,24 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
-from ._app import Report, app, by_branch, console, reports
+from ._app import Report, by_branch, command, console
 from ._device import kernels_on
-from ._errors import one_line_errors
-from ._graphs import columns_of, hint_on_edges, hint_on_features, read_dataset
-from ._options import (
-    DATASET,
-    DEFAULT_HOPS,
-    HOPS,
-    Debug,
-    Download,
-    Fold,
-    Json,
-    Label,
-    MergeRepeated,
-    OwnFeatures,
-    Root,
-    SelfLoops,
-    Splits,
-    Undirected,
-    data_option,
-    edge_options_of,
-    operator_of,
-    operator_option,
-)
+from ._errors import message_of
+from ._graphs import columns_of, hint_on_edges, hint_on_features
+from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, Fold, Splits, data_option, operator_of, operator_option
 
 MOST_CLASSES = 10  # that the table names
 
 
-@app.command(epilog="Example: spin-fast info NCI1 --root data --hops 5")
-@one_line_errors
-@reports
+@command("spin-fast info NCI1 --root data --hops 5")
 def info(
+    data: DataOptions,
     dataset: Annotated[str | None, DATASET] = None,
-    root: Root = None,
-    download: Download = False,
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
-    own_features: OwnFeatures = None,
-    label: Label = None,
-    undirected: Undirected = False,
-    coalesce: MergeRepeated = None,
-    self_loops: SelfLoops = None,
     splits: Splits = None,
     fold: Fold = None,
     seed: Annotated[int, data_option(min=0, help="Of the split, where it is drawn.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> Report:
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
@@ -77,21 +47,16 @@ def info(
     directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits,
     splits_missing.
     """
-    torch.set_num_threads(threads)
     if dataset is None:
-        return _installation(root)
-    source = datasets.find(dataset, root)
-    if download:
-        source = source.downloaded()
-    name, edge_options = source.title, edge_options_of(undirected, coalesce, self_loops)
-    read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
-    operator = operator_of(operators) or "sym"
+        return _installation(data.root)
+    source, read = data.read(datasets.find(dataset, data.root))
     found, missing = _splits(source, read.graphs.y, seed, splits, fold)
-    with console.status(f"computing {hops} hops of {name}"):
-        facts = {"dataset": name} | datasets.summarize(read, hops, operator, found) | {"splits_missing": missing}
+    with console.status(f"computing {hops} hops of {source.title}"):
+        facts = datasets.summarize(read, hops, operator_of(operators) or "sym", found)
+    facts = {"dataset": source.title} | facts | {"splits_missing": missing}
     hints = {
         "edges": hint_on_edges(source, read.graphs),
-        "node features": hint_on_features(read, own_features),
+        "node features": hint_on_features(read, data.node_features),
     }
     return Report(facts, _shown(facts, hints, columns_of(read)))
 
@@ -122,7 +87,7 @@ def _splits(
             name = "official" if source.has_official_split else f"drawn, seed {seed}"
             found[name] = source.split(y, seed=seed)
         except datasets.DatasetError as error:
-            missing = str(error)
+            missing = message_of(error)
     try:
         folds = dict(enumerate(source.published_splits(len(y), splits=splits)))
     except datasets.NoPublishedSplits:

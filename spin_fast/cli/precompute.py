@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,26 +19,9 @@ from ..features.chunks import num_branches_of
 from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
-from ._app import Report, app, by_branch, reports
-from ._errors import one_line_errors
-from ._graphs import hint_on_edges, hint_on_features, read_dataset, tell
-from ._options import (
-    DATASET,
-    DEFAULT_HOPS,
-    HOPS,
-    Debug,
-    Download,
-    Json,
-    Label,
-    MergeRepeated,
-    OwnFeatures,
-    Root,
-    SelfLoops,
-    Undirected,
-    edge_options_of,
-    operator_of,
-    operator_option,
-)
+from ._app import Report, by_branch, command
+from ._graphs import tell
+from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, output_option
 from ._outputs import check_output
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
@@ -55,33 +37,21 @@ def _bytes(text: str) -> int:
     return number
 
 
-_output = partial(typer.Option, rich_help_panel="Output")
-
-
-@app.command(epilog="Example: spin-fast precompute NCI1 --root data --out NCI1.safetensors")
-@one_line_errors
-@reports
+@command("spin-fast precompute NCI1 --root data --out NCI1.safetensors")
 def precompute(
     dataset: Annotated[str, DATASET],
-    root: Root = None,
-    download: Download = False,
-    out: Annotated[Path | None, _output(help="Where to write.", show_default="DATASET.safetensors")] = None,
+    data: DataOptions,
+    out: Annotated[Path | None, output_option(help="Where to write.", show_default="DATASET.safetensors")] = None,
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
-    own_features: OwnFeatures = None,
-    label: Label = None,
-    undirected: Undirected = False,
-    coalesce: MergeRepeated = None,
-    self_loops: SelfLoops = None,
     shard_size: Annotated[
         int | None,
-        _output(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
+        output_option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
-    node_rows: Annotated[bool, _output("--node-rows", help="Keep the row of each node, for train --dropout.")] = False,
+    node_rows: Annotated[
+        bool, output_option("--node-rows", help="Keep the row of each node, for train --dropout.")
+    ] = False,
     deduplicate: Annotated[bool, typer.Option(help="Store equal rows once.", rich_help_panel="Hops")] = True,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Json = False,
-    debug: Debug = False,
 ) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
@@ -90,18 +60,14 @@ def precompute(
 
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """
-    torch.set_num_threads(threads)
-    source = datasets.find(dataset, root)
+    source = datasets.find(dataset, data.root)
     name = source.title
     out = Path(f"{name}.safetensors") if out is None else out
     check_output(out, shards.is_shard, source)
     shards.check_path(out)
-    edge_options = edge_options_of(undirected, coalesce, self_loops)
-    if download:
-        source = source.downloaded()
-    read = read_dataset(source, features=own_features, label=label, edge_options=edge_options)
+    source, read = data.read(source)
+    tell(source, read, data.node_features)
     graphs = read.graphs
-    tell(name, read, hint_on_edges(source, graphs), hint_on_features(read, own_features))
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
     if shard_size is not None:

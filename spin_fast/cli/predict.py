@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from rich.text import Text
 
@@ -19,19 +18,17 @@ from .._common.check import Argument
 from .._common.progress import progress_bar
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
-from ._app import Report, app, console, reports
+from ._app import Report, command, console
 from ._device import Device, device_of
-from ._errors import as_option, one_line_errors
+from ._errors import as_option
 from ._graphs import empty_graphs, read_dataset, warn_of
-from ._options import DATASET, Debug, Download, Json, Root, data_option, operator_of, operator_option
+from ._options import DATASET, Download, Root, data_option, operator_of, operator_option
 from ._outputs import check_output, is_predictions
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time
 
 
-@app.command(epilog="Example: spin-fast predict runs/NCI1/model.safetensors NCI1 --root data --out probabilities.csv")
-@one_line_errors
-@reports
+@command("spin-fast predict runs/NCI1/model.safetensors NCI1 --root data --out probabilities.csv")
 def predict(
     checkpoint: Annotated[Path, typer.Argument(metavar="MODEL", help="A model that spin-fast train has written.")],
     dataset: Annotated[str, DATASET],
@@ -47,10 +44,7 @@ def predict(
         ),
     ] = None,
     operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.auto,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    as_json: Json = False,
-    debug: Debug = False,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = "auto",
 ) -> Report:
     """Write the class probabilities of all graphs of DATASET, chunk by chunk, in their order.
 
@@ -63,7 +57,6 @@ def predict(
 
     Keys of --json: model, dataset, operator, out, graphs, not_finite, predicted.
     """
-    torch.set_num_threads(threads)
     place = device_of(device)
     table_writer = _table_writer(out)
     source = datasets.find(dataset, root)
@@ -161,7 +154,7 @@ def _parts(
     num_graphs = None
     try:
         if folder is None:
-            read = read_dataset(source, features=features, edge_options=asked)
+            read = read_dataset(source, features=features, **asked)
             parts, num_graphs = iter([read]), len(read.graphs)
         else:
             weight = None if metadata.get("weighted") is False else "weight"
@@ -252,15 +245,15 @@ def _parquet_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
     from pyarrow.parquet import ParquetWriter
 
     with ExitStack() as stack:
-        writers: list[Any] = []
+        writer: Any = None
 
         def write(columns: Columns) -> None:
+            nonlocal writer
             types = {name: pyarrow.string() if values.dtype == object else None for name, values in columns.items()}
             rows = pyarrow.table(  # where NaN is null, too
                 {name: pyarrow.array(values, types[name], from_pandas=True) for name, values in columns.items()}
             )
-            if not writers:
-                writers.append(stack.enter_context(ParquetWriter(path, rows.schema)))
-            writers[0].write_table(rows)
+            writer = writer or stack.enter_context(ParquetWriter(path, rows.schema))
+            writer.write_table(rows)
 
         yield write

@@ -6,20 +6,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .._common.check import Argument
-from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.batch import GraphBatch
+from ..graphs.convert import Parts
 from .columns import (
     LABEL,
     LEAVE_OUT,
     Column,
     Features,
     Label,
+    ReadOptions,
     Words,
     as_categories,
     as_task,
@@ -253,51 +255,30 @@ def labels_of(table: Table, label: str) -> list[str] | None:
     return [str(name) for name in labels]
 
 
-class _Nodes(NamedTuple):
-    """The nodes of all graphs, and where edges end among them.
-
-    Attributes:
-        graph: ``[N]`` the graph of each node, ascending.
-        row: ``[N]`` the row of each in the table of nodes.
-        edge_index: ``[2, E]`` numbers of nodes.
-    """
-
-    graph: np.ndarray
-    row: np.ndarray
-    edge_index: np.ndarray
-
-
-def load(
-    path: Path,
-    features: Features,
-    classes: Sequence[str] | None,
-    label: Label,
-    edge_weight: str | None,
-    dtype: torch.dtype,
-    edge_options: EdgeOptions,
-) -> Folder:
+def load(path: Path, options: ReadOptions) -> Folder:
+    features, dtype, edge_weight = options.features, options.dtype, options.edge_weight
     edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
     categorical = [column.name for column in chosen(features, ()) if column.categories not in ("any", "number")]
     nodes = open_table(path, "nodes", ("graph", "node", *categorical), needed=2)
-    listed = open_graphs(path, label)
+    listed = open_graphs(path, options.label)
     assert edges is not None
     first = listed or nodes or edges
     graph_names = _graph_names(first, unique=listed is not None)
-    of_nodes = _number_nodes(edges, nodes, graph_names, str(first.path))
+    batch, row, edge_index = _number_nodes(edges, nodes, graph_names, str(first.path))
     columns = _columns(path, nodes, features)
     x = None
     if nodes is not None and columns:
         x, columns = features_of(nodes, columns, dtype)
-        x = x[torch.from_numpy(of_nodes.row)]
+        x = x[row]
     weight = None
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
         weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
-    edge_index, batch = torch.from_numpy(of_nodes.edge_index), torch.from_numpy(of_nodes.graph)
-    graphs = build(edge_index, x, batch, len(graph_names), weight, dtype, edge_options)
+    parts = Parts(edge_index, batch, len(graph_names), x, None, weight)
+    graphs = GraphBatch._from_parts(parts, dtype, options.edge_options)
     width = sum(column.is_number for column in columns)
     names = [str(name) for name in graph_names]
     read = Folder(graphs, names, None, described(columns), width, weighted=weight is not None)
-    return _with_labels(read, path, listed, label, classes, dtype)
+    return _with_labels(read, path, listed, options)
 
 
 def _graph_names(table: Table, *, unique: bool) -> Any:
@@ -313,10 +294,13 @@ def _graph_names(table: Table, *, unique: bool) -> Any:
     return names
 
 
-def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> _Nodes:
+def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> tuple[Tensor, Tensor, Tensor]:
     """Number the nodes by graph, in the order of their table, or else of their first edge.
 
     A node is known by its graph and its name: one key of both. ``of`` is the file that lists the graphs.
+
+    Returns:
+        The graph of each node ``[N]``, ascending; its row in the table of nodes; ``edge_index [2, E]``.
     """
     import pandas
 
@@ -354,34 +338,28 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
                 f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {name!r}"
             )
         edge_index.append(number[by_key[at]] if len(keys) else end)
-    return _Nodes(graph[by_graph], by_graph, np.stack(edge_index))
+    return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index))
 
 
 def _columns(path: Path, nodes: Table | None, features: Features) -> list[Column]:
     """The columns of the table of nodes that become features."""
-    if nodes is None:
-        if columns := chosen(features, ()):
-            raise DatasetError(
-                f"{path} has no table of nodes, which ",
-                Argument("features", features),
-                " would be columns of; leave them out",
-                argument="features",
-            )
-        return columns
-    if features is None:
+    if nodes is not None and features is None:
         nodes.check_names()
-    return chosen(features, [column for column in nodes.frame if column not in ("graph", "node")])
+    found = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
+    columns = chosen(features, found)
+    if nodes is None and columns:
+        raise DatasetError(
+            f"{path} has no table of nodes, which ",
+            Argument("features", features),
+            " would be columns of; leave them out",
+            argument="features",
+        )
+    return columns
 
 
-def _with_labels(
-    read: Folder,
-    path: Path,
-    listed: Table | None,
-    label: Label,
-    classes: Sequence[str] | None,
-    dtype: torch.dtype,
-) -> Folder:
+def _with_labels(read: Folder, path: Path, listed: Table | None, options: ReadOptions) -> Folder:
     """Add the classes or tasks that the table of graphs has."""
+    label = options.label
     if label is None:
         return read
     if listed is None:
@@ -394,12 +372,12 @@ def _with_labels(
             argument="label",
         )
     if not isinstance(label, str):
-        y = torch.from_numpy(listed.tasks(label)).to(dtype)
+        y = torch.from_numpy(listed.tasks(label)).to(options.dtype)
         return read._replace(graphs=replace(read.graphs, y=y), tasks=list(label))
     if label == LABEL and LABEL not in listed.frame:
         return read
     listed.require(label)
-    graphs, named = labelled(read.graphs, labels_of(listed, label), classes, str(listed.path))
+    graphs, named = labelled(read.graphs, labels_of(listed, label), options.classes, str(listed.path))
     return read._replace(graphs=graphs, classes=named)
 
 
@@ -432,26 +410,3 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
         blocks.append(block)
         settled.append(column)
     return torch.cat(blocks, dim=1), settled
-
-
-def build(
-    edge_index: Tensor,
-    x: Tensor | None,
-    batch: Tensor,
-    num_graphs: int,
-    edge_weight: Tensor | None,
-    dtype: torch.dtype,
-    edge_options: EdgeOptions,
-    y: Tensor | None = None,
-) -> GraphBatch:
-    """Build a batch; without features the degree becomes the feature."""
-    graphs = GraphBatch.from_edge_index(
-        edge_index,
-        torch.empty(len(batch), 0, dtype=dtype) if x is None else x,
-        batch,
-        num_graphs=num_graphs,
-        y=y,
-        edge_weight=edge_weight,
-        **edge_options,
-    )
-    return graphs if x is not None else replace(graphs, x=graphs.degree.to(dtype).unsqueeze(1))

@@ -1,4 +1,4 @@
-"""A classifier of graphs and a transformer of their node features, as estimators of scikit-learn."""
+"""Estimators of scikit-learn: a classifier of graphs, and a transformer of their node features."""
 
 from .classifier import SPINClassifier
 from .transformer import NodeFeaturesTransformer

@@ -1,4 +1,4 @@
-"""How ``X`` and ``y`` of any kind become graphs with labels, and what is wrong with them."""
+"""Conversion of ``X`` and ``y`` to graphs and labels, and their validation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Graphs = GraphBatch | PowerFeatures
 
 
 class GraphEstimator(BaseEstimator):
-    """What estimators of graphs share: ``X`` is no array."""
+    """Base class of the estimators, whose ``X`` is no array."""
 
     n_features_in_: int
 
@@ -31,7 +31,7 @@ class GraphEstimator(BaseEstimator):
         return tags
 
     def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
-        """What ``X`` holds; with the labels of a list of graphs only if asked for, which then must fit."""
+        """Convert ``X``; read the labels of a list of graphs, and check them, only ``with_labels``."""
         if isinstance(X, Graphs):
             return X
         if isinstance(X, np.ndarray) and X.dtype == object:
@@ -75,7 +75,7 @@ def check_finite(graphs: Graphs) -> None:
 
 
 def labels_of(y: Any, estimator: BaseEstimator) -> np.ndarray:
-    """Labels ``[G]``, or ``[G, T]`` of 0 and 1, as an array; without any the message names the estimator."""
+    """Return labels ``[G]``, or ``[G, T]`` of 0 and 1, as an array; the estimator is named in errors."""
     if y is None:
         raise ValueError(
             f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None "

@@ -29,7 +29,7 @@ from ..training.schedules import Schedule
 from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
 
 READOUTS = ("attention", "sum")
-_random_state = threading.Lock()  # torch has one for all threads: fits of one process come one after the other
+_random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
 
 
 class SPINClassifier(ClassifierMixin, GraphEstimator):
@@ -41,8 +41,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     Lists of graphs of PyG, DGL, networkx or scipy are converted by the ``GraphBatch.from_*`` of their kind at every
     call.
 
-    What ``random_state`` fixes is the same bits every time, for any ``n_jobs``. Torch's own random state and number of
-    threads are left as they were.
+    An int as ``random_state`` makes results reproducible bit for bit, for any ``n_jobs``. Torch's own random state and
+    number of threads are restored after each call.
 
     Node features are prepared by :class:`spin_fast.NodeFeatures`, fitted on the graphs to train on; those of
     ``PowerFeatures`` are taken as they are.
@@ -258,7 +258,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         return tags
 
     def _check_arguments(self, graphs: Graphs) -> None:
-        """Those that neither the model nor ``training.fit`` knows."""
+        """Check the arguments that neither the model nor ``training.fit`` checks."""
         if self.readout not in READOUTS:
             raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {self.readout!r}")
         if isinstance(self.validation_fraction, bool) or not isinstance(self.validation_fraction, Real):
@@ -286,7 +286,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             )
 
     def _class_weight(self, classes: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Any:
-        """What ``training.fit`` takes, by the labels and weights of the training graphs."""
+        """Return ``class_weight`` for ``training.fit``, from labels and sample weights of the training graphs."""
         if self.class_weight is None:
             return None
         if y.ndim == 2:
@@ -305,7 +305,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     def _split(
         self, y: np.ndarray, weight: np.ndarray | None, random: np.random.RandomState
     ) -> tuple[np.ndarray, np.ndarray]:
-        """The graphs to train on and those to choose the epoch by; graphs without weight are neither."""
+        """Split into training and validation graphs, without those of weight 0."""
         everything = np.arange(len(y)) if weight is None else np.flatnonzero(weight)
         if self.validation_fraction == 0:
             return everything, everything
@@ -324,7 +324,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         return np.sort(parts[0]), np.sort(parts[1])
 
     def _features(self, graphs: Graphs, train: np.ndarray) -> tuple[PowerFeatures, NodeFeatures | None]:
-        """What to train on, and what node features were made by."""
+        """Return the power features, and the fitted preparation of node features if there is any."""
         if self.device is not None:
             graphs = graphs.to(self.device)
         if isinstance(graphs, PowerFeatures):
@@ -354,8 +354,19 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     def _scores(self, X: Any) -> Tensor:
         """Class scores ``[G, C]`` on the CPU."""
         check_is_fitted(self)
+        graphs = self._graphs(X)
+        self._check_features(graphs)
+        weight, made = next(self.model_.parameters()), self.node_features_
+        graphs = graphs.to(weight.device)
         with _threads(self.n_jobs), torch.inference_mode():
-            scores = self._scores_of(X).cpu()
+            if isinstance(graphs, GraphBatch):
+                if graphs.x.dtype != weight.dtype:
+                    raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
+                scores = torch.cat(list(training.predict_chunks(self.model_, graphs))).cpu()
+            elif made is not None and (made.degree is not None or made.columns_):
+                raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
+            else:
+                scores = training.predict(self.model_, graphs).cpu()
         if len(wrong := training.not_finite(scores)):
             raise ValueError(
                 f"X has {len(wrong)} graph(s) whose scores are not finite, the first is {int(wrong[0])}; look for node "
@@ -363,24 +374,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             )
         return scores
 
-    def _scores_of(self, X: Any) -> Tensor:
-        graphs = self._graphs(X)
-        weight = next(self.model_.parameters())
-        self._check_features(graphs)
-        graphs = graphs.to(weight.device)
-        if isinstance(graphs, PowerFeatures):
-            made = self.node_features_
-            if made is not None and (made.degree is not None or made.columns_):
-                raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
-            return training.predict(self.model_, graphs)
-        if graphs.x.dtype != weight.dtype:
-            raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
-        return torch.cat(list(training.predict_chunks(self.model_, graphs)))
-
 
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Torch's random state from ``seed``, for one thread at a time, and then what it was."""
+    """Seed torch's random state, for one thread at a time; restore it afterwards."""
     with _random_state, torch.random.fork_rng([device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
@@ -397,14 +394,14 @@ def _threads(n_jobs: int | None) -> Iterator[None]:
 
 
 def _shares(codes: np.ndarray, class_weight: Any, sample_weight: np.ndarray | None) -> np.ndarray | None:
-    """What each graph counts in the accuracy; None where all count the same."""
+    """The weight of each graph in the accuracy; None if all weigh the same."""
     if class_weight is None or codes.ndim == 2:
         return sample_weight
     return class_weight[codes] * (1 if sample_weight is None else sample_weight)
 
 
 def _weighted_accuracy(shares: np.ndarray) -> training.Metric:
-    """An accuracy that does not choose what the weights are there to avoid."""
+    """The weighted accuracy: the epoch is then chosen by the weights that the loss has."""
 
     def accuracy(logits: Tensor, y: Tensor) -> float:
         right = ((logits > 0) == (y > 0.5)).double().mean(1) if y.is_floating_point() else logits.argmax(1) == y

@@ -1,4 +1,4 @@
-"""Node features, prepared by a transformer of scikit-learn."""
+"""Preparation of node features as a transformer of scikit-learn."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         self.columns = columns
 
     def fit(self, X: Any, y: Any = None) -> NodeFeaturesTransformer:
-        """Learn from all graphs of ``X``; ``y`` is not used.
+        """Fit to all graphs of ``X``; ``y`` is not used.
 
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
@@ -58,13 +58,13 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> GraphBatch:
-        """Learn from all graphs of ``X`` and return them as :meth:`transform` does."""
+        """Fit to all graphs of ``X``, and transform them."""
         graphs = self._batch(X, with_labels=y is None)
         self._fit(graphs)
         return self.node_features_.transform(graphs)
 
     def transform(self, X: Any) -> GraphBatch:
-        """The graphs with other node features.
+        """Return the graphs with prepared node features.
 
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.

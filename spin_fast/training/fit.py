@@ -185,13 +185,12 @@ def _checked_data(
     graph_weight: Tensor | Sequence[float] | None,
 ) -> _Data:
     parts = {"train": graph_ids(train, len(features)), "validation": graph_ids(validation, len(features))}
-    for name, ids in parts.items():
-        if len(ids) == 0:
-            raise ValueError(f"{name} must have at least one graph")
     num_outputs = model.num_outputs(features)
     check_labels(features, num_outputs, read=True)
     labels: list[Tensor] = []
     for name, ids in parts.items():
+        if len(ids) == 0:
+            raise ValueError(f"{name} must have at least one graph")
         y = features[ids].y
         assert y is not None
         if y.is_floating_point() and bool(y.isnan().all()):

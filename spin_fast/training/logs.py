@@ -1,13 +1,11 @@
-"""Logs of training, epoch by epoch: what ``training.fit(on_epoch=...)`` takes."""
+"""Logs of the epochs of a training run, for ``training.fit(on_epoch=...)``."""
 
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .._common import files
@@ -17,9 +15,9 @@ COLUMNS = ["epoch", *(column.name for column in fields(Epoch)[1:])]
 
 
 class CsvLog:
-    """One line per epoch, written when it ends, so that the file can be watched as it grows.
+    """A CSV file with one line per epoch, written when the epoch ends, so that the file can be watched.
 
-    A run that begins replaces the file; one that goes on keeps the lines of the epochs before.
+    A new run replaces the file; a resumed one keeps the lines of the epochs before.
 
     Args:
         path: the file; its columns are ``COLUMNS``.
@@ -30,15 +28,16 @@ class CsvLog:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._next = 0  # the epoch whose line can be added; none while a run has not begun
+        self._next = 0  # the number of the epoch that can be appended; 0 before the first
         files.check_writable(self.path)
 
     def __call__(self, epoch: Epoch) -> None:
         if epoch.number != self._next:
-            with files.replacing(self.path) as temporary:
-                temporary.write_text(_lines([COLUMNS, *self._before(epoch.number)]))
-        with self.path.open("a") as file:
-            file.write(_lines([list(vars(epoch).values())]))
+            lines = [COLUMNS, *self._before(epoch.number)]
+            with files.replacing(self.path) as temporary, temporary.open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows(lines)
+        with self.path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(vars(epoch).values())
         self._next = epoch.number + 1
 
     def _before(self, number: int) -> list[list[str]]:
@@ -53,26 +52,20 @@ class CsvLog:
         ]
 
 
-def _lines(rows: Iterable[list[Any]]) -> str:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue()
-
-
-class TensorBoardLog:
+class TensorBoardLog(AbstractContextManager["TensorBoardLog"]):
     """Event files for ``tensorboard --logdir``; a context manager, which closes them.
 
     They replace those of earlier runs in the same folder, from the first new epoch on.
 
     Args:
-        folder: where they go.
+        folder: where they are written.
         metric: the name under which the metric is shown.
 
     Raises:
         ImportError: tensorboard is not installed.
     """
 
-    SECONDS = 10  # until what is logged is written
+    SECONDS = 10  # between two writes to the file
 
     def __init__(self, folder: str | Path, metric: str = "metric") -> None:
         try:
@@ -99,10 +92,5 @@ class TensorBoardLog:
         if self._writer is not None:
             self._writer.close()
 
-    def __enter__(self) -> TensorBoardLog:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
