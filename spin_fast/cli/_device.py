@@ -27,12 +27,6 @@ def device_of(wanted: Device) -> torch.device:
     return torch.device(wanted)
 
 
-def wait_for(device: torch.device) -> None:
-    """For what is timed: work on a GPU goes on when its call has returned."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def kernels_on(device: torch.device) -> str:
     """Which kernels run on ``device``, and on what."""
     facts = build_info()

@@ -80,25 +80,23 @@ def _splits(
     """The split that training uses without --fold, and the published folds where they are found; why there is none."""
     if y is None:
         return {}, "there are no labels"
+    if fold is not None:
+        return {f"fold {fold}": source.split(y, splits=splits, fold=fold)}, None
     found: dict[str, datasets.Split] = {}
     missing = None
-    if splits is None and fold is None:
+    if splits is None:
         try:
             name = "official" if source.has_official_split else f"drawn, seed {seed}"
             found[name] = source.split(y, seed=seed)
         except datasets.DatasetError as error:
             missing = message_of(error)
     try:
-        folds = dict(enumerate(source.published_splits(len(y), splits=splits)))
+        folds = source.published_splits(len(y), splits=splits)
     except datasets.NoPublishedSplits:
-        if splits is not None or fold is not None:
+        if splits is not None:
             raise
-        folds = {}
-    if fold is not None:
-        if fold >= len(folds):
-            raise ValueError(f"--fold {fold}: there are {len(folds)} folds, from 0")
-        folds = {fold: folds[fold]}
-    return found | {f"fold {number}": split for number, split in folds.items()}, missing
+        folds = []
+    return found | {f"fold {number}": split for number, split in enumerate(folds)}, missing
 
 
 def _shown(facts: dict[str, Any], hints: dict[str, str | None], columns: str | None) -> list[RenderableType]:

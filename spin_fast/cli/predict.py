@@ -165,7 +165,8 @@ def _parts(
             first = next(parts, None)
     except datasets.DatasetError as error:
         if error.argument == "features":  # nobody has asked for them here
-            names = features if isinstance(features, str) else _listed(features)
+            columns: Any = [features] if isinstance(features, str) else features
+            names = ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in columns)
             raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
         raise
     for part in itertools.chain([] if first is None else [first], parts):
@@ -204,11 +205,6 @@ def _check_directions(dataset: str, graphs: GraphBatch, edge_options: EdgeOption
             f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
             "if each edge is listed once, for both directions, or else --no-undirected"
         )
-
-
-def _listed(features: Any) -> str:
-    """The columns of tables, as ``Folder.features`` has them."""
-    return ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in features)
 
 
 Columns = dict[str, np.ndarray]

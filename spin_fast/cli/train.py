@@ -22,7 +22,7 @@ from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
-from ._device import Device, device_of, wait_for
+from ._device import Device, device_of
 from ._errors import one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell, warn_of
@@ -186,7 +186,8 @@ def _compute(graphs: GraphBatch, options: FeatureOptions, node_rows: bool) -> tu
     with console.status(f"computing {hops} hops"):
         start = time.perf_counter()
         power = PowerFeatures.from_graphs(graphs, hops, operator, options.deduplicate, node_rows=node_rows)
-        wait_for(graphs.x.device)
+        if graphs.x.is_cuda:  # its work goes on when the call has returned
+            torch.cuda.synchronize(graphs.x.device)
         return power, time.perf_counter() - start
 
 
