@@ -1,4 +1,4 @@
-"""Where to compute, and with which kernels."""
+"""The device, and its kernels."""
 
 from __future__ import annotations
 
