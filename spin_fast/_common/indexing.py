@@ -1,17 +1,19 @@
-"""Index arithmetic on flat arrays: graph ids, offsets, ragged ranges; arrays of a container on another device."""
+"""Index arithmetic on flat arrays: graph ids, offsets, ragged ranges; the base of what holds graphs in such arrays."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection
-from typing import TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 GraphIds = int | slice | list[int] | range | np.ndarray | Tensor  # or one of these with an Ellipsis: graphs[ids, ...]
-Arrays = TypeVar("Arrays")
 CPU = torch.device("cpu")
 
 
@@ -63,13 +65,52 @@ def without_waiting(values: Tensor, device: torch.device) -> Tensor:
     return values.to(device, non_blocking=True)
 
 
-def with_arrays(container: Arrays, function: Callable[[Tensor], Tensor], *, but: Collection[str] = ()) -> Arrays:
-    """A copy of a ``GraphBatch`` or ``PowerFeatures`` with ``function`` of every array; its contents are trusted."""
-    changed = copy.copy(container)
-    for name, value in vars(container).items():
-        if isinstance(value, Tensor) and name not in but:
-            object.__setattr__(changed, name, function(value))
-    return changed
+class GraphArrays:
+    """Graphs in flat arrays, the tensors among the attributes, which move from device to device together."""
+
+    _stay_on_cpu: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def num_graphs(self) -> int:
+        raise NotImplementedError
+
+    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
+        """The same graphs on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
+        return self._with_arrays(lambda value: value.to(device, non_blocking=non_blocking))
+
+    def cuda(self, device: torch.device | str | int = "cuda") -> Self:
+        return self.to(device)
+
+    def cpu(self) -> Self:
+        return self.to("cpu")
+
+    def pin_memory(self) -> Self:
+        """The same graphs in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
+        return self._with_arrays(Tensor.pin_memory)
+
+    def __len__(self) -> int:
+        return self.num_graphs
+
+    @property
+    def shape(self) -> tuple[int]:
+        """``(G,)``: with a shape, scikit-learn selects by arrays of ids, and not one by one."""
+        return (self.num_graphs,)
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Refuse, since numpy would recurse into selections without end."""
+        raise TypeError(f"{type(self).__name__} cannot become an array")
+
+    def _arrays(self) -> dict[str, Any]:
+        return vars(self)
+
+    def _with_arrays(self, function: Callable[[Tensor], Tensor]) -> Self:
+        """A copy with ``function`` of every array; its contents are trusted."""
+        arrays = self._arrays()
+        changed = copy.copy(self)
+        for name, value in arrays.items():
+            if isinstance(value, Tensor) and name not in self._stay_on_cpu:
+                vars(changed)[name] = function(value)
+        return changed
 
 
 def ragged_arange(starts: Tensor, sizes: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from .common import DatasetError, Folder
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
 from .registry import (
+    Source,
     cora,
     download,
     find,
@@ -27,7 +28,6 @@ from .registry import (
     read,
     split,
 )
-from .sources import Source
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .summary import summarize
 from .synthetic import csl, erdos_renyi, power_law, random_regular

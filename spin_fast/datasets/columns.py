@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._common import check
 from .._common.check import Argument, ArgumentTypeError, ArgumentValueError
+from ..graphs.batch import EdgeOptions
 from .common import WIDEST_ONE_HOT, DatasetError
 
 Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
@@ -21,6 +23,7 @@ LABEL = "label"
 MOST_CATEGORIES = 1024  # that may be found in a column; names of nodes are no categories
 LEAVE_OUT = "leave such graphs out, or train with such words"
 _SHOWN = 10
+_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 _KINDS: dict[str, Any] = {
     "a date": date,
     "a time": time,
@@ -115,11 +118,7 @@ def text_of(value: object) -> str | None:
 
 
 def task_of(value: object, where: Callable[[], str]) -> float:
-    """The label of a binary task, NaN where nothing is filled in.
-
-    Raises:
-        DatasetError: it is neither 0 nor 1.
-    """
+    """The label of a binary task, NaN where nothing is filled in."""
     if text_of(value) is None:
         return np.nan
     try:
@@ -134,16 +133,9 @@ def task_of(value: object, where: Callable[[], str]) -> float:
 def holds_words(
     name: str, values: Sequence[object], is_word: np.ndarray, where: Callable[[int], str], row: Callable[[int], str]
 ) -> bool:
-    """Whether all values of a column are words; a mixture of words and numbers is an error.
+    """Whether all values of a column that are filled in are words; a mixture of words and numbers is an error.
 
-    Args:
-        name: of the column.
-        values: those that are filled in.
-        is_word: ``[n]`` bool, of each of them.
-        where: the place of a value in error messages, and ``row`` the same in short.
-
-    Raises:
-        DatasetError: some are words, some are not.
+    In its message ``where`` is the place of a value, and ``row`` the same in short.
     """
     if is_word.any() and not is_word.all():
         word, number = int(is_word.argmax()), int(is_word.argmin())
@@ -173,6 +165,36 @@ def as_task(label: str, labels: Sequence[str | None]) -> tuple[str | Argument, .
     """How to read labels with gaps, for messages; empty unless they are 0 and 1."""
     binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
     return ("read it as a task with missing labels by ", Argument("label", [label]), ", ") if binary else ()
+
+
+class ReadOptions(NamedTuple):
+    """The arguments of ``load_folder``, which describes them."""
+
+    features: Features
+    classes: Sequence[str] | None
+    label: Label
+    edge_weight: str | None
+    dtype: torch.dtype
+    edge_options: EdgeOptions
+
+    def check(self) -> None:
+        """Raise a TypeError or ValueError unless all are of their types, and ``classes`` suit ``label``."""
+        check_features(self.features)
+        check_label(self.label, self.classes)
+        if (classes := self.classes) is not None:
+            if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+                raise TypeError(f"classes must be a list of names (str), got {classes!r}")
+            if len(set(classes)) < max(len(classes), 1):
+                raise ValueError(f"classes must be different names, at least one, got {classes!r}")
+        check_dtype_and_edges(self.dtype, self.edge_options)
+
+
+def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
+    if dtype not in check.FLOATS:
+        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
+    if unknown := edge_options.keys() - _EDGE_OPTIONS:
+        options = ", ".join(_EDGE_OPTIONS)
+        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
 
 
 def check_features(features: object) -> None:

@@ -113,20 +113,13 @@ def read_numbers(
     columns: int | None = None,
     missing: bool = False,
 ) -> np.ndarray:
-    """Read comma-separated numbers without a header.
+    """Read comma-separated numbers without a header: ``[lines, columns]``, contiguous by columns, maybe read-only.
 
     Args:
-        stream: an open file that can be rewound.
         where: what error messages call it.
         dtype: int32, float32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
-
-    Returns:
-        ``[lines, columns]`` of ``dtype``, contiguous by columns, maybe read-only.
-
-    Raises:
-        DatasetError: the file is empty, damaged, or holds something else.
     """
     import pandas
 
@@ -170,21 +163,14 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
 
 
 def choose_features(features: object, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
-    """Choose the node features.
+    """Choose the node features of a set that has ``labels``, ``attributes``, or neither.
 
     Args:
         features: one of ``FEATURES``, maybe with spans, or None for the paper's choice: its exceptions are
             ``PAPER_FEATURES``; otherwise labels where the set has them, else attributes, else degrees.
-        name: the data set.
-        where: what error messages call it.
-        labels: whether the set has node labels.
-        attributes: whether it has node attributes.
 
     Returns:
         The parts ``"attribute"`` and ``"label"`` in the order of their columns; an empty list stands for the degree.
-
-    Raises:
-        DatasetError: an unknown choice, or one that this set cannot serve.
     """
     has = {"label": labels, "attribute": attributes}
     features, _ = without_spans(features)
@@ -220,11 +206,7 @@ def _shown(spans: Spans) -> str:
 def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | None = None) -> tuple[Tensor, Spans]:
     """One-hot code of integer labels ``[N, k]``, each column ``high - low + 1`` wide, side by side: ``[N, widths]``.
 
-    Args:
-        labels: in one column or several.
-        where: what error messages call their file.
-        dtype: of the code.
-        spans: which labels have columns; None for those from the smallest to the largest that occur.
+    The labels that have columns are those in ``spans``; None for those from the smallest to the largest that occur.
     """
     occur = list(zip(labels.min(axis=0).tolist(), labels.max(axis=0).tolist(), strict=True))
     spans = occur if spans is None else spans
@@ -249,33 +231,37 @@ def class_labels(values: np.ndarray) -> tuple[Tensor, list[str]]:
 
 
 def assemble(
-    rows: np.ndarray,
-    columns: np.ndarray,
+    edges: np.ndarray,
     ptr: Tensor,
     x: Tensor | None,
     y: Tensor | None,
     *,
     weight: np.ndarray | None = None,
+    undirected: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
     """Build a ``GraphBatch`` from directed edges in any order; repeated edges are merged.
 
     Args:
-        rows: ``[E]`` integer, the node that gathers, numbered from 0 over all graphs.
-        columns: ``[E]`` integer, the node that it gathers from.
+        edges: ``[2, E]`` integer, the node that gathers and the one that it gathers from, numbered from 0 over all
+            graphs.
         ptr: ``[G + 1]`` int64, node offsets of the graphs.
         x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after merging,
             a self-loop counting 1.
         y: labels, first axis ``G``, or None.
         weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
+        undirected: add the reverse of each edge.
         dtype: of the degree and the weights.
     """
     from scipy.sparse import coo_array
 
     num_nodes = int(ptr[-1])
     shape = (num_nodes, num_nodes)
-    narrow = np.int32 if max(num_nodes, len(rows)) < 2**31 else np.int64
-    rows, columns = rows.astype(narrow, copy=False), columns.astype(narrow, copy=False)
+    if undirected:
+        edges = np.concatenate([edges, edges[::-1]], axis=1)
+        weight = None if weight is None else np.tile(weight, 2)
+    narrow = np.int32 if max(num_nodes, edges.shape[1]) < 2**31 else np.int64
+    rows, columns = edges.astype(narrow, copy=False)
     # The values of the pattern are never read: they may wrap where an edge is repeated more than 127 times.
     pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
     edge_weight = None

@@ -37,11 +37,7 @@ def load(*, dtype: torch.dtype = torch.float32) -> GraphBatch:
         there = np.s_[:, down:, max(0, right) : 8 + min(0, right)]
         both = inked[here] & inked[there]
         ends.append(np.stack([node[here][both], node[there][both]]))
-    first, second = np.concatenate(ends, axis=1)
-    return assemble(
-        np.concatenate([first, second]),
-        np.concatenate([second, first]),
-        offsets(torch.from_numpy(inked.sum(axis=(1, 2)))),
-        torch.from_numpy(np.stack([ink[inked] / 16, row / 7, column / 7], axis=1)).to(dtype),
-        torch.from_numpy(scans.target.astype(np.int64)),
-    )
+    ptr = offsets(torch.from_numpy(inked.sum(axis=(1, 2))))
+    x = torch.from_numpy(np.stack([ink[inked] / 16, row / 7, column / 7], axis=1)).to(dtype)
+    y = torch.from_numpy(scans.target.astype(np.int64))
+    return assemble(np.concatenate(ends, axis=1), ptr, x, y, undirected=True)

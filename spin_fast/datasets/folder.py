@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from .._common import check
 from .._common.check import Argument
-from ..graphs.batch import EdgeOptions
+from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.convert import Parts
 from . import graphml, nel, tables, tu
-from .columns import LABEL, Features, Label, check_features, check_label
+from .columns import LABEL, Features, Label, ReadOptions
 from .common import DatasetError, Folder, class_number
 from .tables import WEIGHT
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 
 
 def holds_graphs(path: Path) -> bool:
@@ -98,21 +97,8 @@ def load_folder(
     Raises:
         DatasetError: names the file, the line and column, and what is wrong with it. ImportError: says what to install.
     """
-    path = Path(path).expanduser()
-    _check_arguments(features, classes, label, dtype, edge_options)
-    kind = _kind(path)
-    if kind == "tables":
-        return tables.load(path, features, classes, label, edge_weight, dtype, edge_options)
-    if kind == "graphml":
-        (folder,) = graphml.load(path, None, features, classes, label, edge_weight, dtype, edge_options)
-        return folder
-    if label not in (None, LABEL):
-        raise DatasetError(
-            Argument("label", label),
-            f" is impossible for {path}, whose labels have no names; leave it out",
-            argument="label",
-        )
-    return _load_named(path, features, classes, label is not None, dtype, edge_options)
+    (whole,) = _read(Path(path), None, ReadOptions(features, classes, label, edge_weight, dtype, edge_options))
+    return whole
 
 
 def iter_folder(
@@ -131,40 +117,25 @@ def iter_folder(
     Of GraphML files only so many are read at a time; they have classes only if ``classes`` says which there are, and
     words as features only if ``features`` lists their categories. Other formats are read as a whole first.
     """
-    path = Path(path).expanduser()
     check.integer("num_graphs", num_graphs, 1)
-    _check_arguments(features, classes, label, dtype, edge_options)
-    if _kind(path) == "graphml":
-        label = None if classes is None and isinstance(label, str) else label
-        return graphml.load(path, num_graphs, features, classes, label, edge_weight, dtype, edge_options)
-    whole = load_folder(
-        path, features=features, classes=classes, label=label, edge_weight=edge_weight, dtype=dtype, **edge_options
-    )
+    return _read(Path(path), num_graphs, ReadOptions(features, classes, label, edge_weight, dtype, edge_options))
+
+
+def _read(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
+    """Read ``num_graphs`` graphs at a time, or all at once."""
+    path = path.expanduser()
+    options.check()
+    kind = _kind(path)
+    if kind == "graphml":
+        if num_graphs is not None and options.classes is None and isinstance(options.label, str):
+            options = options._replace(label=None)
+        return graphml.load(path, num_graphs, options)
+    whole = tables.load(path, options) if kind == "tables" else _load_named(path, options)
+    step = num_graphs or max(len(whole.names), 1)
     return (
-        whole._replace(graphs=whole.graphs[begin : begin + num_graphs], names=whole.names[begin : begin + num_graphs])
-        for begin in range(0, len(whole.names), num_graphs)
+        whole._replace(graphs=whole.graphs[begin : begin + step], names=whole.names[begin : begin + step])
+        for begin in range(0, len(whole.names), step)
     )
-
-
-def _check_arguments(
-    features: Features, classes: Sequence[str] | None, label: Label, dtype: torch.dtype, edge_options: EdgeOptions
-) -> None:
-    check_features(features)
-    check_label(label, classes)
-    if classes is not None:
-        if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-            raise TypeError(f"classes must be a list of names (str), got {classes!r}")
-        if len(set(classes)) < max(len(classes), 1):
-            raise ValueError(f"classes must be different names, at least one, got {classes!r}")
-    check_dtype_and_edges(dtype, edge_options)
-
-
-def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
-    if dtype not in check.FLOATS:
-        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
-    if unknown := edge_options.keys() - _EDGE_OPTIONS:
-        options = ", ".join(_EDGE_OPTIONS)
-        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
 
 
 def _kind(path: Path) -> str:
@@ -196,31 +167,34 @@ def _some(path: Path) -> str:
     return ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
 
 
-def _load_named(
-    path: Path,
-    features: Features,
-    classes: Sequence[str] | None,
-    with_labels: bool,
-    dtype: torch.dtype,
-    edge_options: EdgeOptions,
-) -> Folder:
+def _load_named(path: Path, options: ReadOptions) -> Folder:
     """Read TU text or a ``.nel`` file."""
+    if options.label not in (None, LABEL):
+        raise DatasetError(
+            Argument("label", options.label),
+            f" is impossible for {path}, whose labels have no names; leave it out",
+            argument="label",
+        )
+    features, classes, dtype = options.features, options.classes, options.dtype
     if path.suffix == ".nel" and path.is_file():
         where, read = str(path), nel.read(path, features=features, dtype=dtype)
-        if not with_labels:
+        if options.label is None:
             read = read._replace(graphs=replace(read.graphs, y=None), classes=None)
     else:
         files = _files_of(path)
-        where, read = (
-            files.where("graph_labels"),
-            tu.read(files, features=features, dtype=dtype, with_labels=with_labels),
-        )
-    graphs = read.graphs
-    if edge_options:
+        where = files.where("graph_labels")
+        read = tu.read(files, features=features, dtype=dtype, with_labels=options.label is not None)
+    if options.edge_options:
+        graphs = read.graphs
         batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
         x = None if read.features == "degree" else graphs.x
-        graphs = tables.build(graphs.edge_index, x, batch, len(graphs), None, dtype, edge_options, y=graphs.y)
-    return _in_classes(read._replace(graphs=graphs), classes, where)
+        parts = Parts(graphs.edge_index, batch, len(graphs), x, graphs.y, None)
+        read = read._replace(graphs=GraphBatch._from_parts(parts, dtype, options.edge_options))
+    if classes is None or read.classes is None:
+        return read
+    assert read.graphs.y is not None
+    number = torch.tensor([class_number(name, classes, where) for name in read.classes])
+    return read._replace(graphs=replace(read.graphs, y=number[read.graphs.y]), classes=list(classes))
 
 
 def _files_of(path: Path) -> tu.Files:
@@ -234,12 +208,3 @@ def _files_of(path: Path) -> tu.Files:
     if len(found) > 1:
         raise DatasetError(f"{path} holds several sets, {', '.join(found)}; put each into a folder of its own")
     return tu.Files(markers[0].parent, found[0])
-
-
-def _in_classes(read: Folder, classes: Sequence[str] | None, where: str) -> Folder:
-    """Renumber the classes in the order of ``classes``."""
-    if classes is None or read.classes is None:
-        return read
-    assert read.graphs.y is not None
-    number = torch.tensor([class_number(name, classes, where) for name in read.classes])
-    return read._replace(graphs=replace(read.graphs, y=number[read.graphs.y]), classes=list(classes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,15 +14,14 @@ import torch
 
 from .._common import check
 from .._common.check import Argument
-from .._common.indexing import offsets
 from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import (
     LABEL,
     MOST_CATEGORIES,
     Column,
-    Features,
     Label,
+    ReadOptions,
     Words,
     as_task,
     chosen,
@@ -36,24 +35,16 @@ from .common import DatasetError, Folder, labelled, one_line, reading
 from .tables import WEIGHT, Table, labels_of, open_graphs
 
 
-def load(
-    path: Path,
-    num_graphs: int | None,
-    features: Features,
-    classes: Sequence[str] | None,
-    label: Label,
-    edge_weight: str | None,
-    dtype: torch.dtype,
-    edge_options: EdgeOptions,
-) -> Iterator[Folder]:
+def load(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
     """The graphs of a folder of GraphML files, ``num_graphs`` at a time or all at once."""
+    label = options.label
     files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
     table = None if label is None else open_graphs(path, label)
     columns = [] if table is None else [column for column in table.frame if column != "graph"]
     if table is not None and not {*_names(label)} & {*table.frame} and label != LABEL:
         table = None  # it lists other things: the files have them, or none has
     of_table = None if table is None else _labels_of_files(table, label, files)
-    reader = _GraphML(features, label, edge_weight, dtype, edge_options, whole=num_graphs is None)
+    reader = _GraphML(options, whole=num_graphs is None)
     for begin in range(0, len(files), num_graphs or len(files)):
         some = files[begin : begin + (num_graphs or len(files))]
         graphs, of_graphs = reader.read(some)
@@ -69,11 +60,11 @@ def load(
         if label is None:
             yield read
         elif isinstance(label, str):
-            graphs, named = labelled(graphs, _classes(labels, label, some), classes, str(where))
+            graphs, named = labelled(graphs, _classes(labels, label, some), options.classes, str(where))
             yield read._replace(graphs=graphs, classes=named)
         else:
             values = np.array(labels, np.float64)
-            yield read._replace(graphs=replace(graphs, y=torch.from_numpy(values).to(dtype)), tasks=list(label))
+            yield read._replace(graphs=replace(graphs, y=torch.from_numpy(values).to(options.dtype)), tasks=list(label))
 
 
 def _names(label: Label) -> list[str]:
@@ -128,26 +119,18 @@ def _labels_of_files(table: Table, label: Label, files: list[Path]) -> dict[str,
 class _GraphML:
     """Reads files in turn; the first with nodes decides on features, the first with edges on weights."""
 
-    def __init__(
-        self,
-        features: Features,
-        label: Label,
-        edge_weight: str | None,
-        dtype: torch.dtype,
-        edge_options: EdgeOptions,
-        *,
-        whole: bool,
-    ) -> None:
-        self.columns: list[Column] | None = None if features is None else chosen(features, ())  # [] for the degree
+    def __init__(self, options: ReadOptions, *, whole: bool) -> None:
+        features, edge_weight = options.features, options.edge_weight
         self.all_attributes, self.whole = features is None, whole
+        self.columns: list[Column] | None = None if self.all_attributes else chosen(features, ())  # [] for the degree
         self.found: list[str] = []  # attributes of the first file with nodes
         self.strict: set[str] = set()  # attributes that turned out to be words, and have to remain so
         self.words: dict[str, Words] = {}
-        self.label = label
+        self.label = options.label
         self.graph_attributes: set[str] = set()
         self.edge_weight, self.weighted = edge_weight, None if edge_weight == WEIGHT else edge_weight is not None
-        self.dtype, self.undirected = dtype, edge_options.get("undirected", False)
-        self.edge_options = edge_options.copy()
+        self.dtype, self.undirected = options.dtype, options.edge_options.get("undirected", False)
+        self.edge_options = options.edge_options.copy()
         self.edge_options.pop("undirected", None)
         check.flag("undirected", self.undirected)
 
@@ -274,15 +257,6 @@ class _GraphML:
         self._number_words(graph, file)
         x = [column.name for column in self.columns or []] or None
         weight = self.edge_weight if self.weighted else None
-        if x is not None and not len(graph):
-            none = torch.empty(0, dtype=torch.int64)
-            return GraphBatch(
-                ptr=offsets(torch.zeros(1, dtype=torch.int64)),
-                indptr=offsets(none),
-                indices=none,
-                x=torch.empty(0, len(x), dtype=self.dtype),
-                edge_weight=None if weight is None else torch.empty(0, dtype=self.dtype),
-            )
         try:
             graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **edge_options)
         except (TypeError, ValueError) as error:

@@ -48,14 +48,8 @@ def read(
     its class ``x class``, which ends it. Ids are the graph's own.
 
     Args:
-        path: the file.
         name: which set it is, for the choice of features; by default what the path is named after.
-        features: ``"label"`` (one-hot), ``"degree"`` (width 1; a self-loop counts 1), or None for the paper's choice.
-        dtype: float32 or float64, of the features and the weights.
         weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
-
-    Raises:
-        DatasetError: names the line and what is wrong with it, or says which features are possible.
     """
     path = Path(path)
     parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
@@ -102,15 +96,14 @@ def read(
     x, spans = None, without_spans(features)[1]
     if parts:
         x, spans = one_hot(_label_numbers(labels), str(path), dtype, spans)
-    rows, columns = np.array(edges, dtype=np.int64).reshape(-1, 2).T
     y, names = class_labels(np.array(classes))
     graphs = assemble(
-        np.concatenate([rows, columns]),
-        np.concatenate([columns, rows]),
+        np.array(edges, dtype=np.int64).reshape(-1, 2).T,
         offsets(torch.tensor(sizes)),
         x,
         y,
-        weight=np.array(weight * 2) if weights else None,
+        weight=np.array(weight) if weights else None,
+        undirected=True,
         dtype=dtype,
     )
     unused = [] if parts else ["label"]

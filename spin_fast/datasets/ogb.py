@@ -60,19 +60,10 @@ def names(root: Path) -> list[str]:
 
 
 def load(path: str | Path, *, dtype: torch.dtype = torch.float32) -> GraphBatch:
-    """Read the folder of one ``ogbg-mol*`` set.
+    """Read the folder of one ``ogbg-mol*`` set, with both directions of each bond and OGB's integer atom features.
 
-    Args:
-        path: the folder that holds ``raw/``.
-        dtype: float32 or float64, of the features and of ``y`` where that is real.
-
-    Returns:
-        The graphs with both directions of each bond and OGB's integer atom features (molhiv: 9). ``y`` is int64
-        ``[G]`` for one fully labelled task of whole numbers, otherwise ``[G, T]`` of ``dtype``, NaN where a label is
-        missing.
-
-    Raises:
-        DatasetError: names the file and what is wrong with it.
+    ``y`` is int64 ``[G]`` for one fully labelled task of whole numbers, otherwise ``[G, T]`` of ``dtype``, NaN where a
+    label is missing.
     """
     raw = Path(path) / "raw"
     nodes_of, edges_of = _read(raw, "num-node-list")[:, 0], _read(raw, "num-edge-list")[:, 0]
@@ -99,15 +90,10 @@ def load(path: str | Path, *, dtype: torch.dtype = torch.float32) -> GraphBatch:
             f"but its graph has the nodes 0..{size[line, 0] - 1}; get the set again"
         )
     ptr = offsets(torch.tensor(nodes_of))
-    rows, columns = (bonds + np.repeat(ptr[:-1].numpy(), edges_of)[:, None]).T
+    edges = (bonds + np.repeat(ptr[:-1].numpy(), edges_of)[:, None]).T
     whole = labels.shape[1] == 1 and bool((labels == np.round(labels)).all())
-    return assemble(
-        np.concatenate([rows, columns]),
-        np.concatenate([columns, rows]),
-        ptr,
-        torch.tensor(atoms, dtype=dtype),
-        torch.tensor(labels[:, 0], dtype=torch.int64) if whole else torch.tensor(labels, dtype=dtype),
-    )
+    y = torch.tensor(labels[:, 0], dtype=torch.int64) if whole else torch.tensor(labels, dtype=dtype)
+    return assemble(edges, ptr, torch.tensor(atoms, dtype=dtype), y, undirected=True)
 
 
 def _read(folder: Path, file: str, dtype: type = np.int32, columns: int | None = None) -> np.ndarray:
@@ -117,15 +103,7 @@ def _read(folder: Path, file: str, dtype: type = np.int32, columns: int | None =
 
 
 def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """OGB's own split: int64 graph numbers of train, validation and test.
-
-    Args:
-        path: the folder that holds ``split/scaffold/``.
-        num_graphs: how many graphs it must cover, each once.
-
-    Raises:
-        DatasetError: names the file that is missing or wrong.
-    """
+    """OGB's own split: int64 graph numbers of train, validation and test, each of ``num_graphs`` once."""
     folder = Path(path) / "split" / "scaffold"
     parts = [_read(folder, part, columns=1)[:, 0].astype(np.int64) for part in ("train", "valid", "test")]
     if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_graphs)):
@@ -138,11 +116,7 @@ def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, T
 
 
 def metric(name: str) -> str:
-    """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``; ``"rocauc"`` for a set of one's own.
-
-    Raises:
-        DatasetError: it is one of OGB's that are not for classification, or of another layout.
-    """
+    """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``; ``"rocauc"`` for a set of one's own."""
     name = _official(name)
     return SETS[name][1] if name in SETS else "rocauc"
 

@@ -96,18 +96,8 @@ def read(path: str | Path, num_graphs: int) -> list[Split]:
     """Read the folds of a JSON file as Errica et al. (2020) publish them for a fair comparison, or a single split.
 
     It is a list with ``{"test": [...], "model_selection": [{"train": [...], "validation": [...]}]}`` for each fold,
-    graph numbers from 0; ``{"train": [...], "validation": [...], "test": [...]}`` is the same in short. One of them
-    alone, in a list or not, may leave graphs out.
-
-    Args:
-        path: the file.
-        num_graphs: how many graphs each of several folds must divide, and all test parts together cover.
-
-    Returns:
-        One split per fold, in the order of the file.
-
-    Raises:
-        DatasetError: names the file, the fold, and what is wrong with it.
+    graph numbers from 0; ``{"train": [...], "validation": [...], "test": [...]}`` is the same in short. Each of several
+    folds divides ``num_graphs`` graphs, and their test parts together cover them; one alone may leave graphs out.
     """
     with reading(str(path)):
         folds = json.loads(Path(path).read_bytes())

@@ -75,16 +75,9 @@ def random_regular(
     is close to uniform over all such graphs.
 
     Args:
-        num_graphs: how many graphs.
-        num_nodes: nodes of each.
         degree: below ``num_nodes``, and even where ``num_nodes`` is odd; one value or one per class. The label is which
             of them a graph has.
-        num_features: columns of standard normal features; None for the degree.
-        seed: the same seed gives the same bits.
-        dtype: float32 or float64, of the features.
-
-    Returns:
-        The graphs, each undirected edge in both directions, ``y`` int64 ``[num_graphs]``.
+        num_graphs, num_nodes, num_features, seed, dtype: as for :func:`erdos_renyi`, and so is what it returns.
 
     Raises:
         ValueError: a number is out of range.
@@ -123,16 +116,9 @@ def power_law(
     flattens the largest hubs a little. A million nodes with twenty million edges take some ten seconds.
 
     Args:
-        num_graphs: how many graphs.
-        num_nodes: nodes of each.
         mean_degree: over all graphs of a class, met exactly up to rounding.
         exponent: above 2, one value or one per class; the label is which of them a graph was drawn with.
-        num_features: columns of standard normal features; None for the degree.
-        seed: the same seed gives the same bits.
-        dtype: float32 or float64, of the features.
-
-    Returns:
-        The graphs, each undirected edge in both directions, ``y`` int64 ``[num_graphs]``.
+        num_graphs, num_nodes, num_features, seed, dtype: as for :func:`erdos_renyi`, and so is what it returns.
 
     Raises:
         ValueError: a number is out of range, or so many edges cannot be placed.
@@ -209,14 +195,9 @@ def csl(
     step = np.stack([np.ones(num_graphs, np.int64), np.repeat(skips, graphs_per_class)])
     start = np.broadcast_to(number, (2, num_graphs, num_nodes)).ravel()
     end = np.take_along_axis(number[None], (node + step[:, :, None]) % num_nodes, axis=2).ravel()
-    return assemble(
-        np.concatenate([start, end]),
-        np.concatenate([end, start]),
-        torch.arange(num_graphs + 1) * num_nodes,
-        None,
-        torch.arange(len(skips)).repeat_interleave(graphs_per_class),
-        dtype=dtype,
-    )
+    ptr = torch.arange(num_graphs + 1) * num_nodes
+    y = torch.arange(len(skips)).repeat_interleave(graphs_per_class)
+    return assemble(np.stack([start, end]), ptr, None, y, undirected=True, dtype=dtype)
 
 
 def _classes(
@@ -284,16 +265,10 @@ def _batch(
     dtype: torch.dtype,
 ) -> GraphBatch:
     """Build the batch from the undirected edges ``[2, ...]`` of each class, with features and labels."""
-    first, second = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
     x = None
     if num_features is not None:
         shape = (num_graphs * num_nodes, check.integer("num_features", num_features, 0))
         x = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
-    return assemble(
-        np.concatenate([first, second]),
-        np.concatenate([second, first]),
-        torch.arange(num_graphs + 1) * num_nodes,
-        x,
-        torch.arange(num_graphs) % num_classes,
-        dtype=dtype,
-    )
+    every_edge = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
+    ptr, y = torch.arange(num_graphs + 1) * num_nodes, torch.arange(num_graphs) % num_classes
+    return assemble(every_edge, ptr, x, y, undirected=True, dtype=dtype)

@@ -13,13 +13,15 @@ import torch
 from torch import Tensor
 
 from .._common.check import Argument
-from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.batch import GraphBatch
+from ..graphs.convert import Parts
 from .columns import (
     LABEL,
     LEAVE_OUT,
     Column,
     Features,
     Label,
+    ReadOptions,
     Words,
     as_categories,
     as_task,
@@ -267,19 +269,12 @@ class _Nodes(NamedTuple):
     edge_index: np.ndarray
 
 
-def load(
-    path: Path,
-    features: Features,
-    classes: Sequence[str] | None,
-    label: Label,
-    edge_weight: str | None,
-    dtype: torch.dtype,
-    edge_options: EdgeOptions,
-) -> Folder:
+def load(path: Path, options: ReadOptions) -> Folder:
+    features, dtype, edge_weight = options.features, options.dtype, options.edge_weight
     edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
     categorical = [column.name for column in chosen(features, ()) if column.categories not in ("any", "number")]
     nodes = open_table(path, "nodes", ("graph", "node", *categorical), needed=2)
-    listed = open_graphs(path, label)
+    listed = open_graphs(path, options.label)
     assert edges is not None
     first = listed or nodes or edges
     graph_names = _graph_names(first, unique=listed is not None)
@@ -293,11 +288,12 @@ def load(
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
         weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
     edge_index, batch = torch.from_numpy(of_nodes.edge_index), torch.from_numpy(of_nodes.graph)
-    graphs = build(edge_index, x, batch, len(graph_names), weight, dtype, edge_options)
+    parts = Parts(edge_index, batch, len(graph_names), x, None, weight)
+    graphs = GraphBatch._from_parts(parts, dtype, options.edge_options)
     width = sum(column.is_number for column in columns)
     names = [str(name) for name in graph_names]
     read = Folder(graphs, names, None, described(columns), width, weighted=weight is not None)
-    return _with_labels(read, path, listed, label, classes, dtype)
+    return _with_labels(read, path, listed, options)
 
 
 def _graph_names(table: Table, *, unique: bool) -> Any:
@@ -359,29 +355,23 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
 
 def _columns(path: Path, nodes: Table | None, features: Features) -> list[Column]:
     """The columns of the table of nodes that become features."""
-    if nodes is None:
-        if columns := chosen(features, ()):
-            raise DatasetError(
-                f"{path} has no table of nodes, which ",
-                Argument("features", features),
-                " would be columns of; leave them out",
-                argument="features",
-            )
-        return columns
-    if features is None:
+    if nodes is not None and features is None:
         nodes.check_names()
-    return chosen(features, [column for column in nodes.frame if column not in ("graph", "node")])
+    found = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
+    columns = chosen(features, found)
+    if nodes is None and columns:
+        raise DatasetError(
+            f"{path} has no table of nodes, which ",
+            Argument("features", features),
+            " would be columns of; leave them out",
+            argument="features",
+        )
+    return columns
 
 
-def _with_labels(
-    read: Folder,
-    path: Path,
-    listed: Table | None,
-    label: Label,
-    classes: Sequence[str] | None,
-    dtype: torch.dtype,
-) -> Folder:
+def _with_labels(read: Folder, path: Path, listed: Table | None, options: ReadOptions) -> Folder:
     """Add the classes or tasks that the table of graphs has."""
+    label = options.label
     if label is None:
         return read
     if listed is None:
@@ -394,12 +384,12 @@ def _with_labels(
             argument="label",
         )
     if not isinstance(label, str):
-        y = torch.from_numpy(listed.tasks(label)).to(dtype)
+        y = torch.from_numpy(listed.tasks(label)).to(options.dtype)
         return read._replace(graphs=replace(read.graphs, y=y), tasks=list(label))
     if label == LABEL and LABEL not in listed.frame:
         return read
     listed.require(label)
-    graphs, named = labelled(read.graphs, labels_of(listed, label), classes, str(listed.path))
+    graphs, named = labelled(read.graphs, labels_of(listed, label), options.classes, str(listed.path))
     return read._replace(graphs=graphs, classes=named)
 
 
@@ -432,26 +422,3 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
         blocks.append(block)
         settled.append(column)
     return torch.cat(blocks, dim=1), settled
-
-
-def build(
-    edge_index: Tensor,
-    x: Tensor | None,
-    batch: Tensor,
-    num_graphs: int,
-    edge_weight: Tensor | None,
-    dtype: torch.dtype,
-    edge_options: EdgeOptions,
-    y: Tensor | None = None,
-) -> GraphBatch:
-    """Build a batch; without features the degree becomes the feature."""
-    graphs = GraphBatch.from_edge_index(
-        edge_index,
-        torch.empty(len(batch), 0, dtype=dtype) if x is None else x,
-        batch,
-        num_graphs=num_graphs,
-        y=y,
-        edge_weight=edge_weight,
-        **edge_options,
-    )
-    return graphs if x is not None else replace(graphs, x=graphs.degree.to(dtype).unsqueeze(1))

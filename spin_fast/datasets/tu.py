@@ -107,16 +107,6 @@ class Files:
         return table
 
 
-def num_attributes(path: Path, name: str, *, features: object = None) -> int:
-    """How many of the first columns of ``x`` are node attributes."""
-    files = Files(path, name)
-    if "attribute" not in _parts(files, features):
-        return 0
-    where = files.where("node_attributes")
-    with reading(where), files.open("node_attributes") as stream:
-        return stream.readline().count(b",") + 1
-
-
 def _parts(files: Files, features: object) -> list[str]:
     has = {part: files.has(f"node_{part}s") for part in ("label", "attribute")}
     return choose_features(features, files.name, str(files.path), labels=has["label"], attributes=has["attribute"])
@@ -149,10 +139,9 @@ def read(
             width = attributes.shape[1]
             blocks.append(torch.tensor(attributes))
     x = torch.cat(blocks, dim=1) if blocks else None
-    rows, columns = _edges(files, graph)
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
     y, classes = (None, None) if values is None else class_labels(values)
-    graphs = assemble(rows, columns, ptr, x, y, dtype=dtype)
+    graphs = assemble(_edges(files, graph), ptr, x, y, dtype=dtype)
     unused = [part for part in ("label", "attribute") if files.has(f"node_{part}s") and part not in parts]
     names = [str(g + 1) for g in range(num_graphs)]
     return Folder(graphs, names, classes, described(parts, spans), width, unused=unused)
@@ -184,8 +173,8 @@ def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:
     return labels[:, 0]
 
 
-def _edges(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns of the directed edges ``[E]``, numbered from 0, each inside one graph."""
+def _edges(files: Files, graph: np.ndarray) -> np.ndarray:
+    """Rows and columns of the directed edges, ``[2, E]``, numbered from 0, each inside one graph."""
     edges, where = files.read("A", np.int32, columns=2), files.where("A")
     if edges.min() < 1 or edges.max() > len(graph):
         wrong = (edges < 1) | (edges > len(graph))
@@ -195,8 +184,8 @@ def _edges(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             f"{where}, line {line + 1} names node {node}, but {files.name}_graph_indicator.txt has the nodes "
             f"1..{len(graph)}; one of them is wrong, get the set again"
         )
-    rows, columns = edges[:, 0] - 1, edges[:, 1] - 1
-    crossing = graph[rows] != graph[columns]
+    ends = edges.T - 1
+    crossing = graph[ends[0]] != graph[ends[1]]
     if crossing.any():
         line = int(crossing.argmax())
         (i, j), (g, h) = edges[line], graph[edges[line] - 1]
@@ -204,4 +193,4 @@ def _edges(files: Files, graph: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             f"{where}, line {line + 1} joins node {i} of graph {g} to node {j} of graph {h}; an edge must stay in its "
             "graph, correct it or get the set again"
         )
-    return rows, columns
+    return ends

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
 from .._common.progress import progress_bar
 from ..graphs.batch import GraphBatch
 from ..ops import reference
@@ -28,7 +28,7 @@ SAMPLE_NODES = 4096  # from so many nodes on, the rows found so far tell whether
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class PowerFeatures:
+class PowerFeatures(GraphArrays):
     """The rows ``[X, ĀX, ..., Ā^R X]`` of a set of graphs, computed once, before training.
 
     Several operators ``Ā`` may stand side by side: they share branch 0, ``X``, and each adds its hops 1 to ``R`` after
@@ -62,6 +62,7 @@ class PowerFeatures:
     labels: Tensor | None
     operator: str
     ids: Tensor | None = None
+    _stay_on_cpu = ("row_ptr",)
 
     def __post_init__(self) -> None:
         """Check the contents once; models and ops then trust them. On a GPU contents are not read."""
@@ -379,34 +380,6 @@ class PowerFeatures:
         num_nodes = int(self.node_ptr[-1])
         return [num_nodes / size if size else 1.0 for size in self.row_ptr.diff().tolist()]
 
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> PowerFeatures:
-        """The same features on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
-        self._check_mapped()
-        return with_arrays(self, lambda value: value.to(device, non_blocking=non_blocking), but=("row_ptr",))
-
-    def cuda(self, device: torch.device | str | int = "cuda") -> PowerFeatures:
-        return self.to(device)
-
-    def cpu(self) -> PowerFeatures:
-        return self.to("cpu")
-
-    def pin_memory(self) -> PowerFeatures:
-        """The same features in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
-        self._check_mapped()
-        return with_arrays(self, Tensor.pin_memory, but=("row_ptr",))
-
-    def __len__(self) -> int:
-        return self.num_graphs
-
-    @property
-    def shape(self) -> tuple[int]:
-        """``(G,)``: with a shape, scikit-learn selects by arrays of ids, and not one by one."""
-        return (self.num_graphs,)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        """Refuse, since numpy would recurse into selections without end."""
-        raise TypeError("PowerFeatures cannot become an array")
-
     def __getitem__(self, ids: GraphIds) -> PowerFeatures:
         """Select graphs by int, slice, index array or mask; lazy: the storage is shared, nothing is copied.
 
@@ -454,17 +427,8 @@ class PowerFeatures:
             row_of_node = torch.searchsorted(distinct, self._node_rows().to(distinct.dtype)).to(self.row_of_node.dtype)
         if index is not None and self.index is not None:
             index = index.to(self.index.dtype)
-        return PowerFeatures(
-            rows=rows,
-            row_ptr=row_ptr,
-            ptr=ptr,
-            index=index,
-            count=count,
-            row_of_node=row_of_node,
-            node_ptr=self.selected_ptr,
-            labels=self.y,
-            operator=self.operator,
-        )
+        found = (rows, row_ptr, ptr, index, count, row_of_node)
+        return PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
 
     def identical_graphs(self) -> Tensor:
         """Find the graphs that no SPIN can tell apart: those with the same rows equally often in every branch.
@@ -508,16 +472,13 @@ class PowerFeatures:
         if y is not None and (not isinstance(y, Tensor) or y.shape[:1] != (num_nodes,)):
             got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
             raise ValueError(f"y must be a tensor whose first axis has {num_nodes} entries (nodes), got {got}")
-        return PowerFeatures(
-            rows=self.rows,
-            row_ptr=self.row_ptr,
+        return replace(
+            self,
             ptr=torch.arange(self.num_branches * num_nodes + 1, device=device),
             index=None if self.row_of_node is None else self.row_of_node.flatten(),
             count=None,
-            row_of_node=self.row_of_node,
             node_ptr=torch.arange(num_nodes + 1, device=device),
             labels=y,
-            operator=self.operator,
         )
 
     def dense_rows(self) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import GraphIds, graph_ids, offsets, ragged_arange, with_arrays
+from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
 from . import convert
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
 
 
 @dataclass(frozen=True, repr=False, eq=False)
-class GraphBatch:
+class GraphBatch(GraphArrays):
     """Graphs as flat arrays; graph ``g`` owns the nodes ``ptr[g]:ptr[g + 1]``.
 
     Edges are directed, from a source to a target, as in PyG; an undirected edge is stored as two, one per direction.
@@ -481,32 +481,6 @@ class GraphBatch:
         """``[N]`` entries per row of the adjacency; a self-loop counts 1."""
         return self.indptr.diff()
 
-    def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> GraphBatch:
-        """The same graphs on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
-        return with_arrays(self, lambda value: value.to(device, non_blocking=non_blocking))
-
-    def cuda(self, device: torch.device | str | int = "cuda") -> GraphBatch:
-        return self.to(device)
-
-    def cpu(self) -> GraphBatch:
-        return self.to("cpu")
-
-    def pin_memory(self) -> GraphBatch:
-        """The same graphs in page-locked memory, from which ``to(device, non_blocking=True)`` does not wait."""
-        return with_arrays(self, Tensor.pin_memory)
-
-    def __len__(self) -> int:
-        return self.num_graphs
-
-    @property
-    def shape(self) -> tuple[int]:
-        """``(G,)``: with a shape, scikit-learn selects by arrays of ids, and not one by one."""
-        return (self.num_graphs,)
-
-    def __array__(self, *_: Any, **__: Any) -> Any:
-        """Refuse, since numpy would recurse into selections without end."""
-        raise TypeError("a GraphBatch cannot become an array")
-
     def __getitem__(self, ids: GraphIds) -> GraphBatch:
         """Select graphs by int, slice, index array or mask, in the order given.
 
@@ -536,16 +510,14 @@ class GraphBatch:
         first, last = int(self.ptr[begin]), int(self.ptr[end])
         first_edge, last_edge = int(self.indptr[first]), int(self.indptr[last])
         selected = copy.copy(self)  # not a new object: its contents are checked already
-        parts = {
-            "ptr": self.ptr[begin : end + 1] - first,
-            "indptr": self.indptr[first : last + 1] - first_edge,
-            "indices": self.indices[first_edge:last_edge] - first,
-            "x": self.x[first:last],
-            "y": None if self.y is None else self.y[begin:end],
-            "edge_weight": None if self.edge_weight is None else self.edge_weight[first_edge:last_edge],
-        }
-        for name, value in parts.items():
-            object.__setattr__(selected, name, value)
+        vars(selected).update(
+            ptr=self.ptr[begin : end + 1] - first,
+            indptr=self.indptr[first : last + 1] - first_edge,
+            indices=self.indices[first_edge:last_edge] - first,
+            x=self.x[first:last],
+            y=None if self.y is None else self.y[begin:end],
+            edge_weight=None if self.edge_weight is None else self.edge_weight[first_edge:last_edge],
+        )
         return selected
 
     def chunks(self, num_nodes: int, num_edges: int) -> Iterator[tuple[int, int]]:

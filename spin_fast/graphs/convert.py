@@ -17,8 +17,6 @@ from torch import Tensor
 
 from .._common import check
 
-_INSTALL = {"torch_geometric": "torch-geometric", "networkx": "networkx", "scipy": "scipy"}
-
 
 class Parts(NamedTuple):
     """Graphs as ``GraphBatch.from_edge_index`` takes them, with dtypes as found; ``x`` None stands for the degree."""
@@ -36,7 +34,7 @@ def library(module: str, wanted_by: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = _INSTALL[module.split(".")[0]]
+        package = module.split(".")[0].replace("_", "-")
         raise ImportError(f"{wanted_by} needs a package that is missing: pip install {package}") from error
 
 
@@ -403,12 +401,7 @@ def to_networkx(
     graphs: Any, x: str | None, y: str | None, edge_weight: str | None, undirected: bool, multigraph: bool
 ) -> list[Any]:
     networkx = library("networkx", "to_networkx")
-    kinds = {
-        (False, False): networkx.DiGraph,
-        (False, True): networkx.MultiDiGraph,
-        (True, False): networkx.Graph,
-        (True, True): networkx.MultiGraph,
-    }
+    kind = getattr(networkx, f"{'Multi' if multigraph else ''}{'Graph' if undirected else 'DiGraph'}")
     source, target = graphs.edge_index.numpy()
     weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.numpy()
     ptr = graphs.ptr.numpy()
@@ -439,7 +432,7 @@ def to_networkx(
     bounds = np.searchsorted(source[chosen] if undirected else target, ptr)
     made = []
     for number, (first, last) in enumerate(itertools.pairwise(ptr.tolist())):
-        graph = kinds[undirected, multigraph]()
+        graph = kind()
         graph.add_nodes_from(range(last - first))
         if x is not None:
             for node, values in enumerate(graphs.x[first:last].tolist()):

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from spin_fast import datasets, training
 from spin_fast.cli import app
-from spin_fast.datasets import sources
+from spin_fast.datasets import registry
 
 
 def test_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,8 +98,8 @@ def test_download_is_offered_and_asked_for(tmp_path: Path, monkeypatch: pytest.M
     for command in ("train", "info", "precompute"):
         assert "Download it by --download" in invoke(command, "MUTAG", "--root", tmp_path, exit_code=1)
     asked = []
-    monkeypatch.setattr(sources.Missing, "downloaded", lambda source: asked.append(source.name) or source)
-    monkeypatch.setattr(sources.Missing, "read", lambda *_, **options: small_set(None))
+    monkeypatch.setattr(registry.Missing, "downloaded", lambda source: asked.append(source.name) or source)
+    monkeypatch.setattr(registry.Missing, "read", lambda *_, **options: small_set(None))
     invoke("info", "MUTAG")
     assert asked == []
     invoke("info", "MUTAG", "--download")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.cli import facts_of, invoke, small_set
 
-from spin_fast.datasets import sources
+from spin_fast.datasets import registry
 
 
 def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +21,7 @@ def test_info_without_a_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sources.Missing, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
+    monkeypatch.setattr(registry.Missing, "read", lambda *_, **options: small_set(torch.tensor([0, 1, 1])))
     facts = facts_of("info", "small", "--hops", 2)
     assert facts["nodes"] == {"total": 9, "mean": 3, "median": 3, "min": 3, "max": 3}
     assert facts["edges"]["total"] == 2 * 7 + 1  # each edge, as they are directed; the repeated one once
@@ -76,7 +76,7 @@ def test_info_of_unusual_labels(monkeypatch: pytest.MonkeyPatch) -> None:
         (torch.tensor([[0.0, 1], [0, 0], [1, nan]]), 2),
         (None, None),
     ):
-        monkeypatch.setattr(sources.Missing, "read", lambda *_, y=y, **options: small_set(y, weight=True))
+        monkeypatch.setattr(registry.Missing, "read", lambda *_, y=y, **options: small_set(y, weight=True))
         facts = facts_of("info", "small")
         assert facts["duplicates"]["contradicting"] == contradicting
         assert facts["duplicates"]["best_accuracy"] is None

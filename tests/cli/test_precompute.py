@@ -11,7 +11,7 @@ from helpers.cli import facts_of, folder_of_graphs, invoke
 
 from spin_fast import PowerFeatures, datasets, training
 from spin_fast.cli import precompute
-from spin_fast.datasets import sources
+from spin_fast.datasets import registry
 
 
 def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,7 +59,9 @@ def test_shards_below_the_largest_graph(tmp_path: Path) -> None:
 
 
 def test_precompute_finds_errors_before_it_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources.Known, "read", lambda *_, **options: pytest.fail("read before the place was found bad"))
+    monkeypatch.setattr(
+        registry.Known, "read", lambda *_, **options: pytest.fail("read before the place was found bad")
+    )
     (tmp_path / "file").touch()
     for place, reason in ((tmp_path, "it is a folder"), (tmp_path / "file" / "x", ""), (tmp_path / "x.json", ".json")):
         error = invoke("precompute", "digits", "--out", place, exit_code=1)

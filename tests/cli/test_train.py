@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from spin_fast import native_available, training
 from spin_fast.cli import app
-from spin_fast.datasets import sources
+from spin_fast.datasets import registry
 
 
 def png_size(path: Path) -> tuple[int, int]:
@@ -57,7 +57,7 @@ def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = sorted(path.name.partition(".")[0] for path in (tmp_path / "run").iterdir())
     assert names == ["events", "log", "model", "result", "state", "training-curve"]
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    monkeypatch.setattr(sources.Known, "read", lambda *_, **options: pytest.fail("read before tensorboard was missed"))
+    monkeypatch.setattr(registry.Known, "read", lambda *_, **options: pytest.fail("read before tensorboard was missed"))
     error = invoke("train", *options, exit_code=1)
     assert "TensorBoard logs need: pip install tensorboard" in error
     assert error.count("\n") == 1

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from spin_fast import training
 from spin_fast.cli import app
-from spin_fast.datasets import sources
+from spin_fast.datasets import registry
 from spin_fast.training.checkpoints import STATE_FORMAT
 
 
@@ -156,7 +156,9 @@ def test_a_run_replaces_the_files_of_the_one_before_when_it_has_some(
 def test_train_finds_what_it_cannot_write_before_it_works(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources.Known, "read", lambda *_, **options: pytest.fail("read before the place was found bad"))
+    monkeypatch.setattr(
+        registry.Known, "read", lambda *_, **options: pytest.fail("read before the place was found bad")
+    )
     (tmp_path / name).mkdir()
     error = invoke("train", "--out", tmp_path, exit_code=1)
     assert error == f"spin-fast: error: {tmp_path / name} cannot be written: it is a folder\n"
