@@ -76,11 +76,7 @@ def check_is_file(path: Path, format: str) -> None:
 
 
 def check_format(path: Path, found: Any, expected: str) -> None:
-    """Compare formats such as ``spin_fast features 1``.
-
-    Raises:
-        ValueError: the file is of a newer version, or something else; names it.
-    """
+    """Raise a ValueError unless formats such as ``spin_fast features 1`` are the same; it tells a newer version."""
     if found == expected:
         return
     kind, version = expected.rsplit(" ", 1)
@@ -154,11 +150,7 @@ def write_json(path: Path, format: str, content: dict[str, Any]) -> None:
 
 
 def read_json(path: Path, format: str) -> dict[str, Any]:
-    """Read what :func:`write_json` has written.
-
-    Raises:
-        FileNotFoundError: no such file. ValueError: the file is something else, or of a newer format.
-    """
+    """Read what :func:`write_json` has written; errors as of :func:`read_tensors`."""
     check_is_file(path, format)
     try:
         content = json.loads(path.read_bytes())

@@ -94,11 +94,7 @@ def download(name: str, root: Path, *, url: str | None = None, verify: bool = Tr
 
 
 def check(path: Path) -> None:
-    """Compare a downloaded zip or folder with the checksums that were written beside it, if they were.
-
-    Raises:
-        DatasetError: names the file that has changed.
-    """
+    """Compare a downloaded zip or folder with the checksums that were written beside it, if they were."""
     record = _record(path)
     if not record.is_file():
         return

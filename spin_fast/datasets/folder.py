@@ -157,14 +157,10 @@ def _kind(path: Path) -> str:
         held = (
             f"holds several formats ({', '.join(found[kind][0].name for kind in kinds)})"
             if kinds
-            else f"holds no graphs (it holds {_some(path)})"
+            else f"holds no graphs (it holds {tu.Files(path, '').some()})"
         )
         raise DatasetError(f"{path} {held}; it must hold NAME_A.txt, *.graphml, or edges.csv (.csv.gz, .parquet)")
     return kinds[0]
-
-
-def _some(path: Path) -> str:
-    return ", ".join(sorted(file.name for file in path.iterdir())[:5]) or "nothing"
 
 
 def _load_named(path: Path, options: ReadOptions) -> Folder:

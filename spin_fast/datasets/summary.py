@@ -175,12 +175,7 @@ def _labels(graphs: GraphBatch, names: Sequence[str] | None, task_names: Sequenc
 
 
 def _duplicates(first: Tensor, y: Tensor | None) -> dict[str, Any]:
-    """Count duplicates, and those whose labels differ.
-
-    Args:
-        first: ``[G]`` the first of the graphs that are identical to each one.
-        y: labels ``[G]``, or ``[G, T]`` with NaN for missing ones, or None.
-    """
+    """Count duplicates, and those whose labels differ; ``first`` ``[G]`` is the first graph identical to each one."""
     times = torch.bincount(first, minlength=len(first))
     found: dict[str, Any] = {
         "graphs": int(times[times > 1].sum()),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -255,20 +255,6 @@ def labels_of(table: Table, label: str) -> list[str] | None:
     return [str(name) for name in labels]
 
 
-class _Nodes(NamedTuple):
-    """The nodes of all graphs, and where edges end among them.
-
-    Attributes:
-        graph: ``[N]`` the graph of each node, ascending.
-        row: ``[N]`` the row of each in the table of nodes.
-        edge_index: ``[2, E]`` numbers of nodes.
-    """
-
-    graph: np.ndarray
-    row: np.ndarray
-    edge_index: np.ndarray
-
-
 def load(path: Path, options: ReadOptions) -> Folder:
     features, dtype, edge_weight = options.features, options.dtype, options.edge_weight
     edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
@@ -278,16 +264,15 @@ def load(path: Path, options: ReadOptions) -> Folder:
     assert edges is not None
     first = listed or nodes or edges
     graph_names = _graph_names(first, unique=listed is not None)
-    of_nodes = _number_nodes(edges, nodes, graph_names, str(first.path))
+    batch, row, edge_index = _number_nodes(edges, nodes, graph_names, str(first.path))
     columns = _columns(path, nodes, features)
     x = None
     if nodes is not None and columns:
         x, columns = features_of(nodes, columns, dtype)
-        x = x[torch.from_numpy(of_nodes.row)]
+        x = x[row]
     weight = None
     if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
         weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
-    edge_index, batch = torch.from_numpy(of_nodes.edge_index), torch.from_numpy(of_nodes.graph)
     parts = Parts(edge_index, batch, len(graph_names), x, None, weight)
     graphs = GraphBatch._from_parts(parts, dtype, options.edge_options)
     width = sum(column.is_number for column in columns)
@@ -309,10 +294,13 @@ def _graph_names(table: Table, *, unique: bool) -> Any:
     return names
 
 
-def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> _Nodes:
+def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> tuple[Tensor, Tensor, Tensor]:
     """Number the nodes by graph, in the order of their table, or else of their first edge.
 
     A node is known by its graph and its name: one key of both. ``of`` is the file that lists the graphs.
+
+    Returns:
+        The graph of each node ``[N]``, ascending; its row in the table of nodes; ``edge_index [2, E]``.
     """
     import pandas
 
@@ -350,7 +338,7 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
                 f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {name!r}"
             )
         edge_index.append(number[by_key[at]] if len(keys) else end)
-    return _Nodes(graph[by_graph], by_graph, np.stack(edge_index))
+    return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index))
 
 
 def _columns(path: Path, nodes: Table | None, features: Features) -> list[Column]:

@@ -124,7 +124,12 @@ def read(
     files.require("A", "graph_indicator")
     parts, spans = _parts(files, features), without_spans(features)[1]
     graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
-    _check_indicator(files, graph)
+    if len(falling := np.flatnonzero(np.diff(graph, prepend=1) < 0)):
+        line = falling[0] + 1
+        raise DatasetError(
+            f"{files.where('graph_indicator')}, line {line} goes down to graph {graph[line - 1]}; "
+            "sort the nodes by graph, from 1"
+        )
     values = _graph_labels(files, graph) if with_labels and files.has("graph_labels") else None
     num_graphs = int(graph[-1]) if values is None else len(values)
     blocks: list[Tensor] = []
@@ -145,17 +150,6 @@ def read(
     unused = [part for part in ("label", "attribute") if files.has(f"node_{part}s") and part not in parts]
     names = [str(g + 1) for g in range(num_graphs)]
     return Folder(graphs, names, classes, described(parts, spans), width, unused=unused)
-
-
-def _check_indicator(files: Files, graph: np.ndarray) -> None:
-    """The graphs of the nodes must ascend from a positive number."""
-    falling = np.flatnonzero(np.diff(graph, prepend=1) < 0)
-    if len(falling):
-        line = falling[0] + 1
-        raise DatasetError(
-            f"{files.where('graph_indicator')}, line {line} goes down to graph {graph[line - 1]}; "
-            "sort the nodes by graph, from 1"
-        )
 
 
 def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:

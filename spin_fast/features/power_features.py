@@ -121,23 +121,22 @@ class PowerFeatures(GraphArrays):
     def __getattr__(self, name: str) -> Any:
         """Check the arrays of a mapped file when one of them is first asked for."""
         if name in storage.ENTRIES and "_unchecked" in vars(self):
-            self._check_mapped()
-            return vars(self)[name]
+            return self._arrays()[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _check_mapped(self) -> None:
-        """Check the arrays of a mapped file, once for all selections of one storage."""
+    def _arrays(self) -> dict[str, Any]:
+        """All attributes; the arrays of a mapped file are checked before, once for all selections of one storage."""
         mapped: storage.Mapped | None = vars(self).get("_unchecked")
-        if mapped is None:
-            return
-        if not mapped.checked:
-            whole = copy.copy(self)
-            vars(whole).update(mapped.arrays)
-            with storage.naming(mapped.path):
-                whole._check_entries()
-            mapped.checked = True
-        vars(self).update(mapped.arrays)
-        vars(self).pop("_unchecked", None)
+        if mapped is not None:
+            if not mapped.checked:
+                whole = copy.copy(self)
+                vars(whole).update(mapped.arrays)
+                with storage.naming(mapped.path):
+                    whole._check_entries()
+                mapped.checked = True
+            vars(self).update(mapped.arrays)
+            vars(self).pop("_unchecked", None)
+        return vars(self)
 
     @classmethod
     def from_graphs(
@@ -328,10 +327,6 @@ class PowerFeatures(GraphArrays):
             parts.append(part)
         with storage.naming(index):
             return cls.concatenate(parts)
-
-    def _arrays(self) -> dict[str, Any]:
-        self._check_mapped()
-        return vars(self)
 
     @property
     def nbytes(self) -> int:

@@ -14,7 +14,7 @@ from .._common import check, files
 from ..graphs.batch import GraphBatch
 from .chunks import num_branches_of
 from .power_features import PowerFeatures
-from .storage import FORMAT, INDEX_FORMAT, index_of, read_index, write_index
+from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, read_index, write_index
 
 HEADER_BYTES = 2048  # bound of what a file holds beside its arrays
 FILL = 0.9  # fraction of the bytes to aim at, since the size of further graphs is an estimate
@@ -64,8 +64,7 @@ def compute(
 
 def check_path(path: Path) -> None:
     """Check, before any work, that :func:`save` can write there; raises its errors."""
-    if path.suffix == ".json":
-        raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
+    check_name(path)
     files.check_writable(path, is_shard)
     files.check_writable(index_of(path), partial(files.has_format, format=INDEX_FORMAT))
 
@@ -85,10 +84,6 @@ def _listed(path: Path) -> set[Path]:
         return {file for file, _ in read_index(index_of(path))}
     except (OSError, ValueError):
         return set()
-
-
-def _is_named_by_save(file: Path, path: Path) -> bool:
-    return re.fullmatch(rf"{re.escape(path.stem)}-\d{{5,}}-of-\d{{5,}}{re.escape(path.suffix)}", file.name) is not None
 
 
 def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earlier: set[Path]) -> None:
@@ -151,8 +146,9 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
                 files.check_writable(file, is_shard)
             _place(written, paths, index, earlier)
             path.unlink(missing_ok=True)
+        own_name = re.compile(rf"{re.escape(path.stem)}-\d{{5,}}-of-\d{{5,}}{re.escape(path.suffix)}")
         for file in earlier.difference(paths):
-            if _is_named_by_save(file, path) and is_shard(file):
+            if own_name.fullmatch(file.name) and is_shard(file):
                 file.unlink()
         return paths
     finally:

@@ -36,10 +36,14 @@ def naming(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} is damaged: {error}") from error
 
 
-def write(path: Path, arrays: dict[str, Any], operator: str) -> None:
-    """Write the tensors among ``arrays``."""
+def check_name(path: Path) -> None:
     if path.suffix == ".json":
         raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
+
+
+def write(path: Path, arrays: dict[str, Any], operator: str) -> None:
+    """Write the tensors among ``arrays``."""
+    check_name(path)
     tensors = {name: value.cpu().contiguous() for name, value in arrays.items() if isinstance(value, Tensor)}
     files.write_tensors(path, FORMAT, tensors, {"operator": operator})
 

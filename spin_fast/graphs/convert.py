@@ -50,14 +50,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
 
 
 def narrowed(name: str | Callable[[int], str], values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values in another dtype.
-
-    Args:
-        name: what to call them, or a function that names the value in a row.
-
-    Raises:
-        ValueError: a finite value would become infinite.
-    """
+    """The values in another dtype, in which what is finite must be finite; ``name`` may name the value in a row."""
     converted = values.to(dtype)
     if values.dtype == torch.float64 and dtype != torch.float64:
         overflows = (converted.isinf() & values.isfinite()).nonzero()

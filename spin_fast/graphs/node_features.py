@@ -177,8 +177,7 @@ class NodeFeatures:
             made = cls(**{name: state[name] for name in ("degree", "keep_x", "standardize", "columns")})
             if fitted := state.keys() - vars(made).keys():
                 made.num_features_ = check.integer("num_features_", state["num_features_"], 0)
-                check.flag("keeps_x_", state["keeps_x_"])
-                made.keeps_x_ = state["keeps_x_"]
+                made.keeps_x_ = check.flag("keeps_x_", state["keeps_x_"])
                 made.max_degree_ = state["max_degree_"]
                 if (made.max_degree_ is None) != (made.degree != "one-hot"):
                     raise ValueError(f"max_degree_ must come with one-hot degrees, got {made.max_degree_}")
