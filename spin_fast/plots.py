@@ -1,4 +1,4 @@
-"""Pictures: what people would rather look at than read. matplotlib, straight to a file, no screen needed."""
+"""Plots by matplotlib, written to files; no display is needed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-console = Console()
+console = Console(highlight=False)
 
 
 def _version(show: bool) -> None:
@@ -100,7 +100,7 @@ def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., Non
                 print(document_of(report))
             else:
                 for part in report.shown:
-                    console.print(part, highlight=False, soft_wrap=not isinstance(part, Table))
+                    console.print(part, soft_wrap=not isinstance(part, Table))
             sys.stdout.flush()  # here, where a closed pipe is no surprise
             if report.exit_code:
                 raise typer.Exit(report.exit_code)

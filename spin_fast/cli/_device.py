@@ -1,4 +1,4 @@
-"""Where to compute, and with which kernels."""
+"""The device, and its kernels."""
 
 from __future__ import annotations
 
@@ -25,12 +25,6 @@ def device_of(wanted: Device) -> torch.device:
         reason = f"torch {torch.__version__} has no CUDA" if version is None else "torch finds no GPU (see nvidia-smi)"
         raise ValueError(f"--device cuda: {reason}; --device cpu trains without")
     return torch.device(wanted)
-
-
-def wait_for(device: torch.device) -> None:
-    """For what is timed: work on a GPU goes on when its call has returned."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def kernels_on(device: torch.device) -> str:

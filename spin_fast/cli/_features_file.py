@@ -30,7 +30,7 @@ def check_features(
     if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
         raise ValueError(f"{other} sizes or labels; see --label")
     edges = "--undirected, --coalesce and --self-loops"
-    if not _equal_sums(features, graphs):
+    if not _close(_sums(features, 0), sum_readout(graphs.x.double(), graphs.ptr), 1e-6):
         raise ValueError(f"{other} node features; see --node-features, or, of degrees, {edges}")
     if not _equal_hops(features, graphs):
         raise ValueError(f"{other} edges; give {edges} as to precompute")
@@ -42,11 +42,6 @@ def check_features(
         raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
     if not options.deduplicate and features.index is not None:
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
-
-
-def _equal_sums(features: PowerFeatures, graphs: GraphBatch) -> bool:
-    """Whether the node features have the same sum in each graph."""
-    return _close(_sums(features, 0), sum_readout(graphs.x.double(), graphs.ptr), 1e-6)
 
 
 def _equal_hops(features: PowerFeatures, graphs: GraphBatch) -> bool:

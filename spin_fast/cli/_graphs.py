@@ -75,11 +75,11 @@ def warn_of(names: list[str], num_graphs: int, what: str) -> None:
 
 def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object) -> None:
     """Print a description of the graphs, and the hints."""
-    console.print(_described(source.title, read.graphs), highlight=False)
+    console.print(_described(source.title, read.graphs))
     if (columns := columns_of(read)) is not None:
-        console.print(f"node features: {escape(columns)}", highlight=False)
+        console.print(f"node features: {escape(columns)}")
     warn_of(empty_graphs(read.graphs, read.names), len(read.graphs), "no nodes")
     if (hint := hint_on_edges(source, read.graphs)) is not None:
-        console.print(f"edges are directed: {hint}", highlight=False)
+        console.print(f"edges are directed: {hint}")
     if (hint := hint_on_features(read, chosen_features)) is not None:
-        console.print(f"there are also: {hint}", highlight=False)
+        console.print(f"there are also: {hint}")

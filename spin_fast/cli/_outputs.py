@@ -1,4 +1,4 @@
-"""Where commands may write: never over what they read, over files of another kind, or over what is no regular file."""
+"""Where commands may write: never over their input, a file of another kind, or anything but a regular file."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check_output(path: Path, is_own: Callable[[Path], bool], source: datasets.So
 
 
 def is_predictions(path: Path) -> bool:
-    """Whether ``predict`` has written a table."""
+    """Whether a file is a table of ``predict``."""
     try:
         if path.suffix == ".parquet":
             from pyarrow.parquet import read_schema
@@ -52,7 +52,7 @@ def is_predictions(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """Whether ``train`` has written a document."""
+    """Whether a file is a result of ``train``."""
     try:
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -61,14 +61,14 @@ def is_result(path: Path) -> bool:
 
 
 def is_curve(path: Path) -> bool:
-    """Whether ``train`` has drawn a picture."""
+    """Whether a file is a training curve of ``train``."""
     with path.open("rb") as file:
         head = file.read(256)
     return head.startswith(b"\x89PNG") and b"Software\0spin_fast" in head
 
 
 def is_log(path: Path) -> bool:
-    """Whether ``train`` has written a log."""
+    """Whether a file is a log of ``train``."""
     from ..training.logs import COLUMNS
 
     with path.open("rb") as file:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from rich.console import RenderableType
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -77,28 +78,26 @@ def _installation(root: Path | None) -> Report:
 def _splits(
     source: datasets.Source, y: Tensor | None, seed: int, splits: Path | None, fold: int | None
 ) -> tuple[dict[str, datasets.Split], str | None]:
-    """The split that training uses without --fold, and the published folds where they are found; why there is none."""
+    """Return the split that training uses without --fold and the published folds, or those asked for; why none is."""
     if y is None:
         return {}, "there are no labels"
+    if fold is not None:
+        return {f"fold {fold}": source.split(y, splits=splits, fold=fold)}, None
     found: dict[str, datasets.Split] = {}
     missing = None
-    if splits is None and fold is None:
+    if splits is None:
         try:
             name = "official" if source.has_official_split else f"drawn, seed {seed}"
             found[name] = source.split(y, seed=seed)
         except datasets.DatasetError as error:
             missing = message_of(error)
     try:
-        folds = dict(enumerate(source.published_splits(len(y), splits=splits)))
+        folds = source.published_splits(len(y), splits=splits)
     except datasets.NoPublishedSplits:
-        if splits is not None or fold is not None:
+        if splits is not None:
             raise
-        folds = {}
-    if fold is not None:
-        if fold >= len(folds):
-            raise ValueError(f"--fold {fold}: there are {len(folds)} folds, from 0")
-        folds = {fold: folds[fold]}
-    return found | {f"fold {number}": split for number, split in folds.items()}, missing
+        folds = []
+    return found | {f"fold {number}": split for number, split in enumerate(folds)}, missing
 
 
 def _shown(facts: dict[str, Any], hints: dict[str, str | None], columns: str | None) -> list[RenderableType]:
@@ -159,7 +158,7 @@ def _in_addition(hint: str | None, head: str = "") -> str:
 
 
 def _memory(facts: dict[str, Any]) -> dict[str, str]:
-    size = {name: _show_bytes(number) for name, number in facts["bytes"].items()}
+    size = {name: decimal(number, precision=2) for name, number in facts["bytes"].items()}
     how = "each distinct row once" if max(facts["deduplication"]) > 1 else "as hardly any row repeats"
     return {
         "bytes of the graphs": size["graphs"],
@@ -167,14 +166,6 @@ def _memory(facts: dict[str, Any]) -> dict[str, str]:
         "of PowerFeatures": f"{size['features']}, {how}",
         "nodes per row by branch": by_branch(facts["deduplication"]),
     }
-
-
-def _show_bytes(number: int) -> str:
-    """``1234567`` is 1.23 MB."""
-    power = min(len(str(number)) - 1, 14) // 3
-    if power == 0:
-        return f"{number} bytes"
-    return f"{number / 1000**power:.4g} {('kB', 'MB', 'GB', 'TB')[power - 1]}"
 
 
 def _indistinct(facts: dict[str, Any]) -> dict[str, str]:

@@ -70,11 +70,10 @@ def precompute(
     graphs = read.graphs
     operator = operator_of(operators) or "sym"
     settings = (graphs, hops, operator, deduplicate)
-    if shard_size is not None:
-        _check_shard_size(shard_size, *settings, node_rows)
     if shard_size is None:
         parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
     else:
+        _check_shard_size(shard_size, *settings, node_rows)
         parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
     stored = torch.zeros(num_branches_of(hops, operator), dtype=torch.int64)
 

@@ -130,7 +130,7 @@ def predict(
 
 
 def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[str]:
-    """What the classes are called; by their numbers if the checkpoint does not tell."""
+    """The names of the classes; their numbers if the checkpoint has no names."""
     if (classes := metadata.get("classes")) is None:
         return list(map(str, range(number)))
     if not isinstance(classes, list) or len({*map(str, classes)}) != number or len(classes) != number:
@@ -165,7 +165,8 @@ def _parts(
             first = next(parts, None)
     except datasets.DatasetError as error:
         if error.argument == "features":  # nobody has asked for them here
-            names = features if isinstance(features, str) else _listed(features)
+            columns: Any = [features] if isinstance(features, str) else features
+            names = ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in columns)
             raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
         raise
     for part in itertools.chain([] if first is None else [first], parts):
@@ -177,7 +178,7 @@ def _parts(
 
 
 def _of_a_set(dataset: str, edge_options: EdgeOptions) -> EdgeOptions:
-    """What training chose for a folder, as far as a set by name, with both directions of an edge, has room for it."""
+    """The options for a data set by name, which lists both directions of an edge and allows no others."""
     others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
     if others:
         raise ValueError(
@@ -206,16 +207,11 @@ def _check_directions(dataset: str, graphs: GraphBatch, edge_options: EdgeOption
         )
 
 
-def _listed(features: Any) -> str:
-    """The columns of tables, as ``Folder.features`` has them."""
-    return ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in features)
-
-
 Columns = dict[str, np.ndarray]
 
 
 def _table_writer(path: Path) -> Callable[[Path], AbstractContextManager[Callable[[Columns], None]]]:
-    """What writes a table as the suffix of ``path`` says, some rows at a time.
+    """The writer for the format of the suffix of ``path``, which takes some rows at a time.
 
     Raises:
         ValueError: there is no such format. ImportError: Parquet without pyarrow.

@@ -22,7 +22,7 @@ from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
-from ._device import Device, device_of, wait_for
+from ._device import Device, device_of
 from ._errors import one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell, warn_of
@@ -89,7 +89,7 @@ def train(
     board = TensorBoardLog(out, metric_name) if tensorboard else None
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
-        _say(f"nothing to go on from in {out}: starting")
+        console.print(escape(f"nothing to go on from in {out}: starting"))
     source, read = data.read(source)
     y, num_outputs = _labels(source, read.graphs.y, metric_choice)
     split = source.split(y, seed=seed, splits=splits, fold=fold)
@@ -103,9 +103,9 @@ def train(
         check_features(features, power, source.title, read.graphs, model_options.dropout)
         power = power.to(place)
         if features.standardize is None and NodeFeatures().fit(read.graphs, split.train).columns_:
-            _say("node features: not standardised, which train without --features does")
+            console.print("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
-        _say(f"{out} has a result{score_in(outputs.result)}: this run replaces it")
+        console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
     torch.manual_seed(seed)
     model = _model(power, num_outputs, model_options).to(place)
     model.node_features = preprocessing
@@ -143,10 +143,6 @@ def train(
     return report
 
 
-def _say(text: str) -> None:
-    console.print(escape(text), highlight=False)
-
-
 def _stored_features(options: FeatureOptions) -> PowerFeatures | None:
     """Read the file of ``--features``; refuse options that prepare node features, since its hops come after that."""
     if options.precomputed is None:
@@ -175,7 +171,7 @@ def _prepare(graphs: GraphBatch, train: Tensor, options: FeatureOptions) -> tupl
     ).fit(graphs, train)
     graphs, standardized = preprocessing.transform(graphs), len(preprocessing.columns_)
     if options.degree is not None or standardized:
-        _say(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
+        console.print(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
     return preprocessing, graphs
 
 
@@ -186,7 +182,8 @@ def _compute(graphs: GraphBatch, options: FeatureOptions, node_rows: bool) -> tu
     with console.status(f"computing {hops} hops"):
         start = time.perf_counter()
         power = PowerFeatures.from_graphs(graphs, hops, operator, options.deduplicate, node_rows=node_rows)
-        wait_for(graphs.x.device)
+        if graphs.x.is_cuda:  # its work goes on when the call has returned
+            torch.cuda.synchronize(graphs.x.device)
         return power, time.perf_counter() - start
 
 
@@ -229,7 +226,7 @@ def _test(model: SPIN, power: PowerFeatures, ids: Tensor, metric: training.Metri
 
 @contextmanager
 def _termination_as_interruption() -> Iterator[list[int]]:
-    """What clusters send before they kill ends training as Ctrl-C does; the signals that came."""
+    """Let SIGTERM, which clusters send before SIGKILL, end training as Ctrl-C does; yields the signals received."""
     signals: list[int] = []
 
     def interrupt(number: int, _: object) -> None:

@@ -313,7 +313,7 @@ class Source(ABC):
             return self._split(y, seed)
         folds = self.published_splits(len(y), splits=splits)
         if check.integer("fold", 0 if fold is None else fold, 0) >= len(folds):
-            raise ValueError(f"fold must be below {len(folds)}, the number of folds of {self.name}, got {fold}")
+            raise check.ArgumentValueError("fold", f"be below {len(folds)}, the number of folds of {self.name}", fold)
         return folds[fold or 0]
 
     def _split(self, y: Tensor, seed: int) -> Split:

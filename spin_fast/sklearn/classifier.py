@@ -185,9 +185,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             features, node_features = self._features(graphs, train)
             labels = torch.from_numpy(codes)
             features = labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
-            shares = _shares(
-                codes[validation], class_weight, None if sample_weight is None else sample_weight[validation]
-            )
+            shares = _shares(codes, class_weight, sample_weight)
             with _seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
                     warnings.filterwarnings("ignore", "validation has .* of train", UserWarning)
@@ -208,7 +206,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                     graph_weight=sample_weight,
                     patience=self.patience,
                     seed=seed,
-                    metric=training.accuracy if shares is None else _weighted_accuracy(shares),
+                    metric=training.accuracy if shares is None else _weighted_accuracy(shares[validation]),
                     progress=bool(self.verbose),
                 )
         model.node_features = node_features

@@ -122,10 +122,6 @@ def _gpu_of(trainer: Trainer) -> torch.device | None:
     return device if device.type == "cuda" else None
 
 
-def _part(name: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{name}."): value for key, value in tensors.items() if key.startswith(f"{name}.")}
-
-
 def settings_of(
     model: torch.nn.Module, features: PowerFeatures, train: Tensor, validation: Tensor, **options: Any
 ) -> dict[str, Any]:
@@ -148,11 +144,8 @@ def settings_of(
     settings = {f"features.{name}": value for name, value in data.items()} | options
     settings |= {"train": _described(train), "validation": _described(validation)}
     settings |= {f"model.{name}": value for name, value in config.items()}
-    return json.loads(json.dumps(settings, default=_as_text))
-
-
-def _as_text(value: Any) -> str:
-    return _digest(value) if isinstance(value, Tensor) else repr(value)
+    text = json.dumps(settings, default=lambda value: _digest(value) if isinstance(value, Tensor) else repr(value))
+    return json.loads(text)
 
 
 def _digest(values: Tensor | None) -> str:
@@ -237,7 +230,7 @@ class StateFile:
         for epoch in epochs:
             state = state.after(epoch, {}, {})
         last = {name: value for name, value in tensors.items() if name in like.last}
-        self._written = replace(state, best=_part("best", tensors), last=last)
+        self._written = replace(state, best={name: tensors[f"best.{name}"] for name in like.best}, last=last)
         return self._written
 
     def _check_record(self, record: dict[str, Any]) -> list[Epoch]:

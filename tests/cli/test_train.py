@@ -112,8 +112,8 @@ def test_published_folds(tmp_path: Path) -> None:
     assert [split["name"] for split in told] == [f"fold {number}" for number in range(4)]
     assert [split["name"] for split in facts_of("info", "digits", "--hops", 0)["splits"]] == ["drawn, seed 0"]
     assert "fold 3" in invoke("info", "digits", "--splits", path, "--fold", 3, "--hops", 0)
-    assert "there are 4 folds" in invoke("info", "digits", "--splits", path, "--fold", 4, exit_code=1)
-    assert "fold must be below 4" in invoke("train", "digits", "--splits", path, "--fold", 4, exit_code=1)
+    for command in ("info", "train"):
+        assert "--fold must be below 4" in invoke(command, "digits", "--splits", path, "--fold", 4, exit_code=1)
     assert "by --splits" in invoke("train", "--root", tmp_path, "--fold", 0, exit_code=1)
 
 
