@@ -130,8 +130,7 @@ def stand_in(dataset: str, num_graphs: int | None = None) -> GraphBatch:
             np.eye(facts.kinds) if facts.kinds == facts.features else rng.integers(0, 7, (facts.kinds, facts.features))
         )
         x = torch.from_numpy(table[rng.choice(facts.kinds, len(node), p=chance / chance.sum())]).float()
-    rows, columns = np.concatenate([edges, edges[::-1]], axis=1)
-    return assemble(rows, columns, torch.from_numpy(ptr), x, torch.arange(number) % 2)
+    return assemble(edges, torch.from_numpy(ptr), x, torch.arange(number) % 2, undirected=True)
 
 
 def real_or_stand_in(dataset: str, root: str | None, num_graphs: int | None = None) -> Input:
