@@ -14,9 +14,7 @@ from ..graphs.node_features import Degree
 from ._options import DEFAULT_HOPS, HOPS, data_option, operator_option
 
 Metric = Literal["accuracy", "rocauc"]
-model_option, training_option, output_option = (
-    partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Training", "Output")
-)
+model_option, training_option = (partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Training"))
 
 
 @dataclass

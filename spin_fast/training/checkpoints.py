@@ -14,7 +14,7 @@ from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 
 CHECKPOINT_FORMAT = "spin_fast checkpoint 2"
-STATE_FORMAT = "spin_fast training-state 1"
+STATE_FORMAT = "spin_fast training-state 2"
 
 
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:

@@ -109,7 +109,7 @@ def fit(
         resume: go on from ``state`` if there is such a file, and start if there is none. Without, the first epoch
             replaces it.
         on_epoch: called with each new :class:`Epoch`; the epoch counts when this has returned. See
-            :mod:`spin_fast.logs`.
+            :mod:`spin_fast.training.logs`.
         progress: show a progress bar on the terminal.
 
     Raises:
