@@ -1,4 +1,4 @@
-"""What is used of torch beyond its documented interface, all of it here. Tried on torch 2.10, 2.11 and 2.13."""
+"""What is used of torch beyond its documented interface, all of it here. Tried on torch 2.13 alone."""
 
 from __future__ import annotations
 
