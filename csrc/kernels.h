@@ -167,7 +167,8 @@ struct BranchChunk {
   const T* w;  // [stride], or null for the sum readout
   const T* x;  // [U, d], the rows of all graphs
   int64_t rows, graphs;
-  const int64_t* source;   // [rows] -> rows of x
+  int64_t parts;           // rows of x that an input of the MLP consists of, side by side
+  const int64_t* source;   // [rows, parts] -> rows of x
   const int32_t* last;     // [rows], the last entry of each
   const int32_t* row;      // [entries] -> rows
   const int32_t* before;   // [entries], the entry before it of the same row, or -1

@@ -2,9 +2,10 @@
 // return (build facts, the instruction set, messages about bad contents).
 //
 // Common arguments: `ptr`, `index`, `count` as in spin_fast/ops; `shared`: z is the dense form [R + 1, N, h] and every
-// branch reads the same ptr; `tf32`: the MLPs may round their factors to TF32 (CUDA only); `check_invariants`: check
-// the contents of the index arrays; `hash_bits`: 64, or less in tests that need collisions. For bfloat16 and float16
-// rows the attention's readout, alpha and their gradients are float32.
+// branch reads the same ptr; `parts` [J, k]: joint rows, which consist of k rows side by side; `tf32`: the MLPs may
+// round their factors to TF32 (CUDA only); `check_invariants`: check the contents of the index arrays; `hash_bits`: 64,
+// or less in tests that need collisions. For bfloat16 and float16 rows the attention's readout, alpha and their
+// gradients are float32.
 
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
@@ -39,17 +40,19 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool check_invariants) -> (Tensor dz, Tensor dw)");
   m.def(
-      "branch_readout(Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, Tensor? ids, "
-      "int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
+      "branch_readout(Tensor rows, Tensor parameters, Tensor? parts, Tensor ptr, Tensor? index, Tensor? count, "
+      "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
       "bool check_invariants) -> Tensor");
   m.def(
-      "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor ptr, Tensor? index, Tensor? count, "
-      "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
+      "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor? parts, Tensor ptr, Tensor? index, "
+      "Tensor? count, Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, "
+      "bool shared, "
       "bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
-      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor ptr, Tensor? index, "
-      "Tensor? count, Tensor? ids, int num_branches, int[] widths, int[] classifier_widths, bool attention, "
-      "float negative_slope, bool tf32, bool check_invariants) -> (Tensor loss, Tensor gradient)");
+      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor? ptr, Tensor? index, "
+      "Tensor? count, Tensor? parts, Tensor? joint_ptr, Tensor? joint_index, Tensor? joint_count, Tensor? ids, "
+      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, bool "
+      "check_invariants) -> (Tensor loss, Tensor gradient)");
   m.def(
       "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool check_invariants) "
       "-> (Tensor rows, Tensor row_ptr, Tensor ptr, Tensor index, Tensor count, Tensor row_of_node)");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <optional>
 #include <vector>
 
 #include "segments.h"
@@ -17,7 +18,7 @@ void dispatch_compute(ScalarType value, F f) {
 }
 
 struct Model {
-  int64_t features, branches;
+  int64_t features, branches;  // what goes into the MLPs: d, or of joint rows parts * d
   std::vector<int64_t> widths;
   bool attention;
   double slope;
@@ -41,14 +42,11 @@ inline void check_widths(const char* name, const std::vector<int64_t>& widths) {
   for (const int64_t width : widths) require(width >= 1, name, " must be at least 1, got ", width);
 }
 
-// The number of parameters of a classifier on the readouts of all branches, which follow those of the branches.
-inline int64_t classifier_parameters(int64_t branches, const std::vector<int64_t>& widths,
-                                     const std::vector<int64_t>& classifier_widths) {
-  check_num_branches(branches);
-  check_widths("widths", widths);
+// The number of parameters of a classifier on so many columns of readouts.
+inline int64_t classifier_parameters(int64_t in, const std::vector<int64_t>& classifier_widths) {
   check_widths("classifier_widths", classifier_widths);
   constexpr auto name = "classifier_widths";
-  int64_t in = product_of("widths", branches, widths.back()), size = 0;
+  int64_t size = 0;
   for (const int64_t width : classifier_widths) {
     size = sum_of(name, size, product_of(name, sum_of(name, in, 1), width));
     in = width;
@@ -56,35 +54,95 @@ inline int64_t classifier_parameters(int64_t branches, const std::vector<int64_t
   return size;
 }
 
+// Of each joint row the rows of x that it consists of, [J, number], in one of two types; both null where an entry
+// refers to a row of x itself.
+struct Parts {
+  const int32_t* narrow;
+  const int64_t* wide;
+  int64_t number;
+
+  bool given() const { return narrow || wide; }
+};
+
 // The arguments that the ops of the fused branch share, checked but for the contents of ids.
 struct Arguments {
   Model model;
   Segments seg;
+  Parts parts;
   const int64_t* ids;
   int64_t graphs;
 };
 
-inline Arguments model_arguments(const Tensor& rows, const Tensor& parameters, const Tensor& ptr,
+inline Parts checked_parts(const OptionalTensor& parts, int64_t rows, bool check_invariants) {
+  if (!parts) return {nullptr, nullptr, 1};
+  const bool narrow = expect("parts", *parts, {any, any}, index_types) == ScalarType::Int;
+  require(parts->size(1) >= 1, "parts must have at least 1 column, got 0");
+  const Parts of = {narrow ? data<int32_t>(parts) : nullptr, narrow ? nullptr : data<int64_t>(parts), parts->size(1)};
+  if (check_invariants)
+    refuse_if(narrow ? check_range("parts", of.narrow, 0, parts->numel(), 0, rows)
+                     : check_range("parts", of.wide, 0, parts->numel(), 0, rows));
+  return of;
+}
+
+inline Arguments model_arguments(const Tensor& rows, const OptionalTensor& parts, const Tensor& ptr,
                                  const OptionalTensor& index, const OptionalTensor& count, const OptionalTensor& ids,
                                  int64_t num_branches, const std::vector<int64_t>& widths, bool attention, double slope,
-                                 bool shared, bool check_invariants, int64_t more_parameters) {
-  const ScalarType value = expect("rows", rows, {any, any}, computed_types);
+                                 bool shared, bool check_invariants) {
+  expect("rows", rows, {any, any}, computed_types);
   check_widths("widths", widths);
   check_num_branches(num_branches);
+  require(!parts || (num_branches == 1 && !shared), "num_branches must be 1 where there are parts, got ", num_branches);
   require(slope >= 0, "negative_slope must be at least 0, got ", slope);
   require(std::isfinite(slope), "negative_slope must be finite, got ", slope);
-  const Model model = {rows.size(1), num_branches, widths, attention, slope};
-  const int64_t size = sum_of("classifier_widths", model.parameters(), more_parameters);
-  const Segments seg =
-      checked_segments(rows.size(0), widths.back(), ptr, index, count, num_branches, shared, check_invariants);
-  Arguments of{model, seg, nullptr, seg.graphs};
-  expect("parameters", parameters, {size}, {value});
+  const Parts joint = checked_parts(parts, rows.size(0), check_invariants);
+  const Model model = {product_of("parts", joint.number, rows.size(1)), num_branches, widths, attention, slope};
+  const Segments seg = checked_segments(parts ? parts->size(0) : rows.size(0), widths.back(), ptr, index, count,
+                                        num_branches, shared, check_invariants);
+  Arguments of{model, seg, joint, nullptr, seg.graphs};
   if (ids) {
     expect("ids", *ids, {any}, {ScalarType::Long});
     of.ids = ids->const_data_ptr<int64_t>();
     of.graphs = ids->numel();
   }
   return of;
+}
+
+// The branches of a training step: one for each hop, one for the joint rows, or both. The flat parameters are those of
+// the hops, of the joint branch, and of the classifier, which reads the readouts of both side by side.
+struct StepArguments {
+  std::optional<Arguments> hops, joint;
+
+  const Arguments& any() const { return hops ? *hops : *joint; }
+  int64_t readout_width() const {
+    return (hops ? hops->model.readout_width() : 0) + (joint ? joint->model.readout_width() : 0);
+  }
+  // The number of parameters before those of the classifier.
+  int64_t parameters() const {
+    return sum_of("widths", hops ? hops->model.parameters() : 0, joint ? joint->model.parameters() : 0);
+  }
+};
+
+inline StepArguments step_arguments(const Tensor& rows, const Tensor& parameters, const OptionalTensor& ptr,
+                                    const OptionalTensor& index, const OptionalTensor& count,
+                                    const OptionalTensor& parts, const OptionalTensor& joint_ptr,
+                                    const OptionalTensor& joint_index, const OptionalTensor& joint_count,
+                                    const OptionalTensor& ids, int64_t num_branches, const std::vector<int64_t>& widths,
+                                    const std::vector<int64_t>& classifier_widths, bool attention, double slope,
+                                    bool check_invariants) {
+  require(ptr || parts, "ptr or parts must be given");
+  require(parts.has_value() == joint_ptr.has_value(), "parts must come with joint_ptr, and only with it");
+  StepArguments step;
+  if (ptr)
+    step.hops = model_arguments(rows, std::nullopt, *ptr, index, count, ids, num_branches, widths, attention, slope,
+                                false, check_invariants);
+  if (parts)
+    step.joint = model_arguments(rows, parts, *joint_ptr, joint_index, joint_count, ids, 1, widths, attention, slope,
+                                 false, check_invariants);
+  require(!ptr || !parts || step.hops->seg.graphs == step.joint->seg.graphs,
+          "joint_ptr must have as many graphs as ptr, ", step.any().seg.graphs);
+  const int64_t classifier = classifier_parameters(step.readout_width(), classifier_widths);
+  expect("parameters", parameters, {sum_of("classifier_widths", step.parameters(), classifier)}, {rows.scalar_type()});
+  return step;
 }
 
 }  // namespace spin_fast

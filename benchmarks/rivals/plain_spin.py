@@ -36,9 +36,9 @@ class Vectorised(nn.Module):
 
     def __init__(self, spin: SPIN) -> None:
         super().__init__()
-        self.weights = nn.ParameterList(copy.deepcopy(layer.weight) for layer in spin.layers)
-        self.biases = nn.ParameterList(copy.deepcopy(layer.bias) for layer in spin.layers)
-        self.attention = copy.deepcopy(spin.attention)
+        self.weights = nn.ParameterList(copy.deepcopy(layer.weight) for layer in spin.hops.layers)
+        self.biases = nn.ParameterList(copy.deepcopy(layer.bias) for layer in spin.hops.layers)
+        self.attention = copy.deepcopy(spin.hops.attention)
         self.classifier = copy.deepcopy(spin.classifier)
 
     def forward(self, inputs: Rows) -> Tensor:
@@ -125,13 +125,15 @@ class Loop(nn.Module):
         self.branches = nn.ModuleList()
         for branch in range(spin.config["num_hops"] + 1):
             mlp = nn.Sequential()
-            for layer in spin.layers:
+            for layer in spin.hops.layers:
                 weight, bias = (parameter[branch] for parameter in layer.parameters())
                 linear = nn.Linear(*weight.shape)
                 linear.load_state_dict({"weight": weight.t(), "bias": bias})
                 mlp.extend([linear, nn.LeakyReLU()])
             self.branches.append(mlp)
-        self.attention = nn.ParameterList([] if spin.attention is None else spin.attention.detach().clone().unbind())
+        self.attention = nn.ParameterList(
+            [] if spin.hops.attention is None else spin.hops.attention.detach().clone().unbind()
+        )
         self.classifier = copy.deepcopy(spin.classifier)
 
     def forward(self, inputs: Separate) -> Tensor:

@@ -8,11 +8,13 @@
 namespace spin_fast {
 namespace {
 
-Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
-                      OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                      bool attention, double negative_slope, bool /*tf32*/, bool shared, bool check_invariants) {
-  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, check_invariants, 0);
+Tensor branch_readout(const Tensor& rows, const Tensor& parameters, OptionalTensor parts, const Tensor& ptr,
+                      OptionalTensor index, OptionalTensor count, OptionalTensor ids, int64_t num_branches,
+                      std::vector<int64_t> widths, bool attention, double negative_slope, bool /*tf32*/, bool shared,
+                      bool check_invariants) {
+  const Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, shared, check_invariants);
+  expect("parameters", parameters, {of.model.parameters()}, {rows.scalar_type()});
   check_ids(of);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
@@ -27,14 +29,15 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor
 }
 
 std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, const Tensor& parameters,
-                                                   const Tensor& ptr, OptionalTensor index, OptionalTensor count,
-                                                   OptionalTensor ids, int64_t num_branches,
+                                                   OptionalTensor parts, const Tensor& ptr, OptionalTensor index,
+                                                   OptionalTensor count, OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
                                                    bool /*tf32*/, bool shared, bool check_invariants, bool with_rows) {
-  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, check_invariants, 0);
-  check_ids(of);
+  const Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, shared, check_invariants);
   const ScalarType value = rows.scalar_type();
+  expect("parameters", parameters, {of.model.parameters()}, {value});
+  check_ids(of);
   expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);
   Tensor dx = empty({with_rows ? rows.size(0) : 0, rows.size(1)}, value);

@@ -20,4 +20,38 @@ void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* para
   f(pass);
 }
 
+// Two passes side by side: of the hops, and of the joint rows. The latter choose the graphs of a chunk, since a chunk
+// has as many of them as of the rows of any hop, or more.
+template <class T, class Hops>
+class BothPasses {
+ public:
+  BothPasses(Hops& hops, BranchPass<T>& joint, const Model& hops_model)
+      : hops_(hops), joint_(joint), columns_(hops_model.readout_width()), parameters_(hops_model.parameters()) {}
+
+  bool next() {
+    if (!joint_.next()) return false;
+    hops_.take_to(joint_.end());
+    return true;
+  }
+  int64_t begin() const { return joint_.begin(); }
+  int64_t end() const { return joint_.end(); }
+  void forward(T* readout, int64_t stride) {
+    hops_.forward(readout, stride);
+    joint_.forward(readout + columns_, stride);
+  }
+  void backward(const T* grad) {
+    hops_.backward(grad);
+    joint_.backward(grad + columns_);
+  }
+  void write_gradient(T* gradient) const {
+    hops_.write_gradient(gradient);
+    joint_.write_gradient(gradient + parameters_);
+  }
+
+ private:
+  Hops& hops_;
+  BranchPass<T>& joint_;
+  const int64_t columns_, parameters_;
+};
+
 }  // namespace spin_fast

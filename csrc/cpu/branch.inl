@@ -13,13 +13,16 @@ struct RowTile {
   Layer<T> layers[most_layers];
 };
 
-// Which lanes of V registers, the last one of `rest` lanes, are not 0 in every one of n rows.
+// Which lanes of V registers, the last one of `rest` lanes, are not 0 in every one of n rows, source[0],
+// source[parts], ... of x.
 template <int V, class T>
-inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t n, int64_t rest, Bits<T>* used) {
+inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t parts, int64_t n, int64_t rest,
+                       Bits<T>* used) {
   constexpr int64_t L = lanes<T>, ahead = 16;
   Vector<Bits<T>> bits[V] = {};
   for (int64_t i = 0; i < n; ++i) {
-    const T *from = x + source[i] * width, *next = x + source[i + ahead < n ? i + ahead : i] * width;
+    const T* from = x + source[i * parts] * width;
+    const T* next = x + source[(i + ahead < n ? i + ahead : i) * parts] * width;
 #pragma GCC unroll 4
     for (int v = 0; v < V; ++v) {
       __builtin_prefetch(next + v * L);
@@ -34,32 +37,34 @@ inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t
 template <class T>
 int32_t used_columns(const BranchChunk<T>& branch, int64_t begin, int64_t n, int32_t* column) {
   constexpr int64_t L = lanes<T>;
-  const int64_t width = branch.mlp.layers[0].in;
-  const int64_t* source = branch.source + begin;
+  const int64_t in = branch.mlp.layers[0].in, parts = branch.parts, width = in / parts;
   int32_t columns = 0;
   if (width <= row_multiple) {
-    for (; columns < width; ++columns) column[columns] = columns;
+    for (; columns < in; ++columns) column[columns] = columns;
     return columns;
   }
-  for (int64_t j = 0; j < width; j += 4 * L) {
-    const int64_t lanes_here = width - j < 4 * L ? width - j : 4 * L, rest = (lanes_here - 1) % L + 1;
-    Bits<T> used[4 * L];
-    const T* x = branch.x + j;
-    switch ((lanes_here + L - 1) / L) {
-      case 1:
-        used_lanes<1>(x, width, source, n, rest, used);
-        break;
-      case 2:
-        used_lanes<2>(x, width, source, n, rest, used);
-        break;
-      case 3:
-        used_lanes<3>(x, width, source, n, rest, used);
-        break;
-      default:
-        used_lanes<4>(x, width, source, n, rest, used);
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t* source = branch.source + begin * parts + part;
+    for (int64_t j = 0; j < width; j += 4 * L) {
+      const int64_t lanes_here = width - j < 4 * L ? width - j : 4 * L, rest = (lanes_here - 1) % L + 1;
+      Bits<T> used[4 * L];
+      const T* x = branch.x + j;
+      switch ((lanes_here + L - 1) / L) {
+        case 1:
+          used_lanes<1>(x, width, source, parts, n, rest, used);
+          break;
+        case 2:
+          used_lanes<2>(x, width, source, parts, n, rest, used);
+          break;
+        case 3:
+          used_lanes<3>(x, width, source, parts, n, rest, used);
+          break;
+        default:
+          used_lanes<4>(x, width, source, parts, n, rest, used);
+      }
+      for (int64_t k = 0; k < lanes_here; ++k)
+        if (used[k]) column[columns++] = static_cast<int32_t>(part * width + j + k);
     }
-    for (int64_t k = 0; k < lanes_here; ++k)
-      if (used[k]) column[columns++] = static_cast<int32_t>(j + k);
   }
   return columns;
 }
@@ -79,14 +84,19 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   tile.x = x;
   tile.stride = padded_to(row_multiple, first.in);
   tile.column = columns + 1;
-  for (int64_t i = 0; i < n && !kept; ++i) {
-    const T* from = branch.x + branch.source[begin + i] * width;
-    T* to = x + i * tile.stride;
-    if (first.in == width)
-      __builtin_memcpy(to, from, width * sizeof(T));
-    else
-      for (int64_t k = 0; k < first.in; ++k) to[k] = from[tile.column[k]];
-    for (int64_t k = first.in; k < tile.stride; ++k) to[k] = 0;
+  const int64_t parts = branch.parts, part_width = width / parts;
+  for (int64_t part = 0, k = 0, end = 0; part < parts && !kept; ++part, k = end) {  // its columns [k, end)
+    const int64_t shift = part * part_width;
+    while (end < first.in && tile.column[end] < shift + part_width) ++end;
+    for (int64_t i = 0; i < n; ++i) {
+      const T* from = branch.x + branch.source[(begin + i) * parts + part] * part_width;
+      T* to = x + i * tile.stride;
+      if (first.in == width)
+        __builtin_memcpy(to + shift, from, part_width * sizeof(T));
+      else
+        for (int64_t c = k; c < end; ++c) to[c] = from[tile.column[c] - shift];
+      for (int64_t c = first.in; c < tile.stride && part == 0; ++c) to[c] = 0;
+    }
   }
   if (first.in < width) {
     for (int64_t k = 0; k < first.in; ++k)

@@ -39,7 +39,7 @@ void parallel_tasks(int64_t n, bool tiny, F f) {
 struct BranchEntries {
   int64_t rows = 0, entries = 0;
   uint32_t stamp = 0;
-  std::vector<int64_t> source, ptr;
+  std::vector<int64_t> source, parts, ptr;  // of joint rows, `source` are these, and `parts` the rows of x
   std::vector<int32_t> last, row, before, graph, count;
 
   void clear(uint32_t new_stamp) {
@@ -106,7 +106,7 @@ struct Workspace {
   std::vector<Arena> branch_arenas;
   std::vector<uint64_t> marks;  // as in BranchEntries::add
   uint32_t stamp = 0;           // the last one given
-  std::vector<BranchEntries> entries;
+  std::vector<BranchEntries> entries, joint_entries;
 };
 
 inline Workspace& workspace() {
@@ -119,6 +119,7 @@ inline Workspace& workspace() {
 template <class P, class T>
 concept Pass = requires(P pass, const P& done, T* values, const T* grad, int64_t stride) {
   { pass.next() } -> std::same_as<bool>;  // selects the next graphs; false if none are left
+  pass.take_to(stride);                   // selects the next graphs, up to this one
   { done.begin() } -> std::same_as<int64_t>;
   { done.end() } -> std::same_as<int64_t>;
   pass.forward(values, stride);  // writes the readouts of the chunk, (R + 1) * h in rows of `stride`
@@ -175,7 +176,9 @@ class BranchPass : public PassBase<T> {
 
  public:
   BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
-      : Base(workspace, arguments, x, parameters, backward, dx != nullptr), entries_(workspace.entries), dx_(dx) {
+      : Base(workspace, arguments, x, parameters, backward, dx != nullptr),
+        entries_(arguments.parts.given() ? workspace.joint_entries : workspace.entries),
+        dx_(dx) {
     if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
     const Packed<T>& mlp = packed_[0].mlp;
     int64_t width = 0;  // of the activations that are kept, and of the gradient of the last
@@ -188,32 +191,23 @@ class BranchPass : public PassBase<T> {
 
   // Selects graphs of some thousand distinct rows at most, or a single one.
   bool next() {
-    for (BranchEntries& of : entries_) clear(of);
-    begin_ = end_;
-    if (begin_ == arguments_.graphs) return false;
-    const int64_t most_entries = 16 * chunk_rows_;
-    int64_t rows = 0, entries = entries_of(arguments_, end_);
-    long_ = entries > 4 * chunk_rows_;
-    if (long_) {
-      ++end_;
-      return true;
+    if (!begin_chunk()) return false;
+    int64_t rows = 0, entries = 0, more = entries_of(arguments_, end_);
+    while (!long_ && end_ < arguments_.graphs) {
+      rows += add_graph();
+      entries += more;
+      more = end_ < arguments_.graphs ? entries_of(arguments_, end_) : 0;
+      if (rows + more > chunk_rows_ || entries + more > 16 * chunk_rows_) break;
     }
-    do {
-      for (int64_t b = 0; b < model_.branches; ++b) {
-        if (end_ + 2 * ahead < arguments_.graphs)
-          __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, end_ + 2 * ahead));
-        if (end_ + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, end_ + ahead));
-        const int64_t first = first_entry(seg_, b, graph_of(arguments_, end_)),
-                      last = first_entry(seg_, b, graph_of(arguments_, end_) + 1);
-        rows -= entries_[b].rows;
-        entries_[b].add(seg_, first, last, workspace_.marks.data());
-        rows += entries_[b].rows;
-      }
-      if (++end_ == arguments_.graphs) break;
-      entries += entries_of(arguments_, end_);
-    } while (rows + entries_of(arguments_, end_) <= chunk_rows_ && entries <= most_entries);
-    prepare();
+    end_chunk();
     return true;
+  }
+
+  void take_to(int64_t end) {
+    begin_chunk();
+    long_ = long_ && end == begin_ + 1;
+    while (!long_ && end_ < end) add_graph();
+    end_chunk();
   }
 
   void forward(T* readout, int64_t stride) {
@@ -262,6 +256,48 @@ class BranchPass : public PassBase<T> {
   }
 
  private:
+  bool begin_chunk() {
+    for (BranchEntries& of : entries_) clear(of);
+    begin_ = end_;
+    if (begin_ == arguments_.graphs) return false;
+    long_ = entries_of(arguments_, begin_) > 4 * chunk_rows_;
+    return true;
+  }
+
+  void end_chunk() {
+    if (long_)
+      ++end_;
+    else
+      prepare();
+  }
+
+  // Adds the next graph to the chunk; returns the number of rows that are new.
+  int64_t add_graph() {
+    const int64_t graph = graph_of(arguments_, end_);
+    int64_t rows = 0;
+    for (int64_t b = 0; b < model_.branches; ++b) {
+      if (end_ + 2 * ahead < arguments_.graphs)
+        __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, end_ + 2 * ahead));
+      if (end_ + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, end_ + ahead));
+      rows -= entries_[b].rows;
+      entries_[b].add(seg_, first_entry(seg_, b, graph), first_entry(seg_, b, graph + 1), workspace_.marks.data());
+      rows += entries_[b].rows;
+    }
+    ++end_;
+    return rows;
+  }
+
+  // Finds the rows of x that the joint rows of the chunk consist of.
+  void find_parts(BranchEntries& of) const {
+    const Parts& parts = arguments_.parts;
+    of.parts.resize(of.rows * parts.number);
+    for (int64_t i = 0; i < of.rows; ++i)
+      for (int64_t p = 0; p < parts.number; ++p) {
+        const int64_t at = of.source[i] * parts.number + p;
+        of.parts[i * parts.number + p] = parts.narrow ? parts.narrow[at] : parts.wide[at];
+      }
+  }
+
   // Processes a graph of more rows than a chunk may have piece by piece, each as if it were a graph. Nothing of a piece
   // is kept, so the backward pass evaluates it again.
   template <class F>
@@ -357,8 +393,11 @@ class BranchPass : public PassBase<T> {
   // Serial, since branches may share rows of x, and a graph that is chosen twice repeats its rows.
   void add_row_gradients(const BranchChunk<T>& branch) {
     const Layer<T>& first = branch.mlp.layers[0];
-    for (int64_t i = 0; i < branch.rows; ++i)
-      for (int64_t k = 0; k < first.in; ++k) dx_[branch.source[i] * first.in + k] += branch.dx[i * first.below + k];
+    const int64_t width = first.in / branch.parts;
+    for (int64_t i = 0; i < branch.rows * branch.parts; ++i) {
+      const T* from = branch.dx + i / branch.parts * first.below + i % branch.parts * width;
+      for (int64_t k = 0; k < width; ++k) dx_[branch.source[i] * width + k] += from[k];
+    }
   }
 
   void clear(BranchEntries& entries) {
@@ -377,6 +416,8 @@ class BranchPass : public PassBase<T> {
     const int64_t graphs = end_ - begin_, depth = model_.widths.size();
     branches_.resize(model_.branches);
     activations_.assign(model_.branches * most_layers, nullptr);
+    const bool joint = arguments_.parts.given();
+    for (int64_t b = 0; joint && b < model_.branches; ++b) find_parts(entries_[b]);
     // The same loop twice: the first time measures, the second assigns.
     for (const bool measured : {false, true}) {
       int64_t used = 0, cost = 0;
@@ -401,7 +442,8 @@ class BranchPass : public PassBase<T> {
         branch.x = x_;
         branch.rows = rows;
         branch.graphs = graphs;
-        branch.source = of.source.data();
+        branch.parts = arguments_.parts.number;
+        branch.source = joint ? of.parts.data() : of.source.data();
         branch.last = of.last.data();
         branch.row = of.row.data();
         branch.before = of.before.data();

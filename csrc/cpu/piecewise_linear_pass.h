@@ -21,7 +21,7 @@ class PiecewiseLinearPass : public PassBase<T> {
   // Whether the entries are so many that the search for intervals, usually about as many as units, pays.
   static bool pays(const Arguments& arguments) {
     const Model& model = arguments.model;
-    if (model.features != 1) return false;
+    if (model.features != 1 || arguments.parts.given()) return false;
     int64_t units = 1, entries = 0;
     for (const int64_t width : model.widths) units += width;
     for (int64_t i = 0; i < arguments.graphs; ++i) entries += entries_of(arguments, i);
@@ -54,28 +54,19 @@ class PiecewiseLinearPass : public PassBase<T> {
 
   bool next() {
     if (!std::exchange(taken_, false) && !take()) return false;
-    Arena& arena = workspace_.arena;
-    const int64_t stride = packed_[0].mlp.layers.back().stride;
-    const int64_t graphs = padded_to(row_multiple, std::min(arguments_.graphs, most_graphs));
-    for (BranchState& state : branches_) {
-      PiecewiseLinearChunk<T>& chunk = state.chunk;
-      const int64_t entries = state.ptr.back();
-      if (entries > state.prepared) {
-        state.prepared = entries + entries / 4;
-        chunk.interval = arena.take<int32_t>(state.prepared);
-        chunk.weight = arena.take<T>(state.prepared);
-      }
-      if (!chunk.moments) {
-        chunk.scale = arena.take<T>(graphs);
-        chunk.moments = arena.take<T>(graphs * 2 * chunk.intervals);
-        chunk.ds = arena.take<T>(backward_ ? graphs * stride : 0);
-      }
-      chunk.graphs = end_ - begin_;
-      chunk.ptr = state.ptr.data();
-      chunk.count = state.count;
-      chunk.x = state.x;
-    }
+    prepare();
     return true;
+  }
+
+  void take_to(int64_t end) {
+    if (std::exchange(taken_, false)) {
+      if (end == end_) return prepare();
+      end_ = 0;
+    }
+    begin_ = end_;
+    end_ = end;
+    gather();
+    prepare();
   }
 
   void forward(T* readout, int64_t stride) {
@@ -120,6 +111,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
     int64_t room = 0, prepared = 0;  // capacities in entries: of x and count, and of the rest
+    int64_t graphs = 0;              // capacity in graphs
     // Of x, then of the units of each layer: offsets and slopes [2 * intervals, stride], values in the middles.
     T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
     std::vector<double> dlogit;
@@ -140,9 +132,33 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
   };
 
+  // Memory for the selected chunk.
+  void prepare() {
+    Arena& arena = workspace_.arena;
+    const int64_t stride = packed_[0].mlp.layers.back().stride, graphs = padded_to(row_multiple, end_ - begin_);
+    for (BranchState& state : branches_) {
+      PiecewiseLinearChunk<T>& chunk = state.chunk;
+      const int64_t entries = state.ptr.back();
+      if (entries > state.prepared) {
+        state.prepared = entries + entries / 4;
+        chunk.interval = arena.take<int32_t>(state.prepared);
+        chunk.weight = arena.take<T>(state.prepared);
+      }
+      if (graphs > state.graphs) {
+        state.graphs = graphs;
+        chunk.scale = arena.take<T>(graphs);
+        chunk.moments = arena.take<T>(graphs * 2 * chunk.intervals);
+        chunk.ds = arena.take<T>(backward_ ? graphs * stride : 0);
+      }
+      chunk.graphs = end_ - begin_;
+      chunk.ptr = state.ptr.data();
+      chunk.count = state.count;
+      chunk.x = state.x;
+    }
+  }
+
   // Selects the next graphs and gathers their features; false if none are left.
   bool take() {
-    Arena& arena = workspace_.arena;
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
     int64_t entries = 0;
@@ -151,6 +167,15 @@ class PiecewiseLinearPass : public PassBase<T> {
       ++end_;
     } while (end_ < arguments_.graphs && end_ - begin_ < most_graphs &&
              entries + entries_of(arguments_, end_) <= most_entries);
+    gather();
+    return true;
+  }
+
+  // Gathers the features of the selected graphs.
+  void gather() {
+    Arena& arena = workspace_.arena;
+    int64_t entries = 0;
+    for (int64_t i = begin_; i < end_; ++i) entries += entries_of(arguments_, i);
     tiny_ = entries < tiny_entries;
     for (int64_t b = 0; b < model_.branches; ++b) {
       BranchState& state = branches_[b];
@@ -181,7 +206,6 @@ class PiecewiseLinearPass : public PassBase<T> {
         for (int64_t e = 0; e < (seg_.count ? n : 0); ++e) count[e] = static_cast<T>(seg_.count[first + e]);
       }
     });
-    return true;
   }
 
   // Runs f(branch, number of the task, first graph, end) over the chunk.

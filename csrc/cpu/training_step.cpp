@@ -5,6 +5,7 @@
 #include <cstring>
 #include <limits>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 
 #include "branch.h"
@@ -28,13 +29,13 @@ double cross_entropy(T* scores, int64_t classes, int64_t label, double weight) {
 template <class T>
 class Classifier {
  public:
-  Classifier(Arena& arena, const Model& model, const std::vector<int64_t>& widths, const T* parameters)
+  // `in`: columns of the readouts; the parameters begin at `at` in the flat vector.
+  Classifier(Arena& arena, int64_t in, const std::vector<int64_t>& widths, double slope, const T* parameters,
+             int64_t at)
       : arena_(arena) {
-    int64_t at = model.parameters(), in = model.readout_width();
     for (size_t l = 0; l < widths.size(); ++l) {
       const int64_t out = widths[l];
-      packed_.add(arena, parameters, {at, at + in * out, 1, in, 0}, in, out, l + 1 < widths.size() ? model.slope : 1.0,
-                  true);
+      packed_.add(arena, parameters, {at, at + in * out, 1, in, 0}, in, out, l + 1 < widths.size() ? slope : 1.0, true);
       at += (in + 1) * out;
       in = out;
     }
@@ -90,13 +91,16 @@ class Classifier {
 };
 
 std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
-                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
-                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
-                                         bool attention, double negative_slope, bool /*tf32*/, bool check_invariants) {
-  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
-  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, false, check_invariants, more);
+                                         OptionalTensor class_weight, OptionalTensor ptr, OptionalTensor index,
+                                         OptionalTensor count, OptionalTensor parts, OptionalTensor joint_ptr,
+                                         OptionalTensor joint_index, OptionalTensor joint_count, OptionalTensor ids,
+                                         int64_t num_branches, std::vector<int64_t> widths,
+                                         std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
+                                         bool /*tf32*/, bool check_invariants) {
+  const StepArguments step =
+      step_arguments(rows, parameters, ptr, index, count, parts, joint_ptr, joint_index, joint_count, ids, num_branches,
+                     widths, classifier_widths, attention, negative_slope, check_invariants);
+  const Arguments& of = step.any();
   check_ids(of);
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, {ScalarType::Long});
@@ -112,14 +116,15 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;
     Workspace& memory = workspace();
-    Classifier<T> classifier(memory.arena, of.model, classifier_widths, parameters.const_data_ptr<T>());
+    const T* values = parameters.const_data_ptr<T>();
+    Classifier<T> classifier(memory.arena, step.readout_width(), classifier_widths, negative_slope, values,
+                             step.parameters());
     const T* weights = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
     double total = weights ? 0 : static_cast<double>(of.graphs);
     for (int64_t i = 0; weights && i < of.graphs; ++i) total += weights[label_of(i)];
     total = std::max(total, std::numeric_limits<double>::min());  // graphs that all weigh 0 have loss 0
     const auto weight_of = [&](int64_t label) { return (weights ? weights[label] : 1.0) / total; };
-    T* no_rows = nullptr;
-    with_pass(memory, of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, no_rows, [&](auto& pass) {
+    const auto train = [&](auto& pass) {
       double sum = 0;
       while (pass.next()) {
         const int64_t graphs = pass.end() - pass.begin();
@@ -130,7 +135,18 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
       }
       *loss.mutable_data_ptr<T>() = static_cast<T>(sum);
       pass.write_gradient(gradient.mutable_data_ptr<T>());
-    });
+    };
+    const T* x = rows.const_data_ptr<T>();
+    T* no_rows = nullptr;
+    if (step.hops && step.joint)
+      with_pass(memory, *step.hops, x, values, true, no_rows, [&](auto& hops) {
+        const Model& model = step.hops->model;
+        BranchPass<T> joint(memory, *step.joint, x, values + model.parameters(), true, no_rows);
+        BothPasses<T, std::remove_reference_t<decltype(hops)>> both(hops, joint, model);
+        train(both);
+      });
+    else
+      with_pass(memory, of, x, values, true, no_rows, train);
     classifier.write_gradient(gradient.mutable_data_ptr<T>());
   });
   return {loss, gradient};

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,7 @@ class PowerFeatures(GraphArrays):
         labels: first axis ``G``, or None.
         operator: the graph operator, or several with commas between them, such as ``"sym,adj"``.
         ids: ``[selected]`` int64 graph ids, or None.
+        joint: the joint rows of all graphs of the storage, found when they are first asked for.
     """
 
     rows: Tensor
@@ -66,6 +67,7 @@ class PowerFeatures(GraphArrays):
 
     def __post_init__(self) -> None:
         """Check the contents once; models and ops then trust them. On a GPU contents are not read."""
+        vars(self)["_found"] = {}
         self._check_shapes()
         if self.rows.is_cpu:
             self._check_entries()
@@ -138,6 +140,34 @@ class PowerFeatures(GraphArrays):
             vars(self).pop("_unchecked", None)
         return vars(self)
 
+    def _with_arrays(self, function: Callable[[Tensor], Tensor]) -> PowerFeatures:
+        changed = super()._with_arrays(function)
+        vars(changed)["_found"] = {}
+        return changed
+
+    @property
+    def joint(self) -> ops.JointRows:
+        """The joint rows of all graphs of the storage, which ``SPIN(branches="joint")`` reads.
+
+        Raises:
+            ValueError: the rows of the nodes are not known (``node_rows=False``).
+        """
+        found: dict[str, ops.JointRows] = vars(self)["_found"]  # of all selections of one storage
+        if "joint" not in found:
+            self._check_node_rows()
+            num_nodes = len(self.rows) // self.num_branches
+            if self.row_of_node is None:
+                nodes, device = torch.arange(num_nodes, device=self.rows.device), self.rows.device
+                parts = nodes[:, None] + num_nodes * torch.arange(self.num_branches, device=device)
+                found["joint"] = ops.JointRows(parts, self.node_ptr)
+            else:
+                found["joint"] = ops.joint_rows(self.row_of_node, self.node_ptr)
+        return found["joint"]
+
+    def _check_node_rows(self) -> None:
+        if self.row_of_node is None and self.index is not None:
+            raise ValueError("features must know the rows of their nodes: make them with node_rows=True")
+
     @classmethod
     def from_graphs(
         cls,
@@ -163,8 +193,8 @@ class PowerFeatures(GraphArrays):
             operator: ``adj``, ``sym``, ``sym+adj`` (their sum) or ``rw``; or several, such as ``("sym", "adj")`` or
                 ``"sym,adj"``, each of which adds its ``R`` hops as branches.
             deduplicate: store each distinct row once, where it pays; False keeps one row per node and branch.
-            node_rows: keep ``row_of_node``, which dropout, :meth:`dense_rows` and :meth:`expand` need; with one float32
-                feature it is as large as the powers themselves.
+            node_rows: keep ``row_of_node``, which dropout, joint rows, :meth:`dense_rows` and :meth:`expand` need; with
+                one float32 feature it is as large as the powers themselves.
             progress: show a progress bar on the terminal.
         """
         if not isinstance(graphs, GraphBatch):
@@ -305,7 +335,7 @@ class PowerFeatures(GraphArrays):
         if storage.is_indexed(path):
             return cls._load_shards(storage.index_of(path))
         features = object.__new__(cls)
-        vars(features).update(storage.read(path, mmap=mmap), ids=None)
+        vars(features).update(storage.read(path, mmap=mmap), ids=None, _found={})
         with storage.naming(path):
             features._check_shapes()
             if not mmap:
@@ -461,8 +491,7 @@ class PowerFeatures(GraphArrays):
         """
         if self.ids is not None:
             return self.take().nodes(y)
-        if self.row_of_node is None and self.index is not None:
-            raise ValueError(_NO_NODE_ROWS)
+        self._check_node_rows()
         num_nodes, device = int(self.node_ptr[-1]), self.rows.device
         if y is not None and (not isinstance(y, Tensor) or y.shape[:1] != (num_nodes,)):
             got = list(y.shape) if isinstance(y, Tensor) else type(y).__name__
@@ -507,8 +536,7 @@ class PowerFeatures(GraphArrays):
 
     def _node_rows(self) -> Tensor:
         """Rows of the selected nodes in each branch, ``[R + 1, n]``."""
-        if self.row_of_node is None and self.index is not None:
-            raise ValueError(_NO_NODE_ROWS)
+        self._check_node_rows()
         num_nodes = len(self.rows) // self.num_branches if self.row_of_node is None else self.row_of_node.shape[1]
         if self.ids is None:
             nodes = torch.arange(num_nodes, device=self.node_ptr.device)
@@ -533,6 +561,3 @@ class PowerFeatures(GraphArrays):
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)
         return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
-
-
-_NO_NODE_ROWS = "features must know the rows of their nodes: make them with node_rows=True"

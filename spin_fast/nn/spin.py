@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .. import ops
 from .._common import check, torch_compat
 from ..features.power_features import PowerFeatures
 from .base import GraphClassifier
-from .layers import BranchLinear, BranchNorm, Rows, is_plain, nodes_per_graph, nodes_per_row
+from .branches import Branches, deviation_and_mean
+from .layers import Rows, is_plain
+
+BRANCHES = ("hops", "joint", "both")
 
 
 class SPIN(GraphClassifier):
@@ -23,6 +24,10 @@ class SPIN(GraphClassifier):
 
     Per branch: an MLP of ``Linear -> (BatchNorm) -> LeakyReLU -> (Dropout)`` layers, then the attention-weighted or
     plain sum of its rows over each graph; the branches side by side go into an MLP classifier.
+
+    The branches of the paper read one hop each, so that hops meet only after the readout, where a graph is one multiset
+    of rows per hop. A *joint* branch reads all hops of a node side by side (SIGN's combination, before the readout): a
+    graph is then one multiset of nodes with all their hops, of which more can be told apart.
 
     Fused operations compute this as long as the modules are what the constructor made (:meth:`is_as_constructed`). A
     model that was changed since (layers wrapped or replaced, hooks, parametrizations, pruning, ...) is computed module
@@ -35,6 +40,8 @@ class SPIN(GraphClassifier):
         num_hops: ``R``; the features must have been made with the same.
         num_operators: ``k``, how many graph operators stand side by side in the features: there are ``1 + k R``
             branches, ``R + 1`` with one operator.
+        branches: ``"hops"`` for a branch of each hop, as in the paper; ``"joint"`` for a single one of joint rows, for
+            which the features must know the rows of their nodes; ``"both"`` for both.
         attention: SPIN-att; False for SPIN-non-att. The attention is a softmax, so it sees proportions only: where all
             nodes of a graph look alike it is their mean, which cannot tell graphs of unlike size apart; the sum can.
         size_aware: multiply the attention readout by the number of nodes of the graph, so that it sees sizes too.
@@ -45,6 +52,9 @@ class SPIN(GraphClassifier):
         classifier_features: widths of the classifier's hidden layers.
 
     Attributes:
+        hops: the branches of hops, a module with their ``layers``, ``norms`` and ``attention``; None without.
+        joint: the joint branch, likewise.
+        classifier: the MLP on their readouts.
         calibrated: whether :meth:`calibrate` has scaled the parameters.
 
     Raises:
@@ -61,6 +71,7 @@ class SPIN(GraphClassifier):
         num_hops: int,
         *,
         num_operators: int = 1,
+        branches: Literal["hops", "joint", "both"] = "hops",
         attention: bool = True,
         size_aware: bool = False,
         num_layers: int = 3,
@@ -75,6 +86,8 @@ class SPIN(GraphClassifier):
         check.integer("out_features", out_features, 1)
         check.integer("num_hops", num_hops, 0)
         check.integer("num_operators", num_operators, 1)
+        if branches not in BRANCHES:
+            raise ValueError(f"branches must be one of {', '.join(BRANCHES)}, got {branches!r}")
         attention, size_aware = check.flag("attention", attention), check.flag("size_aware", size_aware)
         batch_norm = check.flag("batch_norm", batch_norm)
         if check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
@@ -94,6 +107,7 @@ class SPIN(GraphClassifier):
             "out_features": out_features,
             "num_hops": num_hops,
             "num_operators": num_operators,
+            "branches": branches,
             "attention": attention,
             "size_aware": size_aware,
             "num_layers": num_layers,
@@ -103,17 +117,16 @@ class SPIN(GraphClassifier):
             "classifier_features": classifier_features,
         }
         self.in_features, self.out_features = in_features, out_features
-        branches = self.num_branches = 1 + num_operators * num_hops
-        widths = [in_features] + [hidden_features] * num_layers
-        self.layers = nn.ModuleList(BranchLinear(branches, a, b) for a, b in pairwise(widths))
-        self.norms = nn.ModuleList(BranchNorm(branches, hidden_features) for _ in self.layers if batch_norm)
-        self.attention = nn.Parameter(torch.empty(branches, hidden_features)) if attention else None
-        widths = [branches * hidden_features, *classifier_features]
+        self.num_branches = 1 + num_operators * num_hops
+        self.hops: Branches | None = None
+        self.joint: Branches | None = None
+        columns = 0
+        for name, (number, width) in self.sizes.groups(in_features).items():
+            setattr(self, name, Branches(number, width, self.config))
+            columns += number * hidden_features
+        widths = [columns, *classifier_features]
         hidden = [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.LeakyReLU(negative_slope))]
         self.classifier = nn.Sequential(*hidden, nn.Linear(widths[-1], out_features))
-        if self.attention is not None:
-            bound = 1 / math.sqrt(hidden_features)
-            nn.init.uniform_(self.attention, -bound, bound)
 
     def forward(self, features: PowerFeatures) -> Tensor:
         """Class scores ``[G, out_features]`` of the selected graphs."""
@@ -121,10 +134,19 @@ class SPIN(GraphClassifier):
         if self._drops_out() or not self.is_as_constructed():  # equal rows may become different
             return self.forward_tensors(features.dense_rows(), features.selected_ptr, check_invariants=False)
         if self._has_batch_statistics():  # those of a layer need all rows before the next layer
-            return self.forward_tensors(*features.branch_rows(), check_invariants=False)
+            selected = features if self.joint is None else features.take()
+            joint = None if self.joint is None else selected.joint
+            return self.forward_tensors(*selected.branch_rows(), joint=joint, check_invariants=False)
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
-        data = (features.rows, features.ptr, features.index, features.count, features.ids)
-        return self._forward_fused(*data, nodes_per_graph=sizes)
+        readouts = []
+        if self.hops is not None:
+            hops = {"index": features.index, "count": features.count, "ids": features.ids}
+            readouts.append(self.hops.fused(features.rows, features.ptr, sizes, **hops))
+        if self.joint is not None:
+            of = features.joint
+            joint = {"index": of.index, "count": of.count, "ids": features.ids, "parts": of.parts}
+            readouts.append(self.joint.fused(features.rows, of.ptr, sizes, **joint))
+        return self._classify(readouts)
 
     def check(self, features: PowerFeatures) -> None:
         """Check that ``features`` are of the kind that the model was made for.
@@ -166,7 +188,15 @@ class SPIN(GraphClassifier):
             [*config["classifier_features"], config["out_features"]],
             config["attention"],
             config["negative_slope"],
+            config["branches"],
         )
+
+    @property
+    def _groups(self) -> list[Branches]:
+        return [group for group in (self.hops, self.joint) if group is not None]
+
+    def _classify(self, readouts: list[Tensor]) -> Tensor:
+        return self.classifier(torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0])
 
     def is_as_constructed(self, *, to_train: bool = False) -> bool:
         """Whether fused operations compute what the modules would, because these are what the constructor made.
@@ -180,13 +210,7 @@ class SPIN(GraphClassifier):
                 or frozen, and without gradient hooks. A model with BatchNorm never is.
         """
         config = self.config
-        branches = [is_plain(layer, BranchLinear) for layer in self.layers]
-        norms = [is_plain(norm, BranchNorm) for norm in self.norms]
-        if (
-            torch_compat.module_calls_are_observed()
-            or branches != [True] * config["num_layers"]
-            or norms != [True] * (config["num_layers"] * config["batch_norm"])
-        ):
+        if torch_compat.module_calls_are_observed() or not all(group.is_as_constructed() for group in self._groups):
             return False
         if not to_train:
             return True
@@ -204,45 +228,11 @@ class SPIN(GraphClassifier):
             and all(layer.negative_slope == config["negative_slope"] for layer in parts[3::2])
         )
 
-    def _layers(self) -> list[BranchLinear]:
-        return cast("list[BranchLinear]", [*self.layers])
-
     def _drops_out(self) -> bool:
         return self.training and self.config["dropout"] > 0
 
     def _has_batch_statistics(self) -> bool:
-        return any(norm.training for norm in self.norms)
-
-    def _forward_fused(
-        self,
-        rows: Tensor,
-        ptr: Tensor,
-        index: Tensor | None = None,
-        count: Tensor | None = None,
-        ids: Tensor | None = None,
-        nodes_per_graph: Tensor | None = None,
-    ) -> Tensor:
-        """Class scores by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it."""
-        weights: list[Tensor] = [layer.weight for layer in self._layers()]
-        biases: list[Tensor] = [layer.bias for layer in self._layers()]
-        for depth, norm in enumerate(cast("list[BranchNorm]", [*self.norms])):
-            weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
-        slope = self.config["negative_slope"]
-        readout = ops.branch_readout(
-            rows,
-            weights,
-            biases,
-            self.attention,
-            ptr,
-            index=index,
-            count=count,
-            ids=ids,
-            negative_slope=slope,
-            check_invariants=False,
-        )
-        if nodes_per_graph is not None:
-            readout = readout * nodes_per_graph.to(readout.dtype)[:, None]
-        return self.classifier(readout)
+        return any(group.has_batch_statistics() for group in self._groups)
 
     @torch.no_grad()
     def calibrate(self, features: PowerFeatures) -> None:
@@ -255,7 +245,7 @@ class SPIN(GraphClassifier):
         and one that is not as constructed (:meth:`is_as_constructed`, ``to_train=True``).
         """
         self.check(features)
-        selected = features[:512]
+        selected = features[:512].take()
         if selected.num_nodes == 0 or not self.is_as_constructed(to_train=True):
             return
         with torch.autocast(selected.rows.device.type, enabled=False):
@@ -263,24 +253,13 @@ class SPIN(GraphClassifier):
         self.calibrated = True
 
     def _calibrate(self, selected: PowerFeatures) -> None:
-        def statistics(values: Tensor, times: Tensor) -> tuple[Tensor, Tensor]:
-            share = times.to(values.dtype) / times.sum()
-            mean = share @ values
-            std = (share @ (values - mean).square()).sqrt()
-            return torch.where(std > 1e-4, std, torch.ones_like(std)), mean
-
         rows, ptr, index, count = selected.branch_rows()
-        sizes, num_rows = [len(x) for x in rows], sum(len(x) for x in rows)
-        times = nodes_per_row(num_rows, index, count)
-        times_of = (ptr.new_ones(num_rows) if times is None else times).split(sizes)
-        for layer in self._layers():
-            for branch, (z, times) in enumerate(zip(layer(rows).split(sizes), times_of, strict=True)):
-                std, mean = statistics(z, times)
-                layer.weight[branch] /= std
-                layer.bias[branch] = (layer.bias[branch] - mean) / std
-            rows = F.leaky_relu(layer(rows), self.config["negative_slope"]).split(sizes)
-        readout = self._readout(torch.cat(rows), ptr, index, count)
-        std, mean = statistics(readout, ptr.new_ones(len(readout)))
+        readouts = [] if self.hops is None else [self.hops.calibrate(rows, ptr, index, count)]
+        if self.joint is not None:
+            of = selected.joint
+            readouts.append(self.joint.calibrate([_side_by_side(rows, of.parts)], of.ptr, of.index, of.count))
+        readout = torch.cat(readouts, dim=1)
+        std, mean = deviation_and_mean(readout, torch.ones(len(readout), device=readout.device))
         first = cast(nn.Linear, self.classifier[0])
         first.weight.div_(std)
         first.bias.sub_(first.weight @ mean)
@@ -292,6 +271,7 @@ class SPIN(GraphClassifier):
         index: Tensor | None = None,
         count: Tensor | None = None,
         *,
+        joint: ops.JointRows | None = None,
         check_invariants: bool = True,
     ) -> Tensor:
         """Class scores ``[G, out_features]`` from plain tensors: what ``torch.compile`` takes.
@@ -305,6 +285,8 @@ class SPIN(GraphClassifier):
             ptr: int64 offsets.
             index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
             count: ``[nnz]`` int32, how often.
+            joint: with the ragged form the joint rows of a model that has a branch of them, see
+                :attr:`spin_fast.PowerFeatures.joint`.
             check_invariants: check the contents of ``ptr``, ``index`` and ``count``. They are read on the CPU
                 alone, and not in compiled code, which trusts them.
 
@@ -315,33 +297,24 @@ class SPIN(GraphClassifier):
         drops_out = self._drops_out()
         if drops_out and not isinstance(rows, Tensor):
             raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
-        fused = not drops_out and not self._has_batch_statistics() and self.is_as_constructed()
-        if fused and isinstance(rows, Tensor):
-            return self._forward_fused(rows, ptr, nodes_per_graph=ptr.diff() if self.config["size_aware"] else None)
-        sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
-        return self.classifier(self._readout(self._branches(rows, sizes, index, count), ptr, index, count))
+        if not isinstance(rows, Tensor) and self.joint is not None and joint is None:
+            raise ValueError("joint must be given with the ragged form to a model with a joint branch")
+        if isinstance(rows, Tensor) and not drops_out and not self._has_batch_statistics() and self.is_as_constructed():
+            sizes = ptr.diff() if self.config["size_aware"] else None
+            readouts = [] if self.hops is None else [self.hops.fused(rows, ptr, sizes)]
+            if self.joint is not None:
+                nodes = torch.arange(rows.shape[1], device=rows.device)
+                parts = nodes[:, None] + rows.shape[1] * torch.arange(self.num_branches, device=rows.device)
+                readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=parts))
+            return self._classify(readouts)
+        readouts = [] if self.hops is None else [self.hops(rows, ptr, index, count)]
+        if self.joint is not None and isinstance(rows, Tensor):
+            readouts.append(self.joint(rows.transpose(0, 1).flatten(1)[None], ptr))
+        elif self.joint is not None and joint is not None:
+            readouts.append(self.joint([_side_by_side(rows, joint.parts)], joint.ptr, joint.index, joint.count))
+        return self._classify(readouts)
 
-    def _readout(self, z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
-        if self.attention is None:
-            return ops.sum_readout(
-                z, ptr, index=index, count=count, num_branches=self.num_branches, check_invariants=False
-            )
-        readout = ops.attention_readout(z, self.attention, ptr, index=index, count=count, check_invariants=False)
-        if not self.config["size_aware"]:
-            return readout
-        # In the ragged form the entries of branch 0 tell the number of nodes.
-        bounds = ptr if z.dim() == 3 else ptr[: (ptr.shape[0] - 1) // self.num_branches + 1]
-        return readout * nodes_per_graph(bounds, count).to(readout.dtype)[:, None]
 
-    def _branches(self, rows: Rows, sizes: list[int] | None, index: Tensor | None, count: Tensor | None) -> Tensor:
-        times = None
-        if sizes is not None and self._has_batch_statistics():
-            times = nodes_per_row(sum(sizes), index, count)
-        for depth, linear in enumerate(self.layers):
-            z = linear(rows)
-            if self.norms:
-                z = self.norms[depth](z, sizes, times)
-            z = F.leaky_relu(z, self.config["negative_slope"])
-            z = F.dropout(z, self.config["dropout"], self.training)
-            rows = z if sizes is None else z.split(sizes)
-        return z
+def _side_by_side(rows: Rows, parts: Tensor) -> Tensor:
+    """The joint rows ``[J, (R + 1) * d]``, from the rows of each branch and the numbers of their parts."""
+    return torch.cat([*rows])[parts.long()].flatten(1)

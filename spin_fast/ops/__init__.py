@@ -9,12 +9,13 @@ reference implementations run, which are made of what these can transform. Autoc
 computes.
 
 Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` edges, ``d`` features, ``h`` branch width, ``R`` hops, ``R + 1``
-branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``nnz`` entries.
+branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``J`` joint rows, ``nnz`` entries.
 """
 
 from .branch import branch_readout
 from .distinct import DistinctRows, distinct_rows
 from .invariants import check_csr, check_segments
+from .joint import JointRows, joint_rows
 from .native import may_use_tf32
 from .parameters import MOST_LAYERS, ModelSizes, parameter_shapes
 from .power import power_features
@@ -24,6 +25,7 @@ from .training_step import bind_training_step, training_step
 __all__ = [
     "MOST_LAYERS",
     "DistinctRows",
+    "JointRows",
     "ModelSizes",
     "attention_readout",
     "bind_training_step",
@@ -31,6 +33,7 @@ __all__ = [
     "check_csr",
     "check_segments",
     "distinct_rows",
+    "joint_rows",
     "may_use_tf32",
     "parameter_shapes",
     "power_features",

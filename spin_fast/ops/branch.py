@@ -29,6 +29,7 @@ def branch_readout(
     index: Tensor | None = None,
     count: Tensor | None = None,
     ids: Tensor | None = None,
+    parts: Tensor | None = None,
     negative_slope: float = 0.01,
     check_invariants: bool = True,
 ) -> Tensor:
@@ -50,9 +51,12 @@ def branch_readout(
         index: ``[nnz]`` int32 or int64, the row that an entry refers to; None for the identity.
         count: ``[nnz]`` int32, how often; None for ones.
         ids: ``[G']`` int64, the graphs to read out, in any order and as often as they stand there; None for all.
+        parts: ``[J, k]`` int32 or int64, joint rows (see :class:`spin_fast.ops.JointRows`) for a single branch: each
+            consists of ``k`` of the ragged ``rows`` side by side, ``d_in`` of the first layer is ``k * d``, and
+            ``index`` refers to joint rows. They are not stored. None for ``rows`` themselves.
         negative_slope: of the LeakyReLU, finite and at least 0; 0 makes it a ReLU.
-        check_invariants: check the contents of ``ptr``, ``index`` and ``count``; False where the caller vouches for
-            them.
+        check_invariants: check the contents of ``ptr``, ``index``, ``count`` and ``parts``; False where the caller
+            vouches for them.
 
     Returns:
         ``[G', (R + 1) * h]``: the branches side by side.
@@ -63,13 +67,14 @@ def branch_readout(
     if native.is_autocast(rows):
         rows, w = _widened(rows), _widened(w)
         weights, biases = [_widened(weight) for weight in weights], [_widened(bias) for bias in biases]
-    _check_layers(rows, weights, biases, w)  # an op sees only the flat parameters
+    _check_layers(rows, weights, biases, w, parts)  # an op sees only the flat parameters
     num_branches, dense = len(weights[0]), rows.dim() == 3
 
     def call() -> Tensor:
         return torch.ops.spin_fast.branch_readout.default(
             rows.contiguous().flatten(0, 1) if dense else rows.contiguous(),
             flat_parameters(weights, biases, w),
+            native.contiguous(parts),
             ptr.contiguous(),
             native.contiguous(index),
             native.contiguous(count),
@@ -89,7 +94,12 @@ def branch_readout(
             return call()
         except native.REFUSALS as error:
             refusal = error
-    check_rows("rows", rows, ptr, index, count, num_branches, check_invariants)
+    joint = None if parts is None else len(parts)
+    check_rows("rows", rows, ptr, index, count, num_branches, check_invariants, num_rows=joint)
+    if parts is not None and check_invariants and contents_are_readable(parts) and parts.numel():
+        low, high = int(parts.min()), int(parts.max())
+        if low < 0 or high >= len(rows):
+            raise ValueError(f"parts must be in [0, {len(rows)}), got {low} to {high}")
     check_invariants = bool(check_invariants)  # of numpy
     negative_slope = check.number("negative_slope", negative_slope, 0)
     if ids is not None:
@@ -104,9 +114,8 @@ def branch_readout(
     for name, value in (("ptr", ptr), ("ids", ids)):
         if value is not None and torch_compat.is_batched(value):
             raise ValueError(f"{name} must not be batched by vmap: branch_readout reads it to choose rows")
-    return reference.branch_readout(
-        rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=negative_slope
-    )
+    options: dict[str, Any] = {"index": index, "count": count, "ids": ids, "parts": parts}
+    return reference.branch_readout(rows, weights, biases, w, ptr, **options, negative_slope=negative_slope)
 
 
 def _widened(value: Any) -> Any:
@@ -114,9 +123,11 @@ def _widened(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16) else value
 
 
-def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None) -> None:
+def _check_layers(
+    rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None, parts: Tensor | None
+) -> None:
     """Check the rows and the MLPs of the branches."""
-    dense = isinstance(rows, Tensor) and rows.dim() == 3
+    dense = isinstance(rows, Tensor) and rows.dim() == 3 and parts is None
     check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), check.FLOATS)
     for name, layers in (("weights", weights), ("biases", biases)):
         if not hasattr(layers, "__len__"):
@@ -127,8 +138,13 @@ def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tens
             f"got {len(weights)} and {len(biases)}"
         )
     like = (rows.dtype,), rows.device
-    num_branches: int | str = "branches"
+    num_branches: int | str = "branches" if parts is None else 1
     width = rows.shape[-1]
+    if parts is not None:
+        check.tensor("parts", parts, ("J", "k"), check.INTEGERS, rows.device)
+        if parts.shape[1] == 0:
+            raise ValueError("parts must have at least 1 column, got 0")
+        width *= parts.shape[1]
     for depth, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
         check.tensor(f"weights[{depth}]", weight, (num_branches, width, "d_out"), *like)
         num_branches, _, width = weight.shape
@@ -142,16 +158,16 @@ def _check_layers(rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tens
 
 
 def _fake(  # type: ignore[no-untyped-def]
-    rows, parameters, ptr, index, count, ids, num_branches, widths, attention, slope, tf32, shared, check_invariants
+    rows, parameters, parts, ptr, index, count, ids, num_branches, widths, attention, slope, tf32, shared, *_
 ):
     graphs = num_graphs(ptr, num_branches, shared) if ids is None else ids.shape[0]
     return rows.new_empty(graphs, num_branches * widths[-1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, parameters, ptr, index, count, ids, *model, ctx.tf32, ctx.shared, _ = inputs
+    rows, parameters, parts, ptr, index, count, ids, *model, ctx.tf32, ctx.shared, _ = inputs
     ctx.num_branches, ctx.widths, ctx.attention, ctx.slope = model
-    ctx.save_for_backward(rows, parameters, ptr, index, count, ids)
+    ctx.save_for_backward(rows, parameters, parts, ptr, index, count, ids)
 
 
 def _grad(ctx: Any, grad: Tensor) -> Grads:
@@ -160,7 +176,7 @@ def _grad(ctx: Any, grad: Tensor) -> Grads:
     dparameters, drows = torch.ops.spin_fast.branch_readout_backward.default(
         grad.contiguous(), *ctx.saved_tensors, *model, ctx.tf32, ctx.shared, False, with_rows
     )
-    return (drows if with_rows else None, dparameters, *[None] * 11)
+    return (drows if with_rows else None, dparameters, *[None] * 12)
 
 
 def _backward_fake(grad, rows, parameters, *rest):  # type: ignore[no-untyped-def]
@@ -169,27 +185,27 @@ def _backward_fake(grad, rows, parameters, *rest):  # type: ignore[no-untyped-de
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    grad, rows, parameters, ptr, index, count, ids, *model, _, ctx.shared, _, ctx.with_rows = inputs
+    grad, rows, parameters, parts, ptr, index, count, ids, *model, _, ctx.shared, _, ctx.with_rows = inputs
     ctx.num_branches, ctx.widths, ctx.attention, ctx.slope = model
-    ctx.save_for_backward(grad, rows, parameters, ptr, index, count, ids)
+    ctx.save_for_backward(grad, rows, parameters, parts, ptr, index, count, ids)
 
 
 def _backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> Grads:
     if torch.is_grad_enabled():
         raise NotImplementedError("branch_readout has no third derivative; use spin_fast.reference.branch_readout")
-    grad, rows, parameters, ptr, index, count, ids = ctx.saved_tensors
+    grad, rows, parameters, parts, ptr, index, count, ids = ctx.saved_tensors
     model = ModelSizes(ctx.num_branches, ctx.widths, (), ctx.attention, ctx.slope)
+    options = {"index": index, "count": count, "ids": ids, "parts": parts, "negative_slope": model.negative_slope}
+    width = rows.shape[1] if parts is None else parts.shape[1] * rows.shape[1]
     with torch.enable_grad():
         grad, rows, parameters = (value.detach().requires_grad_() for value in (grad, rows, parameters))
-        w, weights, biases, _ = split_parameters(parameters, rows.shape[1], model)
+        groups, _ = split_parameters(parameters, width, model)
         shaped = rows.view(model.num_branches, -1, rows.shape[1]) if ctx.shared else rows
-        readout = reference.branch_readout(
-            shaped, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=model.negative_slope
-        )
+        readout = reference.branch_readout(shaped, *groups["hops"], ptr, **options)
         asked, cotangents = (parameters, rows)[: 1 + ctx.with_rows], (grad_dparameters, grad_drows)[: 1 + ctx.with_rows]
         first = torch.autograd.grad(readout, asked, grad, create_graph=True)
         dgrad, drows, dparameters = torch.autograd.grad(first, (grad, rows, parameters), cotangents, allow_unused=True)
-    return (dgrad, drows, dparameters, *[None] * 12)
+    return (dgrad, drows, dparameters, *[None] * 13)
 
 
 native.register("branch_readout", _fake, _grad, _setup)

@@ -102,8 +102,11 @@ def check_rows(
     count: Tensor | None,
     num_branches: int | None,
     check_invariants: bool,
+    num_rows: int | None = None,
 ) -> int:
     """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches.
+
+    ``num_rows`` is the number of rows that entries refer to, if these are not ``z``.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
@@ -125,7 +128,8 @@ def check_rows(
         if (ptr.numel() - 1) % num_branches:
             raise ValueError(f"ptr must have a multiple of {num_branches} segments (branches), got {ptr.numel() - 1}")
     check.flag("check_invariants", check_invariants)
-    check_segments(ptr, index, count, rows.shape[-2], check_invariants=bool(check_invariants))
+    num_rows = rows.shape[-2] if num_rows is None else num_rows
+    check_segments(ptr, index, count, num_rows, check_invariants=bool(check_invariants))
     return num_branches
 
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import pairwise
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .parameters import ModelSizes, split_parameters
+
+if TYPE_CHECKING:
+    from .joint import JointRows
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -200,10 +203,13 @@ def branch_readout(
     index: Tensor | None = None,
     count: Tensor | None = None,
     ids: Tensor | None = None,
+    parts: Tensor | None = None,
     negative_slope: float = 0.01,
 ) -> Tensor:
     """Reference implementation of :func:`spin_fast.branch_readout`; one evaluation of the MLP per entry."""
     num_branches = weights[0].shape[0]
+    if parts is not None:
+        rows = rows[parts.long()].flatten(1)
     if rows.dim() == 3:
         shifts = torch.arange(num_branches, device=ptr.device)[:, None] * rows.shape[1]
         ptr = torch.cat([(shifts + ptr[:-1]).flatten(), ptr.new_tensor([rows.shape[0] * rows.shape[1]])])
@@ -225,11 +231,12 @@ def training_step(
     rows: Tensor,
     parameters: Tensor,
     labels: Tensor,
-    ptr: Tensor,
+    ptr: Tensor | None,
     *,
     model: ModelSizes,
     index: Tensor | None = None,
     count: Tensor | None = None,
+    joint: JointRows | None = None,
     ids: Tensor | None = None,
     class_weight: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -237,8 +244,13 @@ def training_step(
     slope = model.negative_slope
     with torch.enable_grad():
         flat = parameters.detach().requires_grad_()
-        w, weights, biases, classifier = split_parameters(flat, rows.shape[1], model)
-        scores = branch_readout(rows, weights, biases, w, ptr, index=index, count=count, ids=ids, negative_slope=slope)
+        groups, classifier = split_parameters(flat, rows.shape[1], model)
+        readouts = []
+        for name, group in groups.items():
+            hops: dict[str, Any] = {"ptr": ptr, "index": index, "count": count}
+            entries = hops if name == "hops" or joint is None else vars(joint)
+            readouts.append(branch_readout(rows, *group, **entries, ids=ids, negative_slope=slope))
+        scores = torch.cat(readouts, dim=1)
         for depth, (weight, bias) in enumerate(zip(classifier[::2], classifier[1::2], strict=True)):
             scores = F.linear(scores if depth == 0 else F.leaky_relu(scores, slope), weight, bias)
         labels = labels if ids is None else labels[ids]

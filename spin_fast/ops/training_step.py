@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import native, reference
+from .joint import JointRows
 from .parameters import ModelSizes
 
 
@@ -15,11 +17,12 @@ def training_step(
     rows: Tensor,
     parameters: Tensor,
     labels: Tensor,
-    ptr: Tensor,
+    ptr: Tensor | None,
     *,
     model: ModelSizes,
     index: Tensor | None = None,
     count: Tensor | None = None,
+    joint: JointRows | None = None,
     ids: Tensor | None = None,
     class_weight: Tensor | None = None,
     check_invariants: bool = True,
@@ -34,14 +37,15 @@ def training_step(
         rows: ragged ``[U, d]`` float32 or float64.
         parameters: the flat parameters, see :func:`parameter_shapes`.
         labels: int64 classes of all graphs.
-        ptr: int64 offsets of the segments into ``index``.
+        ptr: int64 offsets of the segments into ``index``; None of a model without branches of hops.
         model: sizes of the model.
         index: ``[nnz]`` int32 or int64, the row that an entry refers to; None for the identity.
         count: ``[nnz]`` int32, how often; None for ones.
+        joint: the joint rows of a model that has a branch of them.
         ids: ``[G']`` int64, the graphs of the batch; None for all.
         class_weight: ``[C]`` in the dtype of ``rows``; None for ones.
-        check_invariants: check the contents of ``ptr``, ``index`` and ``count``; False where the caller vouches for
-            them.
+        check_invariants: check the contents of ``ptr``, ``index``, ``count`` and ``joint``; False where the caller
+            vouches for them.
 
     Returns:
         The loss, and the gradient in the shape of ``parameters``.
@@ -57,6 +61,7 @@ def training_step(
         model=model,
         index=index,
         count=count,
+        joint=joint,
         class_weight=class_weight,
         check_invariants=check_invariants,
     )
@@ -67,21 +72,25 @@ def bind_training_step(
     rows: Tensor,
     parameters: Tensor,
     labels: Tensor,
-    ptr: Tensor,
+    ptr: Tensor | None,
     *,
     model: ModelSizes,
     index: Tensor | None,
     count: Tensor | None,
+    joint: JointRows | None,
     class_weight: Tensor | None,
     check_invariants: bool,
 ) -> Callable[[Tensor | None], tuple[Tensor, Tensor]]:
     """:func:`training_step` as a function of ``ids`` alone, for a loop over batches: the rest is looked up once."""
     if not native.has_kernel(rows.device):
-        options = {"index": index, "count": count, "class_weight": class_weight}
+        options: dict[str, Any] = {"index": index, "count": count, "joint": joint, "class_weight": class_weight}
         return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)
     op = torch.ops.spin_fast.training_step.default
-    before_ids = (rows, parameters, labels, class_weight, ptr, index, count)
-    after_ids = (*model, native.may_use_tf32(), check_invariants)
+    hops = (ptr, index, count) if model.branches != "joint" else (None,) * 3
+    of = None if model.branches == "hops" else joint
+    joint_rows = (None,) * 4 if of is None else (of.parts, of.ptr, of.index, of.count)
+    before_ids = (rows, parameters, labels, class_weight, *hops, *joint_rows)
+    after_ids = (*model[:-1], native.may_use_tf32(), check_invariants)
     return lambda ids: op(*before_ids, ids, *after_ids)
 
 

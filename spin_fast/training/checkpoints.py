@@ -13,8 +13,8 @@ from .._common import files
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 
-CHECKPOINT_FORMAT = "spin_fast checkpoint 2"
-STATE_FORMAT = "spin_fast training-state 2"
+CHECKPOINT_FORMAT = "spin_fast checkpoint 3"
+STATE_FORMAT = "spin_fast training-state 3"
 
 
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:

@@ -237,6 +237,7 @@ class Trainer:
     def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
         assert features.labels is not None
         flat, sizes = self._flat.detach(), model.sizes
+        joint = None if model.joint is None else features.joint
         call = ops.bind_training_step(
             features.rows,
             flat,
@@ -245,6 +246,7 @@ class Trainer:
             model=sizes,
             index=features.index,
             count=features.count,
+            joint=joint,
             class_weight=self.class_weight,
             check_invariants=False,
         )
@@ -257,6 +259,7 @@ class Trainer:
         if not _is_captured(flat.device):
             return step
         data = (features.rows, features.labels, features.ptr, features.index, features.count, self.class_weight)
+        data += () if joint is None else (joint.parts, joint.ptr, joint.index, joint.count)
         memory = (model.flatten_parameters(), *data, *self.optimizer.memory, sizes, ops.may_use_tf32())
         if self._captured is None or not self._captured.holds(memory):
             self._captured = _Captured(step, memory)

@@ -52,7 +52,7 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
     csr = (graphs.indptr, graphs.indices)
     entries = {"index": features.index, "count": features.count, "check_invariants": False}
     rows = features.rows
-    parameters = [parameter.detach() for layer in model.layers for parameter in (layer.weight, layer.bias)]
+    parameters = [parameter.detach() for layer in model.hops.layers for parameter in (layer.weight, layer.bias)]
     flat, class_weight = model.flatten_parameters(), torch.tensor([0.5, 2.0, 1.0]).to(device)
 
     def with_gradients(result: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:

@@ -32,16 +32,16 @@ def made_model(**options) -> SPIN:
 def plain_forward(model: SPIN, features: PowerFeatures) -> Tensor:
     """The method as it is written, module by module, with one row per node."""
     rows, ptr = features.dense_rows(), features.selected_ptr
-    for depth, layer in enumerate(model.layers):
+    for depth, layer in enumerate(model.hops.layers):
         rows = layer(rows)
-        if model.norms:
-            rows = model.norms[depth](rows)
+        if model.hops.norms:
+            rows = model.hops.norms[depth](rows)
         rows = F.leaky_relu(rows, model.config["negative_slope"])
     segments = [rows[:, begin:end] for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)]
-    if model.attention is None:
+    if model.hops.attention is None:
         readouts = [z.sum(1) for z in segments]
     else:
-        alpha = [torch.softmax(torch.relu(torch.einsum("rnh,rh->rn", z, model.attention)), 1) for z in segments]
+        alpha = [torch.softmax(torch.relu(torch.einsum("rnh,rh->rn", z, model.hops.attention)), 1) for z in segments]
         readouts = [torch.einsum("rn,rnh->rh", a, z) for a, z in zip(alpha, segments, strict=True)]
     return model.classifier(torch.stack([readout.flatten() for readout in readouts]))
 
@@ -88,34 +88,34 @@ class Louder(BranchLinear):
 
 
 def wrap_in_sequential(model: SPIN) -> None:
-    model.layers[1] = nn.Sequential(model.layers[1])
+    model.hops.layers[1] = nn.Sequential(model.hops.layers[1])
 
 
 def wrap_in_low_rank(model: SPIN) -> None:
-    model.layers[1] = LowRank(model.layers[1])
+    model.hops.layers[1] = LowRank(model.hops.layers[1])
 
 
 def subclass_layer(model: SPIN) -> None:
-    model.layers[0].__class__ = Louder
+    model.hops.layers[0].__class__ = Louder
 
 
 def drop_layer(model: SPIN) -> None:
-    model.layers = model.layers[:1]
+    model.hops.layers = model.hops.layers[:1]
 
 
 def tie_parameters(model: SPIN) -> None:
-    model.layers[0].bias = model.layers[1].bias
+    model.hops.layers[0].bias = model.hops.layers[1].bias
 
 
 def tie_modules(model: SPIN) -> None:
-    model.layers[1] = BranchLinear(3, 5, 5).double()
-    model.layers.append(model.layers[1])
+    model.hops.layers[1] = BranchLinear(3, 5, 5).double()
+    model.hops.layers.append(model.hops.layers[1])
 
 
 def swap_order(model: SPIN) -> None:
-    parametrize.register_parametrization(model.layers[1], "weight", Doubled())
-    parametrize.remove_parametrizations(model.layers[1], "weight")
-    assert [*dict(model.layers[1].named_parameters())] == ["bias", "weight"]
+    parametrize.register_parametrization(model.hops.layers[1], "weight", Doubled())
+    parametrize.remove_parametrizations(model.hops.layers[1], "weight")
+    assert [*dict(model.hops.layers[1].named_parameters())] == ["bias", "weight"]
 
 
 def own_forward(model: SPIN) -> None:
@@ -123,8 +123,8 @@ def own_forward(model: SPIN) -> None:
 
 
 def own_forward_of_layer(model: SPIN) -> None:
-    made = model.layers[0].forward
-    model.layers[0].forward = lambda rows: 2 * made(rows)
+    made = model.hops.layers[0].forward
+    model.hops.layers[0].forward = lambda rows: 2 * made(rows)
 
 
 def replace_classifier(model: SPIN) -> None:
@@ -141,40 +141,43 @@ def replaced_gradient(parameter: nn.Parameter) -> None:
 
 # What changes a model, and whether its forward pass may be fused all the same.
 CHANGES: dict[str, tuple[Callable[[SPIN], object], bool]] = {
-    "pruned": (lambda model: prune.l1_unstructured(model.layers[0], "weight", 0.4), False),
+    "pruned": (lambda model: prune.l1_unstructured(model.hops.layers[0], "weight", 0.4), False),
     "pruned classifier": (lambda model: prune.l1_unstructured(model.classifier[0], "weight", 0.4), True),
     "parametrized": (
-        lambda model: parametrize.register_parametrization(model.layers[0], "weight", Doubled()),
+        lambda model: parametrize.register_parametrization(model.hops.layers[0], "weight", Doubled()),
         False,
     ),
     "parametrized attention": (
-        lambda model: parametrize.register_parametrization(model, "attention", Doubled()),
-        True,
+        lambda model: parametrize.register_parametrization(model.hops, "attention", Doubled()),
+        False,
     ),
-    "weight_norm by hooks": (lambda model: weight_norm(model.layers[1], "weight"), False),
-    "weight_norm by parametrization": (lambda model: parametrizations.weight_norm(model.layers[1], "weight"), False),
+    "weight_norm by hooks": (lambda model: weight_norm(model.hops.layers[1], "weight"), False),
+    "weight_norm by parametrization": (
+        lambda model: parametrizations.weight_norm(model.hops.layers[1], "weight"),
+        False,
+    ),
     "order of parameters": (swap_order, True),
     "tied parameters": (tie_parameters, True),
     "tied modules": (tie_modules, False),
     "added to the model": (lambda model: model.register_parameter("more", nn.Parameter(torch.ones(2).double())), True),
     "added to a layer": (
-        lambda model: model.layers[0].register_parameter("more", nn.Parameter(torch.ones(2).double())),
+        lambda model: model.hops.layers[0].register_parameter("more", nn.Parameter(torch.ones(2).double())),
         True,
     ),
-    "frozen": (lambda model: model.layers[0].requires_grad_(False), True),
-    "frozen parameter": (lambda model: model.attention.requires_grad_(False), True),
-    "gradient hook": (lambda model: model.layers[0].weight.register_hook(lambda grad: 3 * grad), True),
+    "frozen": (lambda model: model.hops.layers[0].requires_grad_(False), True),
+    "frozen parameter": (lambda model: model.hops.attention.requires_grad_(False), True),
+    "gradient hook": (lambda model: model.hops.layers[0].weight.register_hook(lambda grad: 3 * grad), True),
     "hook on accumulated gradients": (
-        lambda model: model.attention.register_post_accumulate_grad_hook(replaced_gradient),
+        lambda model: model.hops.attention.register_post_accumulate_grad_hook(replaced_gradient),
         True,
     ),
-    "forward hook": (lambda model: model.layers[0].register_forward_hook(lambda *call: 2 * call[-1]), False),
+    "forward hook": (lambda model: model.hops.layers[0].register_forward_hook(lambda *call: 2 * call[-1]), False),
     "forward pre-hook": (
-        lambda model: model.layers[1].register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],)),
+        lambda model: model.hops.layers[1].register_forward_pre_hook(lambda _, inputs: (2 * inputs[0],)),
         False,
     ),
     "backward hook": (
-        lambda model: model.layers[1].register_full_backward_hook(lambda _, inner, outer: (2 * inner[0],)),
+        lambda model: model.hops.layers[1].register_full_backward_hook(lambda _, inner, outer: (2 * inner[0],)),
         False,
     ),
     "hook of the classifier": (lambda model: model.classifier.register_forward_hook(lambda *call: 2 * call[-1]), True),
@@ -250,8 +253,8 @@ def test_hooks_added_between_epochs_are_run(native) -> None:
     trainer, calls = training.Trainer(model), []
     trainer.epoch(features, range(7), 3)
     handles = [
-        model.layers[0].register_forward_hook(lambda *_: calls.append("module")),
-        model.attention.register_hook(lambda _: calls.append("gradient")),
+        model.hops.layers[0].register_forward_hook(lambda *_: calls.append("module")),
+        model.hops.attention.register_hook(lambda _: calls.append("gradient")),
         trainer.optimizer.register_step_post_hook(lambda *_: calls.append("optimizer")),
         nn.modules.module.register_module_forward_hook(
             lambda module, *_: calls.append("all") if module is model.classifier else None
@@ -272,7 +275,7 @@ def test_other_parameters_than_at_the_start_are_refused() -> None:
     features, model = made_features(), made_model()
     trainer = training.Trainer(model)
     trainer.epoch(features, range(7), 3)
-    prune.l1_unstructured(model.layers[0], "weight", 0.4)
+    prune.l1_unstructured(model.hops.layers[0], "weight", 0.4)
     with pytest.raises(ValueError, match="model must have the parameters to train that it had when"):
         trainer.epoch(features, range(7), 3)
 

@@ -28,14 +28,14 @@ def plain_spin(model: SPIN, features: PowerFeatures) -> torch.Tensor:
         branches = []
         for r in range(rows.shape[0]):
             z = rows[r, begin:end]
-            for layer in model.layers:
+            for layer in model.hops.layers:
                 z = z @ layer.weight[r] + layer.bias[r]
                 z = torch.nn.functional.leaky_relu(z, model.config["negative_slope"])
-            if model.attention is None:
+            if model.hops.attention is None:
                 branches.append(z.sum(0))
             else:
                 scale = len(z) if model.config["size_aware"] else 1
-                branches.append(scale * torch.softmax(torch.relu(z @ model.attention[r]), 0) @ z)
+                branches.append(scale * torch.softmax(torch.relu(z @ model.hops.attention[r]), 0) @ z)
         graphs.append(torch.cat(branches))
     return model.classifier(torch.stack(graphs))
 
@@ -111,7 +111,7 @@ def test_calibration_standardises_every_layer(options: dict) -> None:
     model.calibrate(features)
     assert model.flatten_parameters() is flat
     z = features.dense_rows()
-    for layer in model.layers:
+    for layer in model.hops.layers:
         z = layer(z)
         torch.testing.assert_close(z.mean(1), torch.zeros(3, 16).double(), atol=1e-9, rtol=0)
         torch.testing.assert_close(z.std(1, correction=0), torch.ones(3, 16).double())

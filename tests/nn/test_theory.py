@@ -38,7 +38,7 @@ def embeddings(
     model = SPIN(1, 1024, 2, num_hops, attention=attention, size_aware=size_aware, num_layers=2).double()
     made = PowerFeatures.from_graphs(batch_of(graphs, features), num_hops, operator)
     with torch.no_grad():
-        first, largest = model.layers[0], made.dense_rows().amax((1, 2))
+        first, largest = model.hops.layers[0], made.dense_rows().amax((1, 2))
         first.weight.normal_()
         first.bias.copy_(-first.weight[:, 0] * torch.rand_like(first.bias) * largest[:, None])
     seen = []

@@ -629,9 +629,9 @@ def test_a_trainer_follows_its_model(native) -> None:
     trainer = training.Trainer(model)
     trainer.step(features)
     model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
-    before = model.layers[0].weight.detach().clone()
+    before = model.hops.layers[0].weight.detach().clone()
     trainer.step(features)
-    assert not torch.equal(model.layers[0].weight, before)
+    assert not torch.equal(model.hops.layers[0].weight, before)
 
 
 # What the CUDA kernels meet: graphs of many tiles and of one, blocks that take several parts of graphs, models too wide

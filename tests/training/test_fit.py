@@ -36,7 +36,7 @@ def test_same_seed_same_numbers(digits: PowerFeatures) -> None:
     for seed in (0, 0, 1):
         model = new_model(dropout=0.2)
         fit = training.fit(model, digits, torch.arange(200), torch.arange(200, 300), epochs=2, seed=seed)
-        runs.append(([epoch.loss for epoch in fit.epochs], model.attention.detach()))
+        runs.append(([epoch.loss for epoch in fit.epochs], model.hops.attention.detach()))
     assert runs[0][0] == runs[1][0]
     assert torch.equal(runs[0][1], runs[1][1])
     assert runs[0][0] != runs[2][0]

@@ -179,7 +179,7 @@ def test_a_state_that_cannot_be_written_costs_no_weights(digits: PowerFeatures, 
     with pytest.raises(OSError, match=f"^{state} cannot be written"):
         training.fit(model, digits, range(64), range(64, 96), epochs=3, metric=metric, state=state)
     assert torch.equal(training.predict(model, digits, range(64, 96)), best[0])
-    assert model.layers[0].weight.untyped_storage().nbytes() == model.layers[0].weight.nbytes
+    assert model.hops.layers[0].weight.untyped_storage().nbytes() == model.hops.layers[0].weight.nbytes
 
 
 def test_captured_steps_go_on(digits: PowerFeatures, tmp_path: Path, captures: list[int]) -> None:

@@ -94,7 +94,7 @@ def test_no_epoch_with_finite_scores_is_an_error(digits: PowerFeatures, tmp_path
 def test_a_model_of_nan_is_not_saved(tmp_path: Path) -> None:
     model = new_model(batch_norm=True)
     training.save_checkpoint(tmp_path / "finite", model)
-    model.layers[0].bias.data[0] = math.nan
+    model.hops.layers[0].bias.data[0] = math.nan
     with pytest.raises(ValueError, match=r"finite parameters, got NaN or infinity in layers\.0\.bias"):
         training.save_checkpoint(tmp_path / "x", model)
     assert not (tmp_path / "x").exists()
