@@ -96,6 +96,7 @@ inline Arguments model_arguments(const Tensor& rows, const OptionalTensor& parts
   require(std::isfinite(slope), "negative_slope must be finite, got ", slope);
   const Parts joint = checked_parts(parts, rows.size(0), check_invariants);
   const Model model = {product_of("parts", joint.number, rows.size(1)), num_branches, widths, attention, slope};
+  model.parameters();  // refuses widths that are too large
   const Segments seg = checked_segments(parts ? parts->size(0) : rows.size(0), widths.back(), ptr, index, count,
                                         num_branches, shared, check_invariants);
   Arguments of{model, seg, joint, nullptr, seg.graphs};

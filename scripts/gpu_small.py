@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -145,18 +145,18 @@ def branches(device: str) -> int:
             features = features.to(device)
             for dtype in (torch.float32, torch.float64):
                 of_type = replace(features, rows=features.rows.to(dtype))
-                for attention in (True, False):
-                    model = SPIN(5, 24, 2, NUM_HOPS, attention=attention).to(device, dtype)
+                for attention, of in ((True, "hops"), (False, "hops"), (True, "joint"), (False, "both")):
+                    model = SPIN(5, 24, 2, NUM_HOPS, attention=attention, branches=of).to(device, dtype)
                     loss = training.loss_of(model(of_type[[1, 0, 0, 3]]), of_type[[1, 0, 0, 3]].y)
                     loss.backward()
                     finite(loss, *(parameter.grad for parameter in model.parameters()))
                     class_weight = torch.tensor([0.5, 2.0], dtype=dtype, device=device) if attention else None
-                    data = (of_type.labels, class_weight, of_type.ptr, of_type.index, of_type.count)
-                    ids = torch.tensor([2, 0, 3], device=device)
-                    shape = (NUM_HOPS + 1, [24] * 3, [32, 32, 2], attention, 0.01)
-                    for tf32 in (False, True) if dtype == torch.float32 else (False,):
-                        step = torch.ops.spin_fast.training_step.default
-                        finite(*step(of_type.rows, model.flatten_parameters(), *data, ids, *shape, tf32, False))
+                    data = (of_type.rows, model.flatten_parameters(), of_type.labels, of_type.ptr)
+                    entries = {"index": of_type.index, "count": of_type.count, "joint": of_type.joint}
+                    chosen = {"ids": torch.tensor([2, 0, 3], device=device), "class_weight": class_weight}
+                    for products in (nullcontext, tensor_cores) if dtype == torch.float32 else (nullcontext,):
+                        with products():
+                            finite(*ops.training_step(*data, model=model.sizes, **entries, **chosen))
                         calls += 1
                     calls += 2
             with tensor_cores():

@@ -1,10 +1,10 @@
 // branch_readout and its gradient on CUDA.
 //
 // Layout: the rows of a graph in a branch are taken in tiles, which go through the MLP in shared memory (mlp.h) and
-// into the readout by an online softmax; z is never stored, the backward pass evaluates the MLP again. Parallel axis:
-// blocks of branches (grid.y) x tiles (grid.x); a segment's tiles are dealt out in turn to up to `pieces` blocks, whose
-// readouts a second kernel combines. Accumulator: T within a piece, float64 over the pieces of a segment and over
-// blocks.
+// into the readout by an online softmax; z is never stored, the backward pass evaluates the MLP again. A tile of joint
+// rows has their parts side by side. Parallel axis: blocks of branches (grid.y) x tiles (grid.x); a segment's tiles are
+// dealt out in turn to up to `pieces` blocks, whose readouts a second kernel combines. Accumulator: T within a piece,
+// float64 over the pieces of a segment, over blocks, and over what refers to a row.
 //
 // Every entry is evaluated, even if several refer to the same row: the host would have to wait for the device to know
 // which do. The entries of one segment are different rows already if they have counts.
@@ -53,21 +53,24 @@ template <Math math, class T>
 __device__ int evaluate(const BranchCall<T>& call, const Memory<T>& memory, const Tile& tile) {
   const int rows = padded_to_side(tile.rows), width = call.mlp.layout.in(), ld = call.mlp.layout.ld;
   T* input = memory.tile + call.mlp.layout.input;
-  const auto load = [&](auto row_of_entry) {
+  const auto load = [&](auto place_of) {  // in x, of a column of an entry
     copy<T>(
         rows, width,
-        [&](int row, int column) {
-          return call.x[row_of_entry(tile.first + min(row, tile.rows - 1)) * width + column];
-        },
+        [&](int row, int column) { return call.x[place_of(tile.first + min(row, tile.rows - 1), column)]; },
         [&](int row, int column, T value) { input[column * ld + row] = row < tile.rows ? value : T(0); });
   };
   __syncthreads();  // the previous tile is no longer read
-  if (call.seg.narrow_index)
-    load([&](int64_t e) { return static_cast<int64_t>(call.seg.narrow_index[e]); });
+  if (call.num_parts > 0)
+    load([&](int64_t e, int column) {
+      const int part = column / call.part_width;
+      return (call.parts[row_of(call.seg, e) * call.num_parts + part] - part) * call.part_width + column;
+    });
+  else if (call.seg.narrow_index)
+    load([&](int64_t e, int column) { return static_cast<int64_t>(call.seg.narrow_index[e]) * width + column; });
   else if (call.seg.wide_index)
-    load([&](int64_t e) { return call.seg.wide_index[e]; });
+    load([&](int64_t e, int column) { return call.seg.wide_index[e] * width + column; });
   else
-    load([](int64_t e) { return e; });
+    load([&](int64_t e, int column) { return e * width + column; });
   __syncthreads();
   forward<math>(call.mlp.layout, memory, rows);
   return rows;
@@ -162,7 +165,7 @@ __global__ void combine_kernel(BranchCall<T> call) {
         if (j < width) sum += call.sum[(s * call.pieces + p + i) * width + j] * of_piece;
       }
     }
-    if (j < width) call.readout[(task.position * call.seg.branches + branch) * width + j] = static_cast<T>(sum * scale);
+    if (j < width) call.readout[task.position * call.stride + branch * width + j] = static_cast<T>(sum * scale);
   }
   __syncwarp();  // every lane has read the tops
   if (lane == 0) {
@@ -188,7 +191,7 @@ __global__ void backward_kernel(BranchCall<T> call) {
     const Task<T> task(call, branch, i);
     if (task.piece >= task.tiles) continue;
     const int64_t s = branch * call.graphs + task.position;
-    const int64_t at = (task.position * call.seg.branches + branch) * width;
+    const int64_t at = task.position * call.stride + branch * width;
     __syncthreads();  // the previous ds is no longer read
     for (int j = threadIdx.x; j < width; j += blockDim.x) ds[j] = call.grad[at + j];
     T t = 0, top = 0, scale = 1;
@@ -251,18 +254,25 @@ __global__ void gather_kernel(const int64_t* offsets, Integers entries, const T*
 
 template <class T>
 FusedBranches<T>::FusedBranches(const Device& device, const Arguments& arguments, const Tensor& rows,
-                                const Tensor& parameters, bool tf32)
-    : device_(device), model_(arguments.model), parameters_(parameters.const_data_ptr<T>()), tf32_(false) {
+                                const Tensor& parameters, int64_t first, bool tf32)
+    : device_(device),
+      model_(arguments.model),
+      parameters_(parameters.const_data_ptr<T>()),
+      first_(first),
+      tf32_(false) {
   require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
   if constexpr (std::is_same_v<T, float>) tf32_ = tf32 && device.has_tf32(&forward_kernel<Math::tf32, true, T>);
   call_.seg = arguments.seg;
   call_.ids = arguments.ids;
   call_.graphs = arguments.graphs;
   call_.x = rows.const_data_ptr<T>();
+  call_.parts = {arguments.parts.narrow, arguments.parts.wide};
+  call_.num_parts = arguments.parts.given() ? static_cast<int>(arguments.parts.number) : 0;
+  call_.part_width = static_cast<int>(rows.size(1));
 }
 
 template <class T>
-void FusedBranches<T>::forward(T* readout) {
+void FusedBranches<T>::forward(T* readout, int64_t stride) {
   prepare(false, false);
   // Several blocks take the tiles of a segment if there are few segments.
   const int64_t segments = call_.graphs * model_.branches;
@@ -273,6 +283,7 @@ void FusedBranches<T>::forward(T* readout) {
   call_.sum = sum_ = Buffer<T>(device_, segments * call_.pieces * model_.width());
   call_.scale = scale_ = Buffer<T>(device_, segments);
   call_.readout = readout;
+  call_.stride = stride;
   launch([](auto math, auto shared) { return &forward_kernel<math, shared, T>; });
   device_.launch(&combine_kernel<T>, blocks_for("ptr", segments, combine_threads / warp_size), combine_threads, 0,
                  call_);
@@ -290,13 +301,13 @@ const MlpCall<T>& FusedBranches<T>::backward(const T* grad, T* dx) {
 template <class T>
 void FusedBranches<T>::prepare(bool with_gradient, bool with_input_gradient) {
   MlpLayout mlp = layers_of("widths", model_.features, model_.widths, model_.slope, model_.branches,
-                            model_.attention ? model_.readout_width() : 0, false);
+                            first_ + (model_.attention ? model_.readout_width() : 0), false);
   mlp.with_gradient = with_gradient;
   mlp.with_input_gradient = with_input_gradient;
   mlp.tf32 = tf32_;
   mlp.w_gradient = mlp.gradient_size;
   if (model_.attention) {
-    mlp.w = 0;
+    mlp.w = first_;
     mlp.w_branch = model_.width();
     mlp.gradient_size += static_cast<int>(model_.width());
   }
@@ -329,35 +340,44 @@ template class FusedBranches<double>;
 
 namespace {
 
-Tensor branch_readout(const Tensor& rows, const Tensor& parameters, const Tensor& ptr, OptionalTensor index,
-                      OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
-                      bool attention, double negative_slope, bool tf32, bool shared, bool) {
-  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, false, 0);
-  const Device device(rows,
-                      {{"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
+Tensor branch_readout(const Tensor& rows, const Tensor& parameters, OptionalTensor parts, const Tensor& ptr,
+                      OptionalTensor index, OptionalTensor count, OptionalTensor ids, int64_t num_branches,
+                      std::vector<int64_t> widths, bool attention, double negative_slope, bool tf32, bool shared,
+                      bool) {
+  const Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention,
+                                       negative_slope, shared, false);
+  expect("parameters", parameters, {of.model.parameters()}, {rows.scalar_type()});
+  const Device device(
+      rows,
+      {{"parameters", parameters}, {"parts", parts}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
   Tensor readout = device.empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
   dispatch_compute(rows.scalar_type(), [&]<class T>(Tag<T>) {
-    FusedBranches<T>(device, of, rows, parameters, tf32).forward(readout.mutable_data_ptr<T>());
+    FusedBranches<T>(device, of, rows, parameters, 0, tf32)
+        .forward(readout.mutable_data_ptr<T>(), of.model.readout_width());
   });
   return readout;
 }
 
 std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, const Tensor& parameters,
-                                                   const Tensor& ptr, OptionalTensor index, OptionalTensor count,
-                                                   OptionalTensor ids, int64_t num_branches,
+                                                   OptionalTensor parts, const Tensor& ptr, OptionalTensor index,
+                                                   OptionalTensor count, OptionalTensor ids, int64_t num_branches,
                                                    std::vector<int64_t> widths, bool attention, double negative_slope,
                                                    bool tf32, bool shared, bool, bool with_rows) {
-  Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                 negative_slope, shared, false, 0);
+  Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention, negative_slope,
+                                 shared, false);
   const ScalarType value = rows.scalar_type();
-  const int64_t width = of.model.readout_width(), features = rows.size(1);
+  expect("parameters", parameters, {of.model.parameters()}, {value});
+  const int64_t width = of.model.readout_width(), features = of.model.features;
   expect("grad", grad, {of.graphs, width}, {value});
-  const Device device(
-      rows,
-      {{"grad", grad}, {"parameters", parameters}, {"ptr", ptr}, {"index", index}, {"count", count}, {"ids", ids}});
+  const Device device(rows, {{"grad", grad},
+                             {"parameters", parameters},
+                             {"parts", parts},
+                             {"ptr", ptr},
+                             {"index", index},
+                             {"count", count},
+                             {"ids", ids}});
   Tensor gradient = device.empty({parameters.numel()}, value);
-  Tensor drows = device.empty({with_rows ? rows.size(0) : 0, features}, value);
+  Tensor drows = device.empty({with_rows ? rows.size(0) : 0, rows.size(1)}, value);
   dispatch_compute(value, [&]<class T>(Tag<T>) {
     const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
       device.launch(&gather_kernel<T>, blocks_for("rows", to_rows * columns, gather_threads), gather_threads, 0,
@@ -376,18 +396,22 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
       of.ids = nullptr;
       of.graphs = of.seg.graphs;
     }
-    const bool by_entry = with_rows && index;
-    const Buffer<T> readout(device, of.graphs * width), dentries(device, by_entry ? of.seg.entries * features : 0);
+    const bool by_entry = with_rows && index, by_part = with_rows && parts;
+    const Buffer<T> readout(device, of.graphs * width), dentries(device, by_entry ? of.seg.entries * features : 0),
+        djoint(device, by_part ? of.seg.rows * features : 0);
     T* const to_rows = with_rows ? drows.mutable_data_ptr<T>() : nullptr;
-    FusedBranches<T> branches(device, of, rows, parameters, tf32);
-    branches.forward(readout);
-    const MlpCall<T>& call = branches.backward(grads, by_entry ? dentries : to_rows);
+    T* const to_inputs = by_part ? djoint : to_rows;
+    FusedBranches<T> branches(device, of, rows, parameters, 0, tf32);
+    branches.forward(readout, width);
+    const MlpCall<T>& call = branches.backward(grads, by_entry ? dentries : to_inputs);
     T* const no_loss = nullptr;
-    reduce_gradients(device, call, parameters.numel(), {}, parameters.numel(), gradient.mutable_data_ptr<T>(), nullptr,
-                     no_loss);
+    reduce_gradients(device, {call}, parameters.numel(), gradient.mutable_data_ptr<T>(), nullptr, no_loss);
     if (by_entry)
-      gather(transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, rows.size(0)), dentries,
-             rows.size(0), features, to_rows);
+      gather(transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, of.seg.rows), dentries,
+             of.seg.rows, features, to_inputs);
+    if (by_part)
+      gather(transposed(device, parts->scalar_type(), parts->const_data_ptr(), parts->numel(), rows.size(0)), djoint,
+             rows.size(0), rows.size(1), to_rows);
   });
   return {gradient, drows};
 }

@@ -15,26 +15,32 @@ struct BranchCall {
   int64_t graphs;
   int64_t pieces;  // of a segment, at most
   const T* x;
-  T* top;      // [S, pieces], the largest logit
-  T* total;    // [S, pieces], the softmax denominator
-  T* sum;      // [S, pieces, h]
-  T* readout;  // [graphs, (R + 1) * h]
-  T* scale;    // [S]: alpha_e = count_e exp(beta_e - top[s, 0]) scale
+  Integers parts;  // [J, num_parts], the rows of x that a joint row consists of
+  int num_parts;   // 0 where entries refer to rows of x
+  int part_width;  // d
+  T* top;          // [S, pieces], the largest logit
+  T* total;        // [S, pieces], the softmax denominator
+  T* sum;          // [S, pieces, h]
+  T* readout;      // [graphs, stride], already at the (R + 1) * h columns of these branches
+  T* scale;        // [S]: alpha_e = count_e exp(beta_e - top[s, 0]) scale
   const T* grad;
-  T* dx;  // [entries, d] or null
+  int64_t stride;  // of readout and grad
+  T* dx;           // [entries, in] or null
 };
 
 // For float and double.
 template <class T>
 class FusedBranches {
  public:
+  // The parameters of these branches begin at `first` in the flat vector.
   FusedBranches(const Device& device, const Arguments& arguments, const Tensor& rows, const Tensor& parameters,
-                bool tf32);
+                int64_t first, bool tf32);
 
-  void forward(T* readout);
+  // Writes rows of `stride` values, of which the readouts are the first.
+  void forward(T* readout, int64_t stride);
 
-  // After forward, with the gradient of the readouts. Writes the gradients of the entries to `dx` unless that is null.
-  // What the result points to is valid as long as this object.
+  // After forward, with the gradient of the readouts in rows of the same stride. Writes the gradients of the entries to
+  // `dx` unless that is null. What the result points to is valid as long as this object.
   const MlpCall<T>& backward(const T* grad, T* dx);
 
  private:
@@ -45,6 +51,7 @@ class FusedBranches {
   const Device& device_;
   const Model model_;
   const T* parameters_;
+  const int64_t first_;
   bool tf32_;
   BranchCall<T> call_ = {};
   std::optional<MlpLaunch<T>> mlp_;

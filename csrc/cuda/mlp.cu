@@ -103,19 +103,20 @@ __device__ int64_t gradient_offset(const MlpCall<T>& call, int64_t p) {
 
 // `summing_lanes` lanes per parameter.
 template <class T>
-__global__ void reduce_kernel(MlpCall<T> of_branches, int64_t in_branches, MlpCall<T> of_classifier, int64_t parameters,
-                              T* gradient, const double* losses, T* loss) {
+__global__ void reduce_kernel(MlpCalls<T> calls, int64_t parameters, T* gradient, const double* losses, T* loss) {
   const int64_t p = thread_index() / summing_lanes;
   const int lane = threadIdx.x % summing_lanes;
   if (loss != nullptr && blockIdx.x == 0 && threadIdx.x < warp_size) {
     double sum = 0;
-    for (int64_t i = threadIdx.x; i < of_classifier.blocks; i += warp_size) sum += losses[i];
+    for (int64_t i = threadIdx.x; i < calls.classifier.blocks; i += warp_size) sum += losses[i];
     sum = sum_over_lanes(sum);
     if (threadIdx.x == 0) *loss = static_cast<T>(sum);
   }
   double sum = 0;
   if (p < parameters) {
-    const MlpCall<T>& of = p < in_branches ? of_branches : of_classifier;
+    const MlpCall<T>& of = p < calls.hops.layout.end    ? calls.hops
+                           : p < calls.joint.layout.end ? calls.joint
+                                                        : calls.classifier;
     const T* values = of.gradients + gradient_offset(of, p);
 #pragma unroll 8
     for (int64_t b = lane; b < of.blocks; b += summing_lanes) sum += values[b * of.layout.gradient_size];
@@ -149,6 +150,7 @@ MlpLayout layers_of(const char* name, int64_t in, const std::vector<int64_t>& wi
     first += branches * (size + out);
     in = out;
   }
+  mlp.end = first;
   return mlp;
 }
 
@@ -172,17 +174,15 @@ MlpCall<T> MlpLaunch<T>::call(int64_t blocks) {
 }
 
 template <class T>
-void reduce_gradients(const Device& device, const MlpCall<T>& of_branches, int64_t in_branches,
-                      const MlpCall<T>& of_classifier, int64_t parameters, T* gradient, const double* losses, T* loss) {
+void reduce_gradients(const Device& device, const MlpCalls<T>& calls, int64_t parameters, T* gradient,
+                      const double* losses, T* loss) {
   device.launch(&reduce_kernel<T>, blocks_for("parameters", parameters, reduce_threads / summing_lanes), reduce_threads,
-                0, of_branches, in_branches, of_classifier, parameters, gradient, losses, loss);
+                0, calls, parameters, gradient, losses, loss);
 }
 
 template class MlpLaunch<float>;
 template class MlpLaunch<double>;
-template void reduce_gradients(const Device&, const MlpCall<float>&, int64_t, const MlpCall<float>&, int64_t, float*,
-                               const double*, float*);
-template void reduce_gradients(const Device&, const MlpCall<double>&, int64_t, const MlpCall<double>&, int64_t, double*,
-                               const double*, double*);
+template void reduce_gradients(const Device&, const MlpCalls<float>&, int64_t, float*, const double*, float*);
+template void reduce_gradients(const Device&, const MlpCalls<double>&, int64_t, double*, const double*, double*);
 
 }  // namespace spin_fast

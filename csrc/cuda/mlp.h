@@ -86,6 +86,7 @@ struct MlpLayout {
   bool with_gradient, with_input_gradient;
   bool tf32;            // products may use tensor cores
   int64_t w, w_branch;  // in the flat vector, stride between branches; w < 0: no attention
+  int64_t end;          // of its parameters in the flat vector
   int w_gradient, gradient_size;
   int packed_w;  // [padded out]
   int64_t weights_size;
@@ -382,10 +383,17 @@ class MlpLaunch {
   Buffer<T> weights_, tiles_, gradients_;
 };
 
-// The gradient of the flat vector, whose first `in_branches` parameters are those of the branches and the others those
-// of the classifier, if there is one; `loss` is then the sum of `losses`, one of each of its blocks.
+// MLPs whose parameters follow each other in the flat vector: of the hops, of the joint branch, of the classifier.
+// Those that a model does not have are empty.
 template <class T>
-void reduce_gradients(const Device& device, const MlpCall<T>& of_branches, int64_t in_branches,
-                      const MlpCall<T>& of_classifier, int64_t parameters, T* gradient, const double* losses, T* loss);
+struct MlpCalls {
+  MlpCall<T> hops, joint, classifier;
+};
+
+// The gradient of the flat vector; `loss`, unless it is null, is the sum of `losses`, one of each of the classifier's
+// blocks.
+template <class T>
+void reduce_gradients(const Device& device, const MlpCalls<T>& calls, int64_t parameters, T* gradient,
+                      const double* losses, T* loss);
 
 }  // namespace spin_fast

@@ -1,7 +1,8 @@
 // training_step on CUDA: the fused branches (branch.cu), then the classifier with the loss and all gradients.
 //
-// Layout: readouts [graphs, (R + 1) * h], in tiles of graphs that go through the classifier's MLP (mlp.h). Parallel
-// axis: a block per tile. Accumulator: T within a tile; the softmax, the loss and sums over tiles in float64.
+// Layout: readouts [graphs, columns], those of the hops beside that of the joint branch, in tiles of graphs that go
+// through the classifier's MLP (mlp.h). Parallel axis: a block per tile. Accumulator: T within a tile; the softmax, the
+// loss and sums over tiles in float64.
 
 #include <cfloat>
 #include <tuple>
@@ -77,14 +78,16 @@ __global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64
 }
 
 std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
-                                         OptionalTensor class_weight, const Tensor& ptr, OptionalTensor index,
-                                         OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                                         std::vector<int64_t> widths, std::vector<int64_t> classifier_widths,
-                                         bool attention, double negative_slope, bool tf32, bool) {
-  const int64_t more = classifier_parameters(num_branches, widths, classifier_widths);
-  const Arguments of = model_arguments(rows, parameters, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, false, false, more);
-  const Model& model = of.model;
+                                         OptionalTensor class_weight, OptionalTensor ptr, OptionalTensor index,
+                                         OptionalTensor count, OptionalTensor parts, OptionalTensor joint_ptr,
+                                         OptionalTensor joint_index, OptionalTensor joint_count, OptionalTensor ids,
+                                         int64_t num_branches, std::vector<int64_t> widths,
+                                         std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
+                                         bool tf32, bool) {
+  const StepArguments step =
+      step_arguments(rows, parameters, ptr, index, count, parts, joint_ptr, joint_index, joint_count, ids, num_branches,
+                     widths, classifier_widths, attention, negative_slope, false);
+  const Arguments& of = step.any();
   const ScalarType value = rows.scalar_type();
   expect("y", y, {of.seg.graphs}, {ScalarType::Long});
   if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
@@ -94,34 +97,44 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                              {"ptr", ptr},
                              {"index", index},
                              {"count", count},
+                             {"parts", parts},
+                             {"joint_ptr", joint_ptr},
+                             {"joint_index", joint_index},
+                             {"joint_count", joint_count},
                              {"ids", ids}});
   Tensor loss = device.empty({}, value), gradient = device.empty({parameters.numel()}, value);
   dispatch_compute(value, [&]<class T>(Tag<T>) {
-    const int64_t readouts = of.graphs * model.readout_width();
-    const Buffer<T> readout(device, readouts), grad(device, readouts);
-    FusedBranches<T> branches(device, of, rows, parameters, tf32);
-    branches.forward(readout);
+    const int64_t columns = step.readout_width(), hops_columns = step.hops ? step.hops->model.readout_width() : 0;
+    const Buffer<T> readout(device, of.graphs * columns), grad(device, of.graphs * columns);
+    std::optional<FusedBranches<T>> hops, joint;
+    if (step.hops) hops.emplace(device, *step.hops, rows, parameters, 0, tf32).forward(readout, columns);
+    if (step.joint)
+      joint.emplace(device, *step.joint, rows, parameters, step.hops ? step.hops->model.parameters() : 0, tf32)
+          .forward(readout + hops_columns, columns);
 
-    MlpLayout layers = layers_of("classifier_widths", model.readout_width(), classifier_widths, model.slope, 1,
-                                 model.parameters(), true);  // as torch.nn.Linear stores them
+    MlpLayout layers = layers_of("classifier_widths", columns, classifier_widths, negative_slope, 1, step.parameters(),
+                                 true);  // as torch.nn.Linear stores them
     layers.layers[layers.depth - 1].slope = 1;
     layers.with_gradient = layers.with_input_gradient = true;
     MlpLaunch<T> classifier(device, "classifier_widths", layers, 1, parameters.const_data_ptr<T>(), tile_of_graphs);
     const MlpLayout& mlp = classifier.layout;
     const dim3 grid = blocks_for("ptr", of.graphs, mlp.tile);
     const Buffer<double> losses(device, grid.x), total_weight(device, class_weight ? 1 : 0);
-    const MlpCall<T> call = classifier.call(grid.x);
+    MlpCalls<T> calls = {};
+    calls.classifier = classifier.call(grid.x);
     const T* const weight_of_class = data<T>(class_weight);
     const int64_t* const label = y.const_data_ptr<int64_t>();
     if (class_weight)
       device.launch(&total_weight_kernel<T>, dim3(1), warp_size, 0, weight_of_class, mlp.out(), label, of.ids,
                     of.graphs, total_weight);
     device.launch(mlp.shared_weights ? &classifier_kernel<true, T> : &classifier_kernel<false, T>, grid, mlp.threads,
-                  mlp.shared_bytes, call, readout, label, weight_of_class, total_weight, of.ids, of.graphs, grad,
-                  losses);
+                  mlp.shared_bytes, calls.classifier, readout, label, weight_of_class, total_weight, of.ids, of.graphs,
+                  grad, losses);
 
-    reduce_gradients(device, branches.backward(grad, nullptr), model.parameters(), call, parameters.numel(),
-                     gradient.mutable_data_ptr<T>(), losses, loss.mutable_data_ptr<T>());
+    if (hops) calls.hops = hops->backward(grad, nullptr);
+    if (joint) calls.joint = joint->backward(grad + hops_columns, nullptr);
+    reduce_gradients(device, calls, parameters.numel(), gradient.mutable_data_ptr<T>(), losses,
+                     loss.mutable_data_ptr<T>());
   });
   return {loss, gradient};
 }

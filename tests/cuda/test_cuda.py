@@ -18,6 +18,7 @@ from torch import Tensor
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, ops, training
+from spin_fast.nn.spin import BRANCHES
 from spin_fast.training import trainer as trainers
 
 HAS_GPU = torch.cuda.is_available()
@@ -45,15 +46,16 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
     """For every op that can be captured: a call, with gradients, and a tensor that it reads."""
     graphs, features = some_graphs().to(device), some_features().to(device)
     torch.manual_seed(0)
-    model, x = SPIN(3, 16, 3, 2).to(device), graphs.x.clone().requires_grad_()
+    models = {name: SPIN(3, 16, 3, 2, branches=name).to(device) for name in BRANCHES}
+    x = graphs.x.clone().requires_grad_()
     z = torch.randn(len(features.rows), 16).to(device).requires_grad_()
     w, ids = torch.randn(3, 16).to(device).requires_grad_(), torch.arange(59, 0, -2).to(device)
     out = torch.empty(3, *graphs.x.shape, device=device)
     csr = (graphs.indptr, graphs.indices)
     entries = {"index": features.index, "count": features.count, "check_invariants": False}
     rows = features.rows
-    parameters = [parameter.detach() for layer in model.hops.layers for parameter in (layer.weight, layer.bias)]
-    flat, class_weight = model.flatten_parameters(), torch.tensor([0.5, 2.0, 1.0]).to(device)
+    joint = ops.JointRows(*(value.to(device) for value in vars(some_features().joint).values()))
+    class_weight = torch.tensor([0.5, 2.0, 1.0]).to(device)
 
     def with_gradients(result: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
         return result.detach(), *torch.autograd.grad(result.sin().sum(), inputs)
@@ -75,13 +77,21 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
         return with_gradients(ops.attention_readout(z, w, features.ptr, **entries), z, w)
 
     def branches() -> tuple[Tensor, ...]:
-        weights, biases = ([p.requires_grad_() for p in parameters[first::2]] for first in (0, 1))
+        parameters = [parameter.detach().requires_grad_() for parameter in models["hops"].hops.layers.parameters()]
+        weights, biases = parameters[::2], parameters[1::2]
         readout = ops.branch_readout(rows, weights, biases, w, features.ptr, ids=ids, negative_slope=0.01, **entries)
         return with_gradients(readout, w, *weights, *biases)
 
-    def training_step() -> tuple[Tensor, ...]:
-        data = (features.labels, class_weight, features.ptr, features.index, features.count, ids)
-        return torch.ops.spin_fast.training_step(rows, flat, *data, 3, [16] * 3, [32, 32, 3], True, 0.01, False, False)
+    def joint_branch() -> tuple[Tensor, ...]:
+        inputs = [value.detach().requires_grad_() for value in (rows, *models["joint"].joint.parameters())]
+        parameters = (inputs[2::2], inputs[3::2], inputs[1])
+        readout = ops.branch_readout(inputs[0], *parameters, **vars(joint), ids=ids, check_invariants=False)
+        return with_gradients(readout, *inputs)
+
+    def step_of(name: str) -> tuple[Call, Tensor]:
+        flat, sizes = models[name].flatten_parameters(), models[name].sizes
+        data, options = (features.labels, features.ptr), {"joint": joint, "ids": ids, "class_weight": class_weight}
+        return lambda: ops.training_step(rows, flat, *data, model=sizes, **options, **entries), flat
 
     return {
         "power_features": (powers, x),
@@ -90,7 +100,8 @@ def calls(device: str) -> dict[str, tuple[Call, Tensor]]:
         "sum_readout": (sums, z),
         "attention_readout": (attention, z),
         "branch_readout": (branches, w),
-        "training_step": (training_step, flat),
+        "branch_readout of joint rows": (joint_branch, rows),
+        **{f"training_step of {name}": step_of(name) for name in BRANCHES},
     }
 
 
@@ -316,7 +327,15 @@ def digits() -> PowerFeatures:
 
 @needs_gpu
 @pytest.mark.parametrize(
-    "options", [{}, {"attention": False}, {"size_aware": True}, {"batch_norm": True, "attention": False}]
+    "options",
+    [
+        {},
+        {"attention": False},
+        {"size_aware": True},
+        {"batch_norm": True, "attention": False},
+        {"branches": "joint"},
+        {"branches": "both"},
+    ],
 )
 def test_training_agrees_with_the_cpu(digits: PowerFeatures, options: dict) -> None:
     """In float64, so that after some epochs rounding has not yet grown: the order of the graphs, the loss, Adam."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from types import ModuleType
 
 import cuda_kernels
@@ -11,7 +12,8 @@ import torch
 from helpers import random_graphs
 
 import spin_fast
-from spin_fast import PowerFeatures, ops, reference
+from spin_fast import SPIN, PowerFeatures, ops, reference
+from spin_fast.nn.spin import BRANCHES
 
 RACE, NO_RACE, HALF_A_WARP, OUTSIDE_THE_MASK, IN_A_BRANCH, SHARED_MEMORY, NOT_ALIGNED = range(7)
 NEIGHBOURS = [*range(1, 64), 0]
@@ -92,6 +94,44 @@ def test_branches_may_refer_to_the_same_rows(emulated: cuda_kernels.Emulated, at
             result = [*run(ops), *ops.training_step(*step, **options, check_invariants=False)]
             for one, other in zip(result, expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("form", ["nodes", "distinct", "chosen"])
+@pytest.mark.parametrize("attention", [True, False])
+def test_joint_rows_beside_rows(emulated: cuda_kernels.Emulated, attention: bool, form: str) -> None:
+    """Joint rows with and without an index, counts and a choice of graphs; steps of hops, of joint rows and of both."""
+    graphs = random_graphs([3, 0, 50, 1, 40], 0.1, 3, dtype=torch.float64)
+    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(5) % 3)
+    features = PowerFeatures.from_graphs(graphs, 2, deduplicate=form != "nodes")
+    joint, ids = features.joint, torch.tensor([2, 4, 0, 2]) if form == "chosen" else None
+    assert (joint.index is None) == (form == "nodes")
+    torch.manual_seed(0)
+    class_weight = torch.rand(3, dtype=torch.float64) if attention else None
+    models = [SPIN(3, 8, 3, 2, branches=branches, attention=attention).double() for branches in BRANCHES]
+    rows = features.rows.clone().requires_grad_()
+
+    def run(module: ModuleType, **unchecked: bool) -> list[torch.Tensor]:
+        layers, w = models[1].joint.layers, models[1].joint.attention
+        leaves = [rows, *models[1].joint.parameters()]
+        parameters = ([layer.weight for layer in layers], [layer.bias for layer in layers], w)
+        readout = module.branch_readout(rows, *parameters, **vars(joint), ids=ids, **unchecked)
+        results = [readout.detach(), *torch.autograd.grad(readout.sin().sum(), leaves)]
+        for model in models:
+            step = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
+            entries = {"index": features.index, "count": features.count, "joint": joint, "ids": ids}
+            results += module.training_step(*step, model=model.sizes, class_weight=class_weight, **entries, **unchecked)
+        return results
+
+    expected = run(reference)
+    with cuda_kernels.standing_in(), emulated.guarded():
+        results = []
+        for order in (0, 1, 2):
+            emulated.set_order(order)
+            results.append(run(ops, check_invariants=False))
+    for result in results:
+        for one, first, other in zip(result, results[0], expected, strict=True):
+            assert torch.equal(one, first)
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

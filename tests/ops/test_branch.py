@@ -635,30 +635,44 @@ def test_a_trainer_follows_its_model(native) -> None:
 
 
 # What the CUDA kernels meet: graphs of many tiles and of one, blocks that take several parts of graphs, models too wide
-# for shared memory.
+# for shared memory. Sizes of graphs, features, width, branches, layers, and of how many rows a joint row consists.
 SHAPES = {
-    "small": ([3, 0, 5], 4, 6, 3, 2),
-    "tiles": ([200, 0, 70, 33, 1], 5, 7, 2, 3),
-    "more parts and columns than lanes": ([2200, 40], 2, 34, 1, 1),
-    "no features": ([40, 90], 0, 3, 2, 2),
-    "one of each": ([64, 32], 1, 1, 1, 1),
-    "gradient not in shared memory": ([50, 40], 20, 48, 2, 2),
-    "weights not in shared memory": ([9, 8], 300, 150, 1, 3),
-    "nothing in shared memory": ([5, 2], 3, 1900, 1, 2),
-    "no graphs": ([], 3, 4, 2, 2),
+    "small": ([3, 0, 5], 4, 6, 3, 2, None),
+    "tiles": ([200, 0, 70, 33, 1], 5, 7, 2, 3, None),
+    "more parts and columns than lanes": ([2200, 40], 2, 34, 1, 1, None),
+    "no features": ([40, 90], 0, 3, 2, 2, None),
+    "one of each": ([64, 32], 1, 1, 1, 1, None),
+    "gradient not in shared memory": ([50, 40], 20, 48, 2, 2, None),
+    "weights not in shared memory": ([9, 8], 300, 150, 1, 3, None),
+    "nothing in shared memory": ([5, 2], 3, 1900, 1, 2, None),
+    "no graphs": ([], 3, 4, 2, 2, None),
+    "joint tiles": ([200, 0, 70, 33, 1], 5, 7, 1, 3, 4),
+    "joint of one": ([64, 32], 3, 5, 1, 1, 1),
+    "joint, one feature": ([40, 90], 1, 34, 1, 2, 5),
+    "joint, no features": ([40, 90], 0, 3, 1, 2, 2),
+    "joint, weights not in shared memory": ([9, 8], 100, 150, 1, 3, 3),
+    "joint, no graphs": ([], 3, 4, 1, 2, 2),
 }
 
 
 def cuda_case(
-    sizes: list[int], num_features: int, width: int, branches: int, layers: int, form: str, dtype: torch.dtype
+    sizes: list[int],
+    num_features: int,
+    width: int,
+    branches: int,
+    layers: int,
+    num_parts: int | None,
+    form: str,
+    dtype: torch.dtype,
 ) -> tuple[list[torch.Tensor], dict]:
     """The tensors that take gradients, rows first, w last, and the other arguments."""
     generator = torch.Generator().manual_seed(len(sizes) + width)
     ptr = offsets(torch.tensor(sizes * branches, dtype=torch.int64))
     entries = int(ptr[-1])
     num_rows = entries if form == "rows" else entries // 3 + 1
-    widths = [num_features, *[width] * layers]
-    shapes = [(num_rows, num_features)]
+    widths = [num_features * (num_parts or 1), *[width] * layers]
+    stored = num_rows // 2 + 1 if num_parts else num_rows
+    shapes = [(stored, num_features)]
     shapes += [(branches, below, above) for below, above in pairwise(widths)]
     shapes += [(branches, above) for above in widths[1:]]
     leaves = [torch.randn(shape, generator=generator, dtype=dtype) for shape in [*shapes, (branches, width)]]
@@ -667,7 +681,11 @@ def cuda_case(
     index = None if form == "rows" else torch.randint(num_rows, (entries,), generator=generator)
     count = None if form == "rows" else torch.randint(1, 5, (entries,), generator=generator, dtype=torch.int32)
     ids = torch.randint(len(sizes), (4,), generator=generator) if form == "ids" and sizes else None
-    return [leaf.requires_grad_() for leaf in leaves], {"ptr": ptr, "index": index, "count": count, "ids": ids}
+    parts = torch.randint(stored, (num_rows, num_parts), generator=generator) if num_parts else None
+    if parts is not None and form == "ids":
+        parts = parts.int()
+    fixed = {"ptr": ptr, "index": index, "count": count, "ids": ids, "parts": parts}
+    return [leaf.requires_grad_() for leaf in leaves], fixed
 
 
 def readout_and_gradients(op: Callable, leaves: list[torch.Tensor], layers: int, others: dict) -> list[torch.Tensor]:
@@ -682,12 +700,12 @@ def readout_and_gradients(op: Callable, leaves: list[torch.Tensor], layers: int,
     "shape", [pytest.param(name, marks=pytest.mark.slow if "nothing" in name else ()) for name in SHAPES]
 )
 def test_cuda_kernels_take_every_shape(native, poison: None, shape: str, form: str) -> None:
-    layers = SHAPES[shape][-1]
+    layers = SHAPES[shape][4]
     leaves, others = cuda_case(*SHAPES[shape], form, torch.float64)
     expected = readout_and_gradients(reference.branch_readout, leaves, layers, others)
     with cuda_kernels.standing_in() as kernels:
         results = []
-        for order in (0, 1, 2) if shape == "tiles" else (1,):
+        for order in (0, 1, 2) if "tiles" in shape else (1,):
             kernels.set_order(order)
             results.append(readout_and_gradients(spin_fast.branch_readout, leaves, layers, others))
         kernels.set_order(0)
@@ -697,10 +715,13 @@ def test_cuda_kernels_take_every_shape(native, poison: None, shape: str, form: s
             assert torch.equal(one, first)
 
 
-@pytest.mark.parametrize("num_features", [5, 37])
-def test_tensor_cores_multiply_what_they_should(native, monkeypatch: pytest.MonkeyPatch, num_features: int) -> None:
+@pytest.mark.parametrize(("num_features", "num_parts"), [(5, None), (37, None), (7, 3)])
+def test_tensor_cores_multiply_what_they_should(
+    native, monkeypatch: pytest.MonkeyPatch, num_features: int, num_parts: int | None
+) -> None:
     """Small integers are exact in TF32, and so is all that a sum readout of them computes."""
-    leaves, others = cuda_case([70, 0, 33, 7], num_features, 24, 2, 2, "index", torch.float32)
+    branches = 1 if num_parts else 2
+    leaves, others = cuda_case([70, 0, 33, 7], num_features, 24, branches, 2, num_parts, "index", torch.float32)
     with torch.no_grad():
         for leaf in leaves:
             leaf.copy_((leaf * (leaf.abs() > 1.2)).sign() if leaf.dim() < 3 else (leaf * 2).round().clamp(-1, 1))
