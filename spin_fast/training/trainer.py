@@ -259,8 +259,7 @@ class Trainer:
         if not _is_captured(flat.device):
             return step
         data = (features.rows, features.labels, features.ptr, features.index, features.count, self.class_weight)
-        data += () if joint is None else (joint.parts, joint.ptr, joint.index, joint.count)
-        memory = (model.flatten_parameters(), *data, *self.optimizer.memory, sizes, ops.may_use_tf32())
+        memory = (model.flatten_parameters(), *data, joint, *self.optimizer.memory, sizes, ops.may_use_tf32())
         if self._captured is None or not self._captured.holds(memory):
             self._captured = _Captured(step, memory)
         return self._captured

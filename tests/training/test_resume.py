@@ -155,7 +155,7 @@ def test_what_differs_is_listed(tmp_path: Path, digits: PowerFeatures) -> None:
 
     frozen, calibrated = SPIN(3, 4, 10, 1), SPIN(3, 4, 10, 1)
     calibrated.calibrate(digits)
-    frozen.layers.requires_grad_(False)
+    frozen.hops.layers.requires_grad_(False)
     layers = [torch.nn.Linear(3, 10)] * 2
     StateFile(path, settings(), sample).keep(run.after(epoch_of(1, 0.5, 1.0), {}, {}), now=True)
     assert len(StateFile(path, settings(), sample).read(run).epochs) == 1
