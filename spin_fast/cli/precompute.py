@@ -49,7 +49,7 @@ def precompute(
         output_option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
     node_rows: Annotated[
-        bool, output_option("--node-rows", help="Keep the row of each node, for train --dropout.")
+        bool, output_option("--node-rows", help="Keep the row of each node, for train --branches joint and --dropout.")
     ] = False,
     deduplicate: Annotated[bool, typer.Option(help="Store equal rows once.", rich_help_panel="Hops")] = True,
 ) -> Report:

@@ -76,9 +76,9 @@ def train(
     Another run to the same --out replaces the files of the one before, from the end of its first epoch on; result.json,
     the document of --json, is there when a run has ended.
 
-    Keys of --json: dataset, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen, epochs,
-    best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication, parameters,
-    kernels, model, training_curve, log, result.
+    Keys of --json: dataset, branches, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen,
+    epochs, best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication,
+    parameters, kernels, model, training_curve, log, result.
     """
     place, seed = device_of(device), fit_options.seed
     source = datasets.find(dataset, data.root)
@@ -98,9 +98,9 @@ def train(
     made: float | Path | None = features.precomputed
     if power is None:
         preprocessing, graphs = _prepare(read.graphs, split.train, features)
-        power, made = _compute(graphs.to(place), features, node_rows=model_options.dropout > 0)
+        power, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
     else:
-        check_features(features, power, source.title, read.graphs, model_options.dropout)
+        check_features(features, power, source.title, read.graphs, model_options.needs_node_rows)
         power = power.to(place)
         if features.standardize is None and NodeFeatures().fit(read.graphs, split.train).columns_:
             console.print("node features: not standardised, which train without --features does")
@@ -194,6 +194,7 @@ def _model(power: PowerFeatures, num_outputs: int, options: ModelOptions) -> SPI
         num_outputs,
         power.num_hops,
         num_operators=power.num_operators,
+        branches=options.branches,
         attention=options.readout == "attention",
         num_layers=options.layers,
         batch_norm=options.batch_norm,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -46,8 +47,8 @@ def summarize(
         - ``splits``: the sizes of each, and how many validation and test graphs have a duplicate in training.
     """
     graphs = read.graphs
-    features = PowerFeatures.from_graphs(graphs, num_hops, operator, node_rows=False)
-    first = features.identical_graphs()
+    features = PowerFeatures.from_graphs(graphs, num_hops, operator)
+    first = features.identical_graphs(joint=True)
     columns = read.features if isinstance(read.features, list) else None
     return {
         **_structure(graphs),
@@ -58,7 +59,7 @@ def summarize(
         "bytes": {
             "graphs": sum(value.nbytes for value in vars(graphs).values() if isinstance(value, Tensor)),
             "powers": features.num_branches * graphs.x.nbytes,
-            "features": features.nbytes,
+            "features": replace(features, row_of_node=None).nbytes,
         },
         "deduplication": features.deduplication,
         "duplicates": _duplicates(first, graphs.y),

@@ -54,6 +54,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             :meth:`spin_fast.PowerFeatures.from_graphs`.
         readout: ``"sum"`` or ``"attention"``.
         size_aware: multiply the attention readout by the number of nodes of the graph.
+        branches: ``"hops"``, ``"joint"`` or ``"both"``: what an MLP reads, one hop of a node, or all side by side.
         degree: features to make of the degree: ``"raw"``, ``"log"``, ``"one-hot"`` or None.
         standardize: shift and scale node features to mean 0 and standard deviation 1; ``"auto"`` does where there are
             other than whole numbers.
@@ -108,6 +109,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         readout: Literal["attention", "sum"] = "sum",
         *,
         size_aware: bool = False,
+        branches: Literal["hops", "joint", "both"] = "hops",
         degree: Degree | None = None,
         standardize: bool | Literal["auto"] = "auto",
         num_layers: int = 3,
@@ -133,6 +135,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         self.operator = operator
         self.readout = readout
         self.size_aware = size_aware
+        self.branches = branches
         self.degree = degree
         self.standardize = standardize
         self.num_layers = num_layers
@@ -328,7 +331,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         if isinstance(graphs, PowerFeatures):
             return graphs, None
         node_features = NodeFeatures(self.degree, standardize=self.standardize).fit(graphs, train)
-        progress, node_rows = bool(self.verbose), self.dropout > 0
+        progress, node_rows = bool(self.verbose), self.dropout > 0 or self.branches != "hops"
         graphs = node_features.transform(graphs)
         made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
         return made, node_features
@@ -340,6 +343,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             num_classes,
             self.num_hops,
             num_operators=features.num_operators,
+            branches=self.branches,
             attention=self.readout == "attention",
             size_aware=self.size_aware,
             num_layers=self.num_layers,

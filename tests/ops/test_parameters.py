@@ -45,6 +45,6 @@ def test_kernels_count_on_as_many(native, options: dict) -> None:
     size = sum(math.prod(shape) for shape in ops.parameter_shapes(3, model.sizes).values())
     rows, labels = torch.ones(model.num_branches, 3), torch.tensor([0])
     ptr = torch.arange(model.num_branches + 1)
+    joint = ops.JointRows(torch.zeros(1, model.num_branches, dtype=torch.int64), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=rf"parameters must have shape \[{size}\], got \[1\]"):
-        joint = ops.JointRows(torch.zeros(1, model.num_branches, dtype=torch.int64), torch.tensor([0, 1]))
         ops.training_step(rows, torch.ones(1), labels, ptr, model=model.sizes, joint=joint)

@@ -39,6 +39,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[BaseE
         ({}, "cosine", KeyboardInterrupt),
         ({}, "plateau", MemoryError),
         ({"dropout": 0.3}, "plateau", KeyboardInterrupt),
+        ({"branches": "both"}, "cosine", KeyboardInterrupt),
         ({"batch_norm": True, "attention": False}, "cosine", KeyboardInterrupt),
     ],
 )
