@@ -68,9 +68,6 @@ def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Ten
             scikit-learn, and a positive label as much as its task has negative labels for each positive one. What does
             not occur weighs 1.
         num_outputs: classes, or tasks.
-
-    Raises:
-        TypeError, ValueError: ``class_weight`` is none of these, of another length, negative, not finite, or all 0.
     """
     if class_weight is None:
         return None
@@ -86,11 +83,7 @@ def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Ten
 
 
 def weights_of(name: str, values: Any, size: int, others: str = "None or") -> Tensor:
-    """Weights ``[size]`` in float64.
-
-    Raises:
-        TypeError, ValueError: they are no numbers, of another length, negative, not finite, or all 0.
-    """
+    """Weights ``[size]`` in float64, each finite and at least 0, and one above."""
     try:
         weights = torch.as_tensor(values, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
