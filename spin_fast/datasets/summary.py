@@ -26,7 +26,7 @@ def summarize(
     Edges are counted once however often they are repeated; in an undirected graph both directions count as one edge.
 
     Args:
-        read: the graphs, as :func:`read` or :func:`load_folder` returns them.
+        read: the graphs, as :meth:`Source.read` or :func:`load_folder` returns them.
         num_hops, operator: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
         splits: splits by name, to count the validation and test graphs that have a duplicate in training.
 
