@@ -394,7 +394,7 @@ class Missing(Source):
             return DatasetError(
                 f"{self.name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()"
             )
-        ogb.refuse_others(self.name)
+        ogb.official(self.name)
         built_in = [*BUILT_IN, *STAND_INS]
         found = _found_in(self.roots)
         by_lower_case = {known.lower(): known for known in [*built_in, *found]}
