@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import lzma
-import math
 import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from io import BufferedIOBase
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -288,34 +286,3 @@ def assemble(
     if x is None:
         x = indptr.diff().to(dtype).unsqueeze(1)
     return GraphBatch(ptr, indptr, indices, x, y, edge_weight)
-
-
-def class_number(name: str, classes: Sequence[str], where: str) -> int:
-    """The position of a class in the list of all."""
-    if name not in classes:
-        raise DatasetError(f"{where} has the class {name!r}, which is none of {', '.join(map(repr, classes))}")
-    return list(classes).index(name)
-
-
-def labelled(
-    graphs: GraphBatch, labels: list[str] | None, classes: Sequence[str] | None, where: str
-) -> tuple[GraphBatch, list[str] | None]:
-    """The graphs with ``y``, and the names of the classes."""
-    if labels is None:
-        return graphs, None
-    found = _sorted_classes({*labels}, where) if classes is None else list(classes)
-    number = {name: class_number(name, found, where) for name in {*labels}}
-    return replace(graphs, y=torch.tensor([number[label] for label in labels])), found
-
-
-def _sorted_classes(labels: set[str], where: str) -> list[str]:
-    """Classes in sorted order, that of numbers if they are numbers."""
-    try:
-        values = {label: float(label) for label in labels}
-    except ValueError:
-        return sorted(labels)
-    if not all(map(math.isfinite, values.values())):  # words that float() takes for numbers
-        return sorted(labels)
-    if any(value != round(value) for value in values.values()):
-        raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
-    return sorted(labels, key=lambda label: (values[label], label))

@@ -20,8 +20,8 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from . import citation, digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
 from .citation import NodeDataset
-from .columns import LABEL, Features, Label, check_dtype_and_edges
 from .common import DatasetError, Folder
+from .options import LABEL, Features, Label, check_dtype_and_edges
 from .splits import Split
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 
