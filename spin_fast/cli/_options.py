@@ -13,7 +13,7 @@ import typer
 
 from .. import datasets
 from .._common import check
-from ..datasets.columns import LABEL
+from ..datasets.options import LABEL
 from ..graphs.batch import EdgeOptions, Reduce
 from ._graphs import read_dataset
 

@@ -14,9 +14,8 @@ from .._common.check import Argument
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import Parts
 from . import graphml, nel, tables, tu
-from .columns import LABEL, Features, Label, ReadOptions
-from .common import DatasetError, Folder, class_number
-from .tables import WEIGHT
+from .common import DatasetError, Folder
+from .options import LABEL, WEIGHT, Features, Label, ReadOptions, class_number
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,17 +8,7 @@ import numpy as np
 import torch
 
 from .._common.indexing import offsets
-from .common import (
-    DatasetError,
-    Folder,
-    assemble,
-    choose_features,
-    class_labels,
-    described,
-    one_hot,
-    reading,
-    without_spans,
-)
+from .common import DatasetError, Folder, assemble, class_labels, node_features, reading
 
 _FIELDS = {"n": 3, "e": 4, "x": 2}
 
@@ -52,7 +42,6 @@ def read(
         weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
     """
     path = Path(path)
-    parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
     sizes: list[int] = []
     classes: list[int] = []
     labels: list[str] = []
@@ -93,9 +82,8 @@ def read(
         raise DatasetError(f"{path} holds no nodes; get the file again")
     if not classes or node_of:
         raise DatasetError(f"{path} ends at line {number} without the 'x class' line of a graph; get the file again")
-    x, spans = None, without_spans(features)[1]
-    if parts:
-        x, spans = one_hot(_label_numbers(labels), str(path), dtype, spans)
+    readers = {"label": (str(path), lambda: _label_numbers(labels))}
+    x, _, features, unused = node_features(features, name or path.stem, path, dtype, readers)
     y, names = class_labels(np.array(classes))
     graphs = assemble(
         np.array(edges, dtype=np.int64).reshape(-1, 2).T,
@@ -106,8 +94,7 @@ def read(
         undirected=True,
         dtype=dtype,
     )
-    unused = [] if parts else ["label"]
-    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0, unused=unused)
+    return Folder(graphs, list(map(str, range(len(graphs)))), names, features, 0, unused=unused)
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:

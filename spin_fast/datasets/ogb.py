@@ -117,28 +117,24 @@ def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, T
 
 def metric(name: str) -> str:
     """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``; ``"rocauc"`` for a set of one's own."""
-    name = _official(name)
+    name = official(name)
     return SETS[name][1] if name in SETS else "rocauc"
 
 
 def download_name(name: str) -> str:
     """What the zip of the set ``name`` is called."""
-    if (name := _official(name)) not in SETS:
+    if (name := official(name)) not in SETS:
         raise DatasetError(f"OGB has no classification set {name!r}; it has {', '.join(SETS)}")
     return SETS[name][0]
 
 
-def _official(name: str) -> str:
-    refuse_others(name)
-    return name.replace("_", "-")
-
-
-def refuse_others(name: str) -> None:
-    """Raise a DatasetError if OGB calls a set so that is not for classifying graphs, or of another layout."""
+def official(name: str) -> str:
+    """The name with OGB's hyphens; a DatasetError if that set is not for classifying graphs, or of another layout."""
     name = name.replace("_", "-")
     kind = OTHERS.get(name) or next((kind for start, kind in _OTHER_TASKS.items() if name.startswith(start)), None)
     if kind is not None:
         raise DatasetError(f"{name} is {kind}, which is not read; choose one of {', '.join(SETS)}")
+    return name
 
 
 def evaluator(name: str) -> Any:

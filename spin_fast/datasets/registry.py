@@ -20,8 +20,8 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from . import citation, digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
 from .citation import NodeDataset
-from .columns import LABEL, Features, Label, check_dtype_and_edges
 from .common import DatasetError, Folder
+from .options import LABEL, Features, Label, check_dtype_and_edges
 from .splits import Split
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 
@@ -40,7 +40,7 @@ _FIXED = "whose features are fixed; leave them out"
 
 
 def find(name: str | Path = "digits", root: str | Path | None = None) -> Source:
-    """Find a data set, without reading it. The functions that take a name are methods of the result.
+    """Find a data set, without reading it.
 
     Args:
         name, root: as for :func:`load`.
@@ -82,28 +82,10 @@ def load(
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
-    return read(name, root, features=features, label=label, dtype=dtype, download=download, **edge_options).graphs
-
-
-def read(
-    name: str | Path = "digits",
-    root: str | Path | None = None,
-    *,
-    features: Features = None,
-    label: Label = LABEL,
-    dtype: torch.dtype = torch.float32,
-    download: bool = False,
-    **edge_options: Unpack[EdgeOptions],
-) -> Folder:
-    """Load a data set as :func:`load` does, with the names of graphs and classes.
-
-    Classes have the names that the files of TU and ``.nel`` sets and of your own graphs give them, such as ``"-1"``
-    and ``"1"``; those of other sets, and the graphs of a set by name, are called by their numbers, from 0.
-    """
     source = find(name, root)
     if check.flag("download", download):
         source = source.downloaded()
-    return source.read(features=features, label=label, dtype=dtype, **edge_options)
+    return source.read(features=features, label=label, dtype=dtype, **edge_options).graphs
 
 
 def download(
@@ -147,67 +129,6 @@ def download(
     return downloads.download(name, roots[-1], url=url, verify=verify, progress=progress)
 
 
-def split(
-    name: str | Path,
-    y: Tensor,
-    root: str | Path | None = None,
-    *,
-    seed: int = 0,
-    splits: str | Path | None = None,
-    fold: int | None = None,
-) -> Split:
-    """Divide the graphs of a set into training, validation and test.
-
-    OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
-    :func:`published_splits`, or your own split. All others are drawn 80/10/10, stratified by class, or, of tasks side
-    by side, by whether a graph has any label that is known, and any that is 1, where there are enough of each kind.
-
-    Args:
-        name: the set.
-        y: its labels, first axis ``G``; int64 ``[G]``, or float ``[G, T]`` of tasks, where the split is drawn.
-        root: as for ``load``.
-        seed: of the draw.
-        splits: the file of the folds or of a single split, or its folder; None with a ``fold`` for where
-            :func:`published_splits` looks.
-        fold: its number, from 0; None for the first with ``splits``, or else for a draw.
-
-    Returns:
-        Ascending graph numbers that together are ``0..G-1`` (a split from a file keeps its own order, and a single one
-        may leave graphs out).
-
-    Raises:
-        DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
-            divided. ValueError: there is no such fold.
-    """
-    return find(name, root).split(y, seed=seed, splits=splits, fold=fold)
-
-
-def published_splits(
-    name: str | Path, num_graphs: int, root: str | Path | None = None, *, splits: str | Path | None = None
-) -> list[Split]:
-    """The ten folds that Errica et al. (2020) publish for a set, each with validation graphs; or your own.
-
-    They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``). ``PROTEINS``
-    has those of ``PROTEINS_full``. A file may also hold a single split, ``{"train": [...], "validation": [...],
-    "test": [...]}``, graph numbers from 0.
-
-    Args:
-        name: the set.
-        num_graphs: how many graphs it has.
-        root: as for ``load``: the file is looked for in ``root/splits/``, of a folder of your own in ``splits/`` beside
-            it.
-        splits: instead, the file, or the folder that holds it.
-
-    Returns:
-        One split per fold, int64 graph numbers in the order of the file. In each fold they are ``0..num_graphs-1``, and
-        each graph is tested in one fold; a single split may leave graphs out.
-
-    Raises:
-        NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
-    """
-    return find(name, root).published_splits(num_graphs, splits=splits)
-
-
 def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torch.dtype = torch.float32) -> NodeDataset:
     """Load Cora: 2,708 papers that cite each other, 7 classes, 1,433 words of which a paper has some.
 
@@ -237,22 +158,6 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
     return citation.load(path, normalize=normalize, dtype=dtype)
 
 
-def metric(name: str | Path) -> str:
-    """How a set is scored: ``"rocauc"`` for ogbg-molhiv (other OGB sets: what OGB says), ``"accuracy"`` otherwise."""
-    return find(name).metric
-
-
-def num_node_attributes(name: str | Path, root: str | Path | None = None, *, features: Features = None) -> int:
-    """The number of leading columns of ``x`` that are measured numbers, which it makes sense to standardise.
-
-    The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
-
-    Args:
-        name, root, features: as for ``load``.
-    """
-    return find(name, root).num_node_attributes(features)
-
-
 def names(root: str | Path | None = None) -> list[str]:
     """The names that ``load`` knows: the built-in sets, then those found in the folder or folders."""
     return [*BUILT_IN, *STAND_INS, *_found_in(_roots(root))]
@@ -267,8 +172,6 @@ def _roots(root: str | Path | None) -> tuple[Path, ...]:
 @dataclass(frozen=True)
 class Source(ABC):
     """A data set as :func:`find` has found it: what it is, where it is, and how it is read.
-
-    The functions of this module that take a name are methods of it.
 
     Attributes:
         name: what was looked for.
@@ -291,7 +194,7 @@ class Source(ABC):
 
     @property
     def metric(self) -> str:
-        """See :func:`spin_fast.datasets.metric`."""
+        """How it is scored: ``"rocauc"`` for ogbg-molhiv (other OGB sets: what OGB says), ``"accuracy"`` otherwise."""
         return ogb.metric(self.name) if ogb.owns(self.name) and not self.is_own else "accuracy"
 
     def downloaded(self) -> Source:
@@ -300,15 +203,49 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, **options: Any) -> Folder:
-        """See :func:`spin_fast.datasets.read`."""
+        """Read the graphs, with the names of graphs and classes.
+
+        Classes have the names that the files of TU and ``.nel`` sets and of your own graphs give them, such as ``"-1"``
+        and ``"1"``; those of other sets, and the graphs of a set by name, are called by their numbers, from 0.
+
+        Args:
+            **options: ``features``, ``label``, ``dtype`` and those of edges, as for :func:`load`.
+        """
 
     def num_node_attributes(self, features: Features = None) -> int:
-        """See :func:`spin_fast.datasets.num_node_attributes`."""
+        """The number of leading columns of ``x`` that are measured numbers, which it makes sense to standardise.
+
+        The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
+
+        Args:
+            features: as for :func:`load`.
+        """
         options = {"label": None} if self.is_own else {}
         return self.read(features=features, **options).num_attributes
 
     def split(self, y: Tensor, *, seed: int = 0, splits: str | Path | None = None, fold: int | None = None) -> Split:
-        """See :func:`spin_fast.datasets.split`."""
+        """Divide the graphs into training, validation and test.
+
+        OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
+        :meth:`published_splits`, or your own split. All others are drawn 80/10/10, stratified by class, or, of tasks
+        side by side, by whether a graph has any label that is known, and any that is 1, where there are enough of each
+        kind.
+
+        Args:
+            y: the labels, first axis ``G``; int64 ``[G]``, or float ``[G, T]`` of tasks, where the split is drawn.
+            seed: of the draw.
+            splits: the file of the folds or of a single split, or its folder; None with a ``fold`` for where
+                :meth:`published_splits` looks.
+            fold: its number, from 0; None for the first with ``splits``, or else for a draw.
+
+        Returns:
+            Ascending graph numbers that together are ``0..G-1`` (a split from a file keeps its own order, and a single
+            one may leave graphs out).
+
+        Raises:
+            DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
+                divided. ValueError: there is no such fold.
+        """
         if splits is None and fold is None:
             return self._split(y, seed)
         folds = self.published_splits(len(y), splits=splits)
@@ -320,7 +257,24 @@ class Source(ABC):
         return _splits.draw(self.name, y, seed)
 
     def published_splits(self, num_graphs: int, *, splits: str | Path | None = None) -> list[Split]:
-        """See :func:`spin_fast.datasets.published_splits`."""
+        """The ten folds that Errica et al. (2020) publish, each with validation graphs; or your own.
+
+        They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``).
+        ``PROTEINS`` has those of ``PROTEINS_full``. A file may also hold a single split, ``{"train": [...],
+        "validation": [...], "test": [...]}``, graph numbers from 0.
+
+        Args:
+            num_graphs: how many graphs there are.
+            splits: the file, or the folder that holds it; None for ``splits/`` in the folders of data sets, of a folder
+                of your own beside it.
+
+        Returns:
+            One split per fold, int64 graph numbers in the order of the file. In each fold they are
+            ``0..num_graphs-1``, and each graph is tested in one fold; a single split may leave graphs out.
+
+        Raises:
+            NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
+        """
         check.integer("num_graphs", num_graphs, 1)
         folders = self.roots if not self.is_own or self.path is None else (self.path.parent,)  # there it is another set
         return _splits.read(_splits.locate(self.title, folders, splits), num_graphs)
@@ -440,7 +394,7 @@ class Missing(Source):
             return DatasetError(
                 f"{self.name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()"
             )
-        ogb.refuse_others(self.name)
+        ogb.official(self.name)
         built_in = [*BUILT_IN, *STAND_INS]
         found = _found_in(self.roots)
         by_lower_case = {known.lower(): known for known in [*built_in, *found]}
