@@ -113,10 +113,7 @@ class NodeFeatures:
         total = sum(block.sum(0) for block in _blocks(x, chosen))
         mean = torch.as_tensor(total) / len(x)
         squares = sum((block - mean).square().sum(0) for block in _blocks(x, chosen))
-        lowest, highest = (
-            torch.stack([of(block, 0) for block in _blocks(x, chosen)]) for of in (torch.amin, torch.amax)
-        )
-        varies = lowest.amin(0) < highest.amax(0)  # a sum of equal numbers, divided, may be another one
+        varies = (x != x[0]).any(0)[chosen]  # a sum of equal numbers, divided, may be another one
         scale = (torch.as_tensor(squares) / len(x)).sqrt()
         for column, center, spread, real in zip(chosen, mean.tolist(), scale.tolist(), varies.tolist(), strict=True):
             if not math.isfinite(spread):
