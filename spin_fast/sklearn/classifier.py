@@ -6,16 +6,22 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from joblib import effective_n_jobs
-from sklearn.base import ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import Tags, check_random_state, compute_class_weight
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from sklearn.utils import Tags, check_array, check_random_state, column_or_1d, compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    assert_all_finite,
+    check_consistent_length,
+    check_is_fitted,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,7 +32,7 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import SPIN
 from ..training.schedules import Schedule
-from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
+from .transformer import GraphEstimator, Graphs, check_finite
 
 READOUTS = ("attention", "sum")
 _random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
@@ -124,7 +130,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 train by :func:`spin_fast.training.fit`.
         """
         graphs = self._graphs(X, with_labels=y is None)
-        y = labels_of(graphs.y if y is None else y, self)
+        y = _labels_of(graphs.y if y is None else y, self)
         check_consistent_length(graphs, y)
         check_finite(graphs)
         self._check_arguments(graphs)
@@ -139,7 +145,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
             labels = torch.from_numpy(codes)
-            features = labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
+            features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
             shares = _shares(codes, class_weight, sample_weight)
             with _seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
@@ -203,7 +209,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         Of several labels per graph it is the share of graphs where all are right, as in all of scikit-learn.
         """
         graphs = self._graphs(X, with_labels=y is None)
-        return super().score(graphs, labels_of(graphs.y if y is None else y, self), sample_weight)
+        return super().score(graphs, _labels_of(graphs.y if y is None else y, self), sample_weight)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -322,6 +328,37 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 "features that are too large"
             )
         return scores
+
+
+def _labels_of(y: Any, estimator: BaseEstimator) -> np.ndarray:
+    """Return labels ``[G]``, or ``[G, T]`` of 0 and 1, as an array; the estimator is named in errors."""
+    if y is None:
+        raise ValueError(
+            f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None "
+            "and X has no labels."
+        )
+    y = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if y.ndim == 2 and y.shape[1] != 1:
+        y = check_array(y, dtype=None, input_name="y")
+        if not np.isin(y, (0, 1)).all():
+            raise ValueError("y must be one label per graph, or 0 and 1 for each of several, got other values")
+        return y.astype(np.int64)
+    y = column_or_1d(y, warn=True)
+    assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    return y
+
+
+def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
+    """The features with other labels, ``[G]`` or ``[G, T]``, of the selected graphs."""
+    y = y.to(features.rows.device)
+    if features.ids is None:
+        return replace(features, labels=y)
+    labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
+    labels[features.ids] = y
+    if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
+        return replace(features.take(), labels=y)
+    return replace(features, labels=labels)
 
 
 @contextmanager

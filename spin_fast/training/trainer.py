@@ -130,9 +130,7 @@ class Trainer:
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
     Args:
-        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
-        learning_rate: of Adam.
-        weight_decay: L2 penalty of Adam.
+        model, learning_rate, weight_decay: as in :func:`fit`.
         class_weight: see :func:`loss_of`; floats ``[C]`` or ``[T]``.
 
     Attributes:
