@@ -249,7 +249,6 @@ def assemble(
     x: Tensor | None,
     y: Tensor | None,
     *,
-    weight: np.ndarray | None = None,
     undirected: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
@@ -262,9 +261,8 @@ def assemble(
         x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after merging,
             a self-loop counting 1.
         y: labels, first axis ``G``, or None.
-        weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
         undirected: add the reverse of each edge.
-        dtype: of the degree and the weights.
+        dtype: of the degree.
     """
     from scipy.sparse import coo_array
 
@@ -272,17 +270,11 @@ def assemble(
     shape = (num_nodes, num_nodes)
     if undirected:
         edges = np.concatenate([edges, edges[::-1]], axis=1)
-        weight = None if weight is None else np.tile(weight, 2)
     narrow = np.int32 if max(num_nodes, edges.shape[1]) < 2**31 else np.int64
     rows, columns = edges.astype(narrow, copy=False)
     # The values of the pattern are never read: they may wrap where an edge is repeated more than 127 times.
     pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
-    edge_weight = None
-    if weight is not None:
-        total = coo_array((weight, (rows, columns)), shape=shape).tocsr()
-        times = coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
-        edge_weight = torch.from_numpy(total.data / times.data).to(dtype)
     indptr, indices = torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices)
     if x is None:
         x = indptr.diff().to(dtype).unsqueeze(1)
-    return GraphBatch(ptr, indptr, indices, x, y, edge_weight)
+    return GraphBatch(ptr, indptr, indices, x, y)

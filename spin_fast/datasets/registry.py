@@ -353,7 +353,7 @@ class Nel(Known):
     path: Path
 
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        return nel.read(self.path, self.name, features=features, dtype=dtype)
+        return nel.read(self.path, features=features, dtype=dtype)
 
 
 class Ogb(Known):

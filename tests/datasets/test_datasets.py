@@ -412,9 +412,6 @@ def test_handmade_nel(tmp_path: Path) -> None:
     assert graphs.x.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert graphs.edge_weight is None
     assert datasets.load("LIST", tmp_path, features="degree").x.tolist() == [[1], [2], [2], [0]]
-    weighted = nel.read(tmp_path / "LIST.nel", weights=True, features="degree").graphs
-    assert weighted.edge_weight.tolist() == [0.5, 0.5, 2, 2, 4]
-    assert weighted.x.tolist() == [[1], [2], [2], [0]]
     (tmp_path / "LIST.nel").write_text(NEL.replace("n_4", "carbon"))
     assert datasets.load("LIST", tmp_path).x.argmax(dim=1).tolist() == [1, 2, 1, 0]
 
