@@ -105,19 +105,15 @@ def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., Non
             if report.exit_code:
                 raise typer.Exit(report.exit_code)
 
-        expanded = [
-            member.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in parameters.items()
-            for member in (_members(groups[name]) if name in groups else [parameter])
-        ]
-        run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+        expanded: list[inspect.Parameter] = []
+        for name, parameter in parameters.items():
+            group = groups.get(name)
+            expanded += [parameter] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in expanded]
+        run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return app.command(epilog=f"Example: {example}")(one_line_errors(run))
 
     return add
-
-
-def _members(group: type) -> Iterable[inspect.Parameter]:
-    return inspect.signature(group, eval_str=True).parameters.values()
 
 
 def document_of(report: Report) -> str:

@@ -74,13 +74,15 @@ def precompute(
         parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
     else:
         _check_shard_size(shard_size, *settings, node_rows)
-        parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
+        parts = shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows)
     stored = torch.zeros(num_branches_of(hops, operator), dtype=torch.int64)
 
     def counted() -> Iterator[PowerFeatures]:
-        for part in parts:
-            stored.add_(part.row_ptr.diff())
-            yield part
+        with progress_bar("graphs", len(graphs), shard_size is not None) as advance:
+            for number, part in enumerate(parts, 1):
+                stored.add_(part.row_ptr.diff())
+                yield part
+                advance(f"{number} file(s)", len(part))
 
     files = shards.save(counted(), out)
     index = None if len(files) == 1 else index_of(out)
@@ -113,10 +115,3 @@ def _check_shard_size(size: int, graphs: GraphBatch, hops: int, operator: str, d
     alone = PowerFeatures.from_graphs(graphs[largest : largest + 1], hops, operator, deduplicate, node_rows=rows)
     if size < (needed := alone.nbytes + shards.HEADER_BYTES):
         raise ValueError(f"--shard-size must be at least {needed:,} bytes, which the largest graph takes, got {size:,}")
-
-
-def _with_progress(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:
-    with progress_bar("graphs", num_graphs, True) as advance:
-        for number, part in enumerate(parts, 1):
-            yield part
-            advance(f"{number} file(s)", len(part))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -107,10 +107,28 @@ def train(
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
     torch.manual_seed(seed)
-    model = _model(power, num_outputs, model_options).to(place)
+    model = SPIN(
+        power.num_features,
+        model_options.hidden,
+        num_outputs,
+        power.num_hops,
+        num_operators=power.num_operators,
+        attention=model_options.readout == "attention",
+        num_layers=model_options.layers,
+        batch_norm=model_options.batch_norm,
+        dropout=model_options.dropout,
+    ).to(place)
     model.node_features = preprocessing
     if model_options.calibrate:
         model.calibrate(power[split.train])
+    log = CsvLog(outputs.log)
+
+    def on_epoch(epoch: training.Epoch) -> None:
+        outputs.result.unlink(missing_ok=True)  # it belongs to the run before
+        log(epoch)
+        if board is not None:
+            board(epoch)
+
     with board or nullcontext(), one_line_warnings(), _termination_as_interruption() as signals:
         fit = training.fit(
             model,
@@ -121,7 +139,7 @@ def train(
             metric=metric,
             state=outputs.state,
             resume=resume,
-            on_epoch=_on_epoch(outputs, board),
+            on_epoch=on_epoch,
             progress=True,
         )
     settings: dict[str, Any] = {
@@ -185,33 +203,6 @@ def _compute(graphs: GraphBatch, options: FeatureOptions, node_rows: bool) -> tu
         if graphs.x.is_cuda:  # its work goes on when the call has returned
             torch.cuda.synchronize(graphs.x.device)
         return power, time.perf_counter() - start
-
-
-def _model(power: PowerFeatures, num_outputs: int, options: ModelOptions) -> SPIN:
-    return SPIN(
-        power.num_features,
-        options.hidden,
-        num_outputs,
-        power.num_hops,
-        num_operators=power.num_operators,
-        attention=options.readout == "attention",
-        num_layers=options.layers,
-        batch_norm=options.batch_norm,
-        dropout=options.dropout,
-    )
-
-
-def _on_epoch(outputs: Outputs, board: TensorBoardLog | None) -> Callable[[training.Epoch], None]:
-    """Return a function that logs an epoch."""
-    log = CsvLog(outputs.log)
-
-    def on_epoch(epoch: training.Epoch) -> None:
-        outputs.result.unlink(missing_ok=True)  # it belongs to the run before
-        log(epoch)
-        if board is not None:
-            board(epoch)
-
-    return on_epoch
 
 
 def _test(model: SPIN, power: PowerFeatures, ids: Tensor, metric: training.Metric) -> float:
