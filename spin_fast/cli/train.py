@@ -85,7 +85,13 @@ def train(
     out = Path("runs") / source.title if out is None else out
     outputs = Outputs(out, source, features.precomputed, splits)
     metric_name, metric = metric_of(source, data.label, metric_choice)
-    power = _stored_features(features)
+    power = None
+    if features.precomputed is not None:
+        if features.degree is not None or features.standardize:
+            option = "--standardize" if features.degree is None else f"--degree {features.degree}"
+            stored = f"--features {features.precomputed}"
+            raise ValueError(f"{option}: {stored} has the hops already, and it comes before them")
+        power = PowerFeatures.load(features.precomputed)
     board = TensorBoardLog(out, metric_name) if tensorboard else None
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
@@ -159,16 +165,6 @@ def train(
         report.shown.append(on)
         report.exit_code = 128 + (signals[0] if signals else signal.SIGINT)
     return report
-
-
-def _stored_features(options: FeatureOptions) -> PowerFeatures | None:
-    """Read the file of ``--features``; refuse options that prepare node features, since its hops come after that."""
-    if options.precomputed is None:
-        return None
-    if options.degree is not None or options.standardize:
-        option = "--standardize" if options.degree is None else f"--degree {options.degree}"
-        raise ValueError(f"{option}: --features {options.precomputed} has the hops already, and it comes before them")
-    return PowerFeatures.load(options.precomputed)
 
 
 def _labels(source: datasets.Source, y: Tensor | None, metric: Metric | None) -> tuple[Tensor, int]:

@@ -55,7 +55,8 @@ class Folder(NamedTuple):
             GraphML it is a list, in JSON values: ``{"column": "mass"}`` is a column of numbers, ``{"column": "element",
             "categories": ["C", "N", "O"]}`` one of words, with a column of ``x`` for each. None for a set that leaves
             no choice.
-        num_attributes: how many leading columns of ``x`` are measured numbers; the others are codes or counts.
+        num_attributes: how many leading columns of ``x`` are measured numbers, which it makes sense to standardise; the
+            others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
         tasks: the names of binary tasks; None for classes, or where the files have no names.
         unused: the node data of a TU set that are not among the features: ``"label"``, ``"attribute"``.
         weighted: whether the files have edge weights; None where they have no edges. ``coalesce`` may make weights of

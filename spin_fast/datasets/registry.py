@@ -212,17 +212,6 @@ class Source(ABC):
             **options: ``features``, ``label``, ``dtype`` and those of edges, as for :func:`load`.
         """
 
-    def num_node_attributes(self, features: Features = None) -> int:
-        """The number of leading columns of ``x`` that are measured numbers, which it makes sense to standardise.
-
-        The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
-
-        Args:
-            features: as for :func:`load`.
-        """
-        options = {"label": None} if self.is_own else {}
-        return self.read(features=features, **options).num_attributes
-
     def split(self, y: Tensor, *, seed: int = 0, splits: str | Path | None = None, fold: int | None = None) -> Split:
         """Divide the graphs into training, validation and test.
 
