@@ -53,7 +53,6 @@ def columns_of(read: datasets.Folder) -> str | None:
 
 
 def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
-    """The names of the graphs without nodes."""
     return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
 
 

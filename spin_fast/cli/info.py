@@ -16,8 +16,7 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
-from ._app import Report, by_branch, command, console
-from ._device import kernels_on
+from ._app import Report, by_branch, command, console, kernels_on
 from ._errors import message_of
 from ._graphs import columns_of, hint_on_edges, hint_on_features
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, Fold, Splits, data_option, operator_of, operator_option

@@ -19,10 +19,9 @@ from .._common.progress import progress_bar
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, command, console
-from ._device import Device, device_of
 from ._errors import as_option
 from ._graphs import empty_graphs, read_dataset, warn_of
-from ._options import DATASET, Download, Root, data_option, operator_of, operator_option
+from ._options import DATASET, Device, Download, Root, data_option, device_of, operator_of, operator_option
 from ._outputs import check_output, is_predictions
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time

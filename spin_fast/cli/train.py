@@ -22,11 +22,10 @@ from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
-from ._device import Device, device_of
 from ._errors import one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell, warn_of
-from ._options import DATASET, DEFAULT_HOPS, DataOptions, Fold, Splits, operator_of, output_option
+from ._options import DATASET, DEFAULT_HOPS, DataOptions, Device, Fold, Splits, device_of, operator_of, output_option
 from ._train_options import FeatureOptions, FitOptions, Metric, ModelOptions, training_option
 from ._train_outputs import Outputs, score_in, write_and_report
 

@@ -101,7 +101,6 @@ def reading(where: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 

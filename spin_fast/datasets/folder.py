@@ -27,7 +27,6 @@ def holds_graphs(path: Path) -> bool:
 
 
 def names(root: Path) -> list[str]:
-    """The folders of GraphML files or tables under ``root``."""
     return sorted(path.name for path in root.glob("*") if holds_graphs(path))
 
 
@@ -163,7 +162,6 @@ def _kind(path: Path) -> str:
 
 
 def _load_named(path: Path, options: ReadOptions) -> Folder:
-    """Read TU text or a ``.nel`` file."""
     if options.label not in (None, LABEL):
         raise DatasetError(
             Argument("label", options.label),

@@ -20,7 +20,6 @@ def locate(name: str, root: Path) -> Path | None:
 
 
 def names(root: Path) -> list[str]:
-    """The ``.nel`` sets in ``root``."""
     return sorted(path.stem for path in root.glob("*.nel"))
 
 
