@@ -42,14 +42,10 @@ class Column(NamedTuple):
     def is_number(self) -> bool:
         return self.categories == "number"
 
-    @property
-    def width(self) -> int:
-        return len(self.categories) if isinstance(self.categories, list) else 1
-
     def code(self, codes: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """``[N, width]`` one-hot of positions in ``categories``, ``[N]``."""
+        """``[N, categories]`` one-hot of positions in ``categories``, ``[N]``."""
         positions = torch.from_numpy(codes)[:, None]
-        return torch.zeros(len(positions), self.width, dtype=dtype).scatter_(1, positions, 1)
+        return torch.zeros(len(positions), len(self.categories), dtype=dtype).scatter_(1, positions, 1)
 
 
 class Words:

@@ -316,7 +316,7 @@ class BuiltIn(Known):
     """A generator, or the digits of scikit-learn."""
 
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        if features is not None and (self.name, features) != (STAND_IN, "degree"):
+        if features is not None and not (self.name == STAND_IN and features == "degree"):
             self._refuse("features", features, "which has no labels or attributes" if self.name == STAND_IN else _FIXED)
         return _numbered(BUILT_IN[self.name](dtype=dtype), _ATTRIBUTES.get(self.name, 0))
 
