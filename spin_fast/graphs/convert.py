@@ -57,8 +57,7 @@ def narrowed(name: str | Callable[[int], str], values: Tensor, dtype: torch.dtyp
         if len(overflows):
             first = overflows[0].tolist()
             where = name if isinstance(name, str) else name(first[0])
-            kind = str(dtype).removeprefix("torch.")
-            raise ValueError(f"{where} must be finite as {kind}, got {values[tuple(first)].item()}")
+            raise ValueError(f"{where} must be finite as {check.shown(dtype)}, got {values[tuple(first)].item()}")
     return converted
 
 
@@ -71,14 +70,13 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is not None and dtype not in check.FLOATS:
         raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
     if x.is_complex():
-        raise TypeError(f"x must be real numbers, got {str(x.dtype).removeprefix('torch.')}")
+        raise TypeError(f"x must be real numbers, got {check.shown(x.dtype)}")
     wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
     converted = narrowed("x", x, wanted)
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
         rounded = converted.double() != x.double()
         if bool(rounded.any()):
-            name = str(wanted).removeprefix("torch.")
-            raise ValueError(f"x must hold integers that {name} holds exactly, got {int(x[rounded][0])}")
+            raise ValueError(f"x must hold integers that {check.shown(wanted)} holds exactly, got {int(x[rounded][0])}")
     return converted.unsqueeze(1) if x.dim() == 1 else converted
 
 
@@ -98,20 +96,16 @@ def labels(y: Any, dtype: torch.dtype) -> Tensor:
 
 def cat(name: str, values: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate over graphs what all of them have, or none, in the same dtype, width and device."""
-    first = values[0]
-    for number, value in enumerate(values):
-        if (value is None) != (first is None):
-            some, none = (0, number) if value is None else (number, 0)
-            raise ValueError(f"{name} must be given in all graphs or in none, got it at {some} but not at {none}")
-        if value is None or first is None:
-            continue
-        ours, theirs = (
-            f"{str(v.dtype).removeprefix('torch.')} [{', '.join(('*', *map(str, v.shape[1:])))}] on {v.device}"
-            for v in (first, value)
-        )
-        if ours != theirs:
-            raise ValueError(f"{name} must be alike in all graphs, got {ours} at 0 and {theirs} at {number}")
-    return None if first is None else torch.cat([value for value in values if value is not None])
+    given = [value is not None for value in values]
+    if any(given) and not all(given):
+        some, none = given.index(True), given.index(False)
+        raise ValueError(f"{name} must be given in all graphs or in none, got it at {some} but not at {none}")
+    there = [value for value in values if value is not None]
+    kinds = [f"{check.shown(v.dtype)} [{', '.join(('*', *map(str, v.shape[1:])))}] on {v.device}" for v in there]
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(f"{name} must be alike in all graphs, got {kinds[0]} at 0 and {kind} at {number}")
+    return torch.cat(there) if there else None
 
 
 def _joined(name: str, parts: list[Parts]) -> Parts:
@@ -269,6 +263,8 @@ def from_networkx(
     for number, graph in enumerate(items):
         if not isinstance(graph, networkx.Graph):
             raise TypeError(f"graphs must hold networkx graphs, got {type(graph).__name__} at {number}")
+        if isinstance(y, str) and y not in graph.graph:
+            raise ValueError(f"graph {number} must have the attribute {y!r} (graph.graph), got {sorted(graph.graph)}")
         node_of = {node: first + position for position, node in enumerate(graph)}
         first += len(node_of)
         for source, target, *weight in graph.edges(data=False if edge_weight is None else edge_weight):
@@ -279,14 +275,12 @@ def from_networkx(
             directions = [pair] if graph.is_directed() or source == target else [pair, pair[::-1]]
             edges += directions
             weights += weight * len(directions)
-    if isinstance(y, str):
-        y = [_networkx_label(graph, y, number) for number, graph in enumerate(items)]
     return Parts(
         torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(),
         torch.arange(len(items)).repeat_interleave(torch.tensor([len(graph) for graph in items])),
         len(items),
         None if x is None else _networkx_features(items, [x] if isinstance(x, str) else x, dtype),
-        y,
+        [graph.graph[y] for graph in items] if isinstance(y, str) else y,
         None if edge_weight is None else torch.from_numpy(numbers(f"edge attribute {edge_weight!r}", weights)),
     )
 
@@ -310,12 +304,6 @@ def _networkx_attribute(graphs: list[Any], name: str, dtype: torch.dtype) -> np.
     where = "attribute {3!r} of node {1!r} of graph {0}".format
     narrowed(lambda row: where(*found[row], name), torch.from_numpy(values), dtype)
     return values
-
-
-def _networkx_label(graph: Any, name: str, number: int) -> Any:
-    if name not in graph.graph:
-        raise ValueError(f"graph {number} must have the attribute {name!r} (graph.graph), got {sorted(graph.graph)}")
-    return graph.graph[name]
 
 
 def from_scipy(adjacency: Any, x: Any, y: Any, ptr: Any) -> Parts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 from sklearn.base import TransformerMixin
@@ -14,6 +15,7 @@ from ..graphs.node_features import Degree, NodeFeatures
 from ._inputs import GraphEstimator, check_finite
 
 
+@dataclass(repr=False, eq=False)
 class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
     """:class:`spin_fast.NodeFeatures` as a transformer of scikit-learn, for pipelines and searches.
 
@@ -33,20 +35,11 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         node_features_: the fitted :class:`spin_fast.NodeFeatures`.
     """
 
-    node_features_: NodeFeatures
-
-    def __init__(
-        self,
-        degree: Degree | None = None,
-        *,
-        keep_x: bool | Literal["auto"] = "auto",
-        standardize: bool | Literal["auto"] = "auto",
-        columns: Sequence[int] | None = None,
-    ) -> None:
-        self.degree = degree
-        self.keep_x = keep_x
-        self.standardize = standardize
-        self.columns = columns
+    degree: Degree | None = None
+    _: KW_ONLY
+    keep_x: bool | Literal["auto"] = "auto"
+    standardize: bool | Literal["auto"] = "auto"
+    columns: Sequence[int] | None = None
 
     def fit(self, X: Any, y: Any = None) -> NodeFeaturesTransformer:
         """Fit to all graphs of ``X``; ``y`` is not used.
