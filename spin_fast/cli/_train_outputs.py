@@ -18,8 +18,7 @@ from ..features.power_features import PowerFeatures
 from ..nn import SPIN
 from ..training.checkpoints import CHECKPOINT_FORMAT
 from ..training.resume import STATE_FORMAT
-from ._app import Report, by_branch, document_of
-from ._device import kernels_on
+from ._app import Report, by_branch, document_of, kernels_on
 from ._outputs import check_output, is_curve, is_log, is_result
 
 

@@ -78,8 +78,7 @@ def _numbers(path: Path, name: str, columns: int) -> Tensor:
 
 def _words(path: Path, num_nodes: int, dtype: torch.dtype) -> Tensor:
     """Which words each paper has, ``[N, 1433]`` of 0 and 1."""
-    lines = _read(path, "features.txt").read().split(b"\n")
-    lines = lines[:-1] if lines[-1:] == [b""] else lines
+    lines = _read(path, "features.txt").readlines()
     if len(lines) != num_nodes:
         raise DatasetError(f"{path}:features.txt must have {num_nodes} lines, as labels.csv, got {len(lines)}")
     x = torch.zeros(num_nodes, NUM_WORDS, dtype=dtype)

@@ -42,26 +42,10 @@ class Column(NamedTuple):
     def is_number(self) -> bool:
         return self.categories == "number"
 
-    @property
-    def width(self) -> int:
-        return len(self.categories) if isinstance(self.categories, list) else 1
-
     def code(self, codes: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """``[N, width]`` one-hot of positions in ``categories``, ``[N]``."""
+        """``[N, categories]`` one-hot of positions in ``categories``, ``[N]``."""
         positions = torch.from_numpy(codes)[:, None]
-        return torch.zeros(len(positions), self.width, dtype=dtype).scatter_(1, positions, 1)
-
-    def settled(self, words: Sequence[str], where: str) -> Column:
-        """Take the words that occur as categories, unless there are some already."""
-        if isinstance(self.categories, list):
-            return self
-        if len(words) > MOST_CATEGORIES:
-            raise DatasetError(
-                f"{where} {self.name!r} holds {len(words):,} different words, and at most {MOST_CATEGORIES:,} become "
-                "one-hot unless features list them; name the columns to use by ",
-                Argument("features"),
-            )
-        return Column(self.name, sorted(words))
+        return torch.zeros(len(positions), len(self.categories), dtype=dtype).scatter_(1, positions, 1)
 
 
 class Words:
@@ -99,8 +83,16 @@ class Words:
         return f"holds {text_of(value)!r}, which features have no category for: they know {known}"
 
     def settled(self, where: str) -> tuple[np.ndarray, Column]:
-        """Positions in the categories by word number, and the column with its categories."""
-        column = self.column.settled([*self.numbers], where)
+        """Positions in the categories by word number, and the column with these: by default the words that occur."""
+        column = self.column
+        if not self.listed:
+            if len(self.numbers) > MOST_CATEGORIES:
+                raise DatasetError(
+                    f"{where} {column.name!r} holds {len(self.numbers):,} different words, and at most "
+                    f"{MOST_CATEGORIES:,} become one-hot unless features list them; name the columns to use by ",
+                    Argument("features"),
+                )
+            column = Column(column.name, sorted(self.numbers))
         position = {word: number for number, word in enumerate(column.categories)}
         return np.array([position[word] for word in self.numbers], np.int64), column
 

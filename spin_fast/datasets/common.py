@@ -55,7 +55,8 @@ class Folder(NamedTuple):
             GraphML it is a list, in JSON values: ``{"column": "mass"}`` is a column of numbers, ``{"column": "element",
             "categories": ["C", "N", "O"]}`` one of words, with a column of ``x`` for each. None for a set that leaves
             no choice.
-        num_attributes: how many leading columns of ``x`` are measured numbers; the others are codes or counts.
+        num_attributes: how many leading columns of ``x`` are measured numbers, which it makes sense to standardise; the
+            others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
         tasks: the names of binary tasks; None for classes, or where the files have no names.
         unused: the node data of a TU set that are not among the features: ``"label"``, ``"attribute"``.
         weighted: whether the files have edge weights; None where they have no edges. ``coalesce`` may make weights of
@@ -100,7 +101,6 @@ def reading(where: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -249,7 +249,6 @@ def assemble(
     x: Tensor | None,
     y: Tensor | None,
     *,
-    weight: np.ndarray | None = None,
     undirected: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
@@ -262,9 +261,8 @@ def assemble(
         x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after merging,
             a self-loop counting 1.
         y: labels, first axis ``G``, or None.
-        weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
         undirected: add the reverse of each edge.
-        dtype: of the degree and the weights.
+        dtype: of the degree.
     """
     from scipy.sparse import coo_array
 
@@ -272,17 +270,11 @@ def assemble(
     shape = (num_nodes, num_nodes)
     if undirected:
         edges = np.concatenate([edges, edges[::-1]], axis=1)
-        weight = None if weight is None else np.tile(weight, 2)
     narrow = np.int32 if max(num_nodes, edges.shape[1]) < 2**31 else np.int64
     rows, columns = edges.astype(narrow, copy=False)
     # The values of the pattern are never read: they may wrap where an edge is repeated more than 127 times.
     pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
-    edge_weight = None
-    if weight is not None:
-        total = coo_array((weight, (rows, columns)), shape=shape).tocsr()
-        times = coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
-        edge_weight = torch.from_numpy(total.data / times.data).to(dtype)
     indptr, indices = torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices)
     if x is None:
         x = indptr.diff().to(dtype).unsqueeze(1)
-    return GraphBatch(ptr, indptr, indices, x, y, edge_weight)
+    return GraphBatch(ptr, indptr, indices, x, y)

@@ -97,20 +97,20 @@ class _GraphML:
         self.undirected = check.flag("undirected", options.edge_options.get("undirected", False))
 
     def read(self, files: list[Path]) -> tuple[GraphBatch, Any]:
-        batches: dict[int, GraphBatch] = {}
-        waiting: dict[int, Any] = {}  # graphs read before features and weights are decided on
+        parts: list[Any] = []
         labels = []
-        for number, file in enumerate(files):
+        for file in files:
             graph = self._parse(file)
             labels.append(self._labels(graph, file))
             self._settle(graph, file)
-            if self.columns is None or self.weighted is None:
-                waiting[number] = graph
-            else:
-                batches[number] = self._convert(graph, file)
-        for number, graph in waiting.items():
-            batches[number] = self._convert(graph, files[number])
-        graphs = _joined([batches[number] for number in range(len(files))])
+            decided = self.columns is not None and self.weighted is not None
+            parts.append(self._convert(graph, file) if decided else graph)
+        graphs = _joined(
+            [
+                part if isinstance(part, GraphBatch) else self._convert(part, file)
+                for part, file in zip(parts, files, strict=True)
+            ]
+        )
         return (self._code(graphs) if self.columns else graphs), labels
 
     def _labels(self, graph: Any, file: Path) -> Any:

@@ -106,7 +106,7 @@ def folder_of(graphs: GraphBatch, names: list[str], columns: Sequence[Column], w
     return Folder(graphs, names, None, features or "degree", numbers, weighted=weighted)
 
 
-def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions, where: Path) -> Folder:
+def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions, where: str | Path) -> Folder:
     """The graphs with ``y``, and the names of the classes or tasks; ``labels`` are names, or numbers for each task."""
     if labels is None or options.label is None:
         return read
@@ -114,19 +114,15 @@ def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions
         y = torch.from_numpy(np.array(labels, np.float64)).to(options.dtype)
         return read._replace(graphs=replace(read.graphs, y=y), tasks=list(options.label))
     classes = _sorted_classes({*labels}, where) if options.classes is None else list(options.classes)
-    number = {name: class_number(name, classes, where) for name in {*labels}}
+    number = {name: position for position, name in enumerate(classes)}
+    if unknown := sorted({*labels} - number.keys()):
+        known = ", ".join(map(repr, classes))
+        raise DatasetError(f"{where} has the class {unknown[0]!r}, which is none of {known}")
     y = torch.tensor([number[label] for label in labels])
     return read._replace(graphs=replace(read.graphs, y=y), classes=classes)
 
 
-def class_number(name: str, classes: Sequence[str], where: object) -> int:
-    """The position of a class in the list of all."""
-    if name not in classes:
-        raise DatasetError(f"{where} has the class {name!r}, which is none of {', '.join(map(repr, classes))}")
-    return list(classes).index(name)
-
-
-def _sorted_classes(labels: set[str], where: Path) -> list[str]:
+def _sorted_classes(labels: set[str], where: str | Path) -> list[str]:
     """Classes in sorted order, that of numbers if they are numbers."""
     try:
         values = {label: float(label) for label in labels}

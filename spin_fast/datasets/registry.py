@@ -33,8 +33,9 @@ BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
     "erdos-renyi": partial(erdos_renyi, p=(0.05, 0.1)),
     "random-regular": partial(random_regular, degree=(3, 4)),
     "power-law": partial(power_law, num_graphs=1000, num_nodes=100, mean_degree=6.0, exponent=(2.3, 4.0)),
+    "CSL": csl,
 }
-STAND_INS: dict[str, Callable[..., GraphBatch]] = {"CSL": csl}  # where there are no files of that name
+STAND_IN = "CSL"  # built in where there are no files of that name
 _ATTRIBUTES = {"digits": 3, "erdos-renyi": 50}  # columns of x that are measured numbers; of others none
 _FIXED = "whose features are fixed; leave them out"
 
@@ -121,7 +122,7 @@ def download(
     """
     check.flag("verify", verify)
     check.flag("progress", progress)
-    if name in BUILT_IN or name in STAND_INS:
+    if name in BUILT_IN:
         raise DatasetError(f"{name} is built in: there is nothing to download, load it")
     roots = _roots(root)
     if (found := _locate(name, roots)) is not None and found.path is not None:
@@ -160,7 +161,7 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
 
 def names(root: str | Path | None = None) -> list[str]:
     """The names that ``load`` knows: the built-in sets, then those found in the folder or folders."""
-    return [*BUILT_IN, *STAND_INS, *_found_in(_roots(root))]
+    return [*BUILT_IN, *_found_in(_roots(root))]
 
 
 def _roots(root: str | Path | None) -> tuple[Path, ...]:
@@ -211,17 +212,6 @@ class Source(ABC):
         Args:
             **options: ``features``, ``label``, ``dtype`` and those of edges, as for :func:`load`.
         """
-
-    def num_node_attributes(self, features: Features = None) -> int:
-        """The number of leading columns of ``x`` that are measured numbers, which it makes sense to standardise.
-
-        The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
-
-        Args:
-            features: as for :func:`load`.
-        """
-        options = {"label": None} if self.is_own else {}
-        return self.read(features=features, **options).num_attributes
 
     def split(self, y: Tensor, *, seed: int = 0, splits: str | Path | None = None, fold: int | None = None) -> Split:
         """Divide the graphs into training, validation and test.
@@ -326,12 +316,8 @@ class BuiltIn(Known):
     """A generator, or the digits of scikit-learn."""
 
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        if self.name in STAND_INS:
-            if features not in (None, "degree"):
-                self._refuse("features", features, "which has no labels or attributes")
-            return _numbered(STAND_INS[self.name](dtype=dtype), 0)
-        if features is not None:
-            self._refuse("features", features, _FIXED)
+        if features is not None and not (self.name == STAND_IN and features == "degree"):
+            self._refuse("features", features, "which has no labels or attributes" if self.name == STAND_IN else _FIXED)
         return _numbered(BUILT_IN[self.name](dtype=dtype), _ATTRIBUTES.get(self.name, 0))
 
 
@@ -353,7 +339,7 @@ class Nel(Known):
     path: Path
 
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        return nel.read(self.path, self.name, features=features, dtype=dtype)
+        return nel.read(self.path, features=features, dtype=dtype)
 
 
 class Ogb(Known):
@@ -368,7 +354,7 @@ class Ogb(Known):
         return _numbered(ogb.load(self.path, dtype=dtype), 0)
 
     def _split(self, y: Tensor, seed: int) -> Split:
-        return Split(*ogb.scaffold_split(self.path, len(y)))
+        return ogb.scaffold_split(self.path, len(y))
 
 
 class Missing(Source):
@@ -395,9 +381,8 @@ class Missing(Source):
                 f"{self.name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()"
             )
         ogb.official(self.name)
-        built_in = [*BUILT_IN, *STAND_INS]
         found = _found_in(self.roots)
-        by_lower_case = {known.lower(): known for known in [*built_in, *found]}
+        by_lower_case = {known.lower(): known for known in [*BUILT_IN, *found]}
         close = [by_lower_case[match] for match in difflib.get_close_matches(self.name.lower(), by_lower_case)]
         close += [f"{os.curdir}{os.sep}{self.name}"] if self.name and Path(self.name).expanduser().is_file() else []
         hint = f"; did you mean {' or '.join(close)}?" if close else "."
@@ -405,7 +390,7 @@ class Missing(Source):
         files = f"{self.name}.nel, {self.name}.zip, {self.name}/ and {self.name}/raw/"
         return DatasetError(
             f"unknown data set {self.name!r}{hint} "
-            f"Built in: {', '.join(built_in)}. Found in {places}: {', '.join(found) or 'nothing'} "
+            f"Built in: {', '.join(BUILT_IN)}. Found in {places}: {', '.join(found) or 'nothing'} "
             f"(looked for {f'ogbg_{self.name[5:]}/' if ogb.owns(self.name) else files}). Download it by ",
             Argument("download", True),
             ", put its files there, or name their folder by ",
@@ -415,7 +400,6 @@ class Missing(Source):
 
 
 def _locate(name: str, roots: tuple[Path, ...]) -> Source | None:
-    """The set of that name in files, or None."""
     for root in roots:
         for module, kind in ((ogb, Ogb), (nel, Nel), (tu, TU)):
             if (path := module.locate(name, root)) is not None:
@@ -424,11 +408,10 @@ def _locate(name: str, roots: tuple[Path, ...]) -> Source | None:
 
 
 def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
-    """What :func:`spin_fast.datasets.load` takes a name for."""
     path = Path(name).expanduser()
     if isinstance(name, Path) or "/" in name or os.sep in name or name in (os.curdir, os.pardir):
         return OwnGraphs(str(name), roots, path)
-    if name in BUILT_IN:
+    if name in BUILT_IN and name != STAND_IN:
         return BuiltIn(name, roots)
     if not ogb.owns(name):
         for root in roots:
@@ -441,7 +424,7 @@ def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
     found = _locate(name, roots)
     if found is not None and not (isinstance(found, TU) and name.lower() == "cora"):
         return found
-    if name in STAND_INS:
+    if name == STAND_IN:
         return BuiltIn(name, roots)
     if found is None and name and path.is_dir() and not ogb.owns(name):
         return OwnGraphs(name, roots, path)
@@ -449,9 +432,8 @@ def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
 
 
 def _found_in(roots: tuple[Path, ...]) -> list[str]:
-    """The names of sets in files."""
     found = {name for root in roots for source in (ogb, nel, tu, folder) for name in source.names(root)}
-    return sorted(found - {*BUILT_IN, *STAND_INS})
+    return sorted(found - BUILT_IN.keys())
 
 
 def _numbered(graphs: GraphBatch, num_attributes: int) -> Folder:

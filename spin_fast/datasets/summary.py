@@ -97,7 +97,6 @@ def _differs_from_reverse(edges: Any, parts: Sequence[str]) -> bool:
 
 
 def _structure(graphs: GraphBatch) -> dict[str, Any]:
-    """Counts of nodes and edges."""
     ptr, num_nodes = graphs.ptr.numpy(), graphs.num_nodes
     weight = np.ones(graphs.num_edges, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
     edges, rows = _merged(graphs, weight)

@@ -317,26 +317,25 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
     else:
         (keys,) = keys_of(nodes, ("node",))
     graph = keys // max(len(names), 1)
-    by_key, by_graph = np.argsort(keys, kind="stable"), np.argsort(graph, kind="stable")
-    repeated = keys[by_key][1:] == keys[by_key][:-1]
-    if nodes is not None and repeated.any():
-        row = int(by_key[1:][repeated].min())
+    by_graph = np.argsort(graph, kind="stable")
+    known = pandas.Index(keys)
+    if nodes is not None and known.has_duplicates:
+        row = int(known.duplicated().argmax())
         node, name = nodes.frame["node"][row], nodes.frame["graph"][row]
         raise DatasetError(f"{nodes.where(row, 'node')} repeats node {node!r} of graph {name!r}")
     number = np.empty(len(keys), np.int64)
     number[by_graph] = np.arange(len(keys))
     edge_index = []
     for column, end in zip(("source", "target"), ends, strict=True):
-        at = np.searchsorted(keys[by_key], end).clip(max=max(len(keys) - 1, 0))
-        known = keys[by_key[at]] == end if len(keys) else np.zeros(len(end), bool)
-        if not known.all():
+        position = known.get_indexer(end)
+        if (position < 0).any():
             assert nodes is not None
-            row = int((~known).argmax())
+            row = int((position < 0).argmax())
             name, node = edges.frame["graph"][row], edges.frame[column][row]
             raise DatasetError(
                 f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {name!r}"
             )
-        edge_index.append(number[by_key[at]] if len(keys) else end)
+        edge_index.append(number[position])
     return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index))
 
 

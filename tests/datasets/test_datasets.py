@@ -412,9 +412,6 @@ def test_handmade_nel(tmp_path: Path) -> None:
     assert graphs.x.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert graphs.edge_weight is None
     assert datasets.load("LIST", tmp_path, features="degree").x.tolist() == [[1], [2], [2], [0]]
-    weighted = nel.read(tmp_path / "LIST.nel", weights=True, features="degree").graphs
-    assert weighted.edge_weight.tolist() == [0.5, 0.5, 2, 2, 4]
-    assert weighted.x.tolist() == [[1], [2], [2], [0]]
     (tmp_path / "LIST.nel").write_text(NEL.replace("n_4", "carbon"))
     assert datasets.load("LIST", tmp_path).x.argmax(dim=1).tolist() == [1, 2, 1, 0]
 
@@ -582,7 +579,7 @@ def test_every_classification_set_of_ogb(tmp_path: Path, name: str, num_tasks: i
         else:
             torch.testing.assert_close(y, torch.from_numpy(labels).float(), equal_nan=True)
     assert [part.tolist() for part in datasets.find(name, tmp_path).split(y)] == [[2], [0], [1]]
-    assert datasets.find(name, tmp_path).num_node_attributes() == 0
+    assert datasets.find(name, tmp_path).read().num_attributes == 0
     assert datasets.find(name).metric == metric
 
 
@@ -839,7 +836,7 @@ def test_attributes_come_first_and_are_counted(tmp_path: Path) -> None:
     (tmp_path / "LIST.nel").write_text(NEL)
 
     def count(name: str, root: Path | None = None, **features: str) -> int:
-        return datasets.find(name, root).num_node_attributes(**features)
+        return datasets.find(name, root).read(**features).num_attributes
 
     assert count("TINY", tmp_path) == 0
     assert count("TINY", tmp_path, features="attribute+label") == count("TINY", tmp_path, features="attribute") == 2

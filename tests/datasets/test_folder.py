@@ -316,7 +316,7 @@ def test_words_are_one_hot(tmp_path: Path, kind: str) -> None:
         [16, 0, 0, 0, 1],
         [12, 1, 1, 0, 0],
     ]
-    assert datasets.find(tmp_path / "known").num_node_attributes() == 2
+    assert datasets.find(tmp_path / "known").read().num_attributes == 2
     assert load_folder(tmp_path / "known", features="element").graphs.x.tolist() == read.graphs.x[:, 2:].tolist()
     assert load_folder(tmp_path / "known", features=["element", "mass"]).features == [{"column": "mass"}, elements]
     # Another folder has the columns of the first, whichever words occur in it.
@@ -591,7 +591,7 @@ def test_labels_of_any_name(tmp_path: Path, kind: str) -> None:
     for label in (None, ["label"]):
         read = load_folder(tmp_path, label=label)
         assert (read.graphs.y is None) == (label is None)
-    assert datasets.find(tmp_path).num_node_attributes() == 0
+    assert datasets.find(tmp_path).read(label=None).num_attributes == 0
     for label in ("size", ["toxic", "size"]):
         assert "'size'" in error_of(lambda label=label: load_folder(tmp_path, label=label))
     assert "'kind' must be 0, 1 or empty as a task, got 'x'" in error_of(lambda: load_folder(tmp_path, label=["kind"]))
@@ -938,7 +938,7 @@ def test_load_takes_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert equal(datasets.load("mine", tmp_path / "absent"), want)  # or here
     assert equal(datasets.load("./mine"), want)
     assert datasets.load("./mine", features=["mass"]).num_features == 1
-    assert datasets.find("mine", tmp_path).num_node_attributes() == 2
+    assert datasets.find("mine", tmp_path).read().num_attributes == 2
     assert datasets.find("./mine").metric == "accuracy"
     monkeypatch.setenv("SPIN_FAST_CACHE", str(tmp_path / "cache"))
     (tmp_path / "CSL").mkdir()
@@ -1000,7 +1000,4 @@ def test_numbers_beyond_float32_are_refused_by_name(tmp_path: Path) -> None:
     assert "bad.graphml: edge_weight must be finite as float32, got 1e+39" in error_of(lambda: load_folder(path.parent))
     nel_file = tmp_path / "x.nel"
     nel_file.write_text("n 1 a\nn 2 b\ne 1 2 1e300\nx 1\n")
-    assert nel.read(nel_file).graphs.num_edges == 2  # weights are not read unless asked for
-    message = error_of(lambda: nel.read(nel_file, weights=True))
-    assert "x.nel, line 3 must have a weight that is finite as float32, got 1e300" in message
-    assert nel.read(nel_file, weights=True, dtype=torch.float64).graphs.edge_weight.tolist() == [1e300, 1e300]
+    assert nel.read(nel_file).graphs.num_edges == 2  # weights are not read
