@@ -36,11 +36,6 @@ class NodeDataset(NamedTuple):
         return f"NodeDataset(graphs={self.graphs!r}, y={list(self.y.shape)}, split={self.split!r})"
 
 
-def locate(root: Path) -> Path | None:
-    """``Cora.zip`` or the folder ``Cora`` under ``root``, or None."""
-    return next((path for path in (root / "Cora.zip", root / "Cora") if path.exists()), None)
-
-
 def load(path: Path, *, normalize: bool, dtype: torch.dtype) -> NodeDataset:
     """Read the zip or the folder; see :func:`spin_fast.datasets.cora`."""
     y = _numbers(path, "labels.csv", 1)[:, 0]

@@ -150,7 +150,7 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
         DatasetError: no such files, or wrong ones; one line that says which.
     """
     roots = _roots(root)
-    path = next(filter(None, map(citation.locate, roots)), None)
+    path = next((path for root in roots for path in (root / "Cora.zip", root / "Cora") if path.exists()), None)
     if path is None:
         places = " or ".join(map(str, roots))
         raise DatasetError(

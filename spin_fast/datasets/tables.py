@@ -54,9 +54,8 @@ class Table:
                 )
         for column in {*texts} & {*self.frame.columns}:
             self.as_text(column)
-        if lacking := [column for column in texts[:needed] if column not in self.frame]:
-            has = ", ".join(map(repr, self.frame.columns))
-            raise DatasetError(f"{path} must have the column {lacking[0]!r}, got {has}; the first line must name them")
+        for column in texts[:needed]:
+            self.require(column, "; the first line must name them")
         if not isinstance(self.frame.index, pandas.RangeIndex):
             raise DatasetError(f"{path} has more fields in its lines than names of columns in its first line")
         for column in texts[:needed]:
@@ -116,10 +115,10 @@ class Table:
                 )
         return [Column(column, "any") for column in self.frame if column not in ("graph", "node")]
 
-    def require(self, column: str) -> None:
+    def require(self, column: str, hint: str = "") -> None:
         if column not in self.frame:
             has = ", ".join(map(repr, self.frame.columns))
-            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}")
+            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}{hint}")
 
     def codes(self, column: str) -> np.ndarray:
         """``[rows]`` the number of each name in ``categories``."""
