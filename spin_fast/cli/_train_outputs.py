@@ -16,9 +16,9 @@ from .. import datasets, training
 from .._common import files
 from ..features.power_features import PowerFeatures
 from ..nn import SPIN
-from ..training.checkpoints import CHECKPOINT_FORMAT, STATE_FORMAT
-from ._app import Report, by_branch, document_of
-from ._device import kernels_on
+from ..training.checkpoints import CHECKPOINT_FORMAT
+from ..training.resume import STATE_FORMAT
+from ._app import Report, by_branch, document_of, kernels_on
 from ._outputs import check_output, is_curve, is_log, is_result
 
 
