@@ -23,7 +23,7 @@ try:
 except datasets.DatasetError as error:
     sys.exit(f"{error}\n`spin-fast info {arguments.name} --download` gets a TU set from its official site.")
 try:
-    folds, kind = datasets.published_splits(arguments.name, len(graphs), arguments.root), "published"
+    folds, kind = datasets.find(arguments.name, arguments.root).published_splits(len(graphs)), "published"
 except datasets.NoPublishedSplits:
     folds, kind = datasets.stratified_folds(graphs.y), "stratified"
 

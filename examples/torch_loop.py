@@ -6,7 +6,7 @@ from spin_fast import SPIN, PowerFeatures, datasets
 
 torch.manual_seed(0)
 graphs = datasets.load("digits")
-split = datasets.split("digits", graphs.y)
+split = datasets.find("digits").split(graphs.y)
 features = PowerFeatures.from_graphs(graphs, num_hops=2)  # all message passing, once
 
 model = SPIN(graphs.num_features, 32, 10, num_hops=2, attention=False)

@@ -210,7 +210,7 @@ def graph_runs(
         name, _, load, node_features = inputs[number]
         graphs = load()
         assert graphs.y is not None
-        split = datasets.split(name, graphs.y, root, seed=seed)
+        split = datasets.find(name, root).split(graphs.y, seed=seed)
         return classify_graphs(graphs, split, seed, readout=readout, operator=operator, node_features=node_features)
 
     return {

@@ -106,7 +106,7 @@ def runs(names: Sequence[str], root: str | None) -> dict[str, TrainingRun]:
     def run(dataset: str, model: str, seed: int) -> Scores:
         graphs = load(dataset)
         assert graphs.y is not None
-        return train(model, graphs, datasets.split(dataset, graphs.y, root, seed=seed), seed)
+        return train(model, graphs, datasets.find(dataset, root).split(graphs.y, seed=seed), seed)
 
     return {
         f"{dataset}/{model}/{seed}": partial(run, dataset, model, seed)

@@ -59,7 +59,7 @@ class ArgumentError(NamingError):
         self.argument, self.expected, self.value = argument, expected, value
 
     def told(self, form: Callable[[Argument], str]) -> str:
-        return f"{form(Argument(self.argument))} must {self.expected}, got {_shown(self.value)}"
+        return f"{form(Argument(self.argument))} must {self.expected}, got {shown(self.value)}"
 
 
 class ArgumentTypeError(ArgumentError, TypeError):
@@ -70,7 +70,8 @@ class ArgumentValueError(ArgumentError, ValueError):
     pass
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value as it stands in a message: ``float32`` of that dtype."""
     if isinstance(value, type):
         return value.__name__
     if isinstance(value, torch.dtype | torch.layout | torch.device):
@@ -79,7 +80,7 @@ def _shown(value: Any) -> str:
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    *others, last = (str(dtype).removeprefix("torch.") for dtype in dtypes)
+    *others, last = map(shown, dtypes)
     return f"{', '.join(others)} or {last}" if others else last
 
 

@@ -87,7 +87,7 @@ def check_format(path: Path, found: Any, expected: str) -> None:
 
 
 def write_tensors(path: Path, format: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write contiguous CPU tensors that share no memory to a safetensors file."""
+    """Write tensors that share no memory to a safetensors file."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -95,7 +95,8 @@ def write_tensors(path: Path, format: str, tensors: dict[str, Tensor], metadata:
         try:
             temporary.touch()
             mode = temporary.stat().st_mode
-            save_file(tensors, temporary, {"format": format} | metadata)
+            stored = {name: value.cpu().contiguous() for name, value in tensors.items()}
+            save_file(stored, temporary, {"format": format} | metadata)
             temporary.chmod(mode)  # safetensors leaves files that only their owner may read
         except SafetensorError as error:  # a full disk, among others
             raise OSError(str(error)) from error

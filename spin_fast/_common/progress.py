@@ -31,20 +31,11 @@ class _Download:
     """The interface that pooch's downloaders call, on a bar of rich."""
 
     def __init__(self, bar: Any, task: Any) -> None:
-        self.bar, self.task, self._total = bar, task, 0
-
-    @property
-    def total(self) -> int:
-        """Total bytes; 0 if the site does not tell."""
-        return self._total
-
-    @total.setter
-    def total(self, value: int) -> None:
-        self._total = value
-        self.bar.update(self.task, total=value or None)
+        self.bar, self.task = bar, task
+        self.total = 0  # set by pooch; 0 if the site does not tell
 
     def update(self, size: int) -> None:
-        self.bar.update(self.task, advance=size)
+        self.bar.update(self.task, advance=size, total=self.total or None)
 
     def reset(self) -> None:
         self.bar.update(self.task, completed=0)

@@ -8,32 +8,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
-from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm  # base of BatchNorm1d, BatchNorm2d, ...
-from torch.nn.modules.dropout import _DropoutNd as Dropout  # base of Dropout, Dropout1d, AlphaDropout, ...
 from torch.optim import optimizer as torch_optimizer
-
-__all__ = [
-    "BatchNorm",
-    "Dropout",
-    "assert_on_device",
-    "below_autograd",
-    "constant_while_compiling",
-    "exported_long",
-    "fused_adam",
-    "has_gradient_hooks",
-    "has_hooks",
-    "has_optimizer_hooks",
-    "is_batched",
-    "is_transformed",
-    "mark_stepped",
-    "module_calls_are_observed",
-    "parameters_by_name",
-]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # A context below autograd's dispatch keys: a call in it has none of the overhead of ``register_autograd``.
 below_autograd = torch._C._AutoDispatchBelowAutograd
+
+BatchNorm = torch.nn.modules.batchnorm._BatchNorm  # base of BatchNorm1d, BatchNorm2d, ...
+Dropout = torch.nn.modules.dropout._DropoutNd  # base of Dropout, Dropout1d, AlphaDropout, ...
 
 
 def is_transformed() -> bool:

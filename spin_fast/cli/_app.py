@@ -18,7 +18,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from torch import Tensor
 
-from .. import __version__
+from .. import __version__, build_info, native_available
 from ._errors import one_line_errors
 
 app = typer.Typer(
@@ -105,23 +105,18 @@ def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., Non
             if report.exit_code:
                 raise typer.Exit(report.exit_code)
 
-        expanded = [
-            member.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for name, parameter in parameters.items()
-            for member in (_members(groups[name]) if name in groups else [parameter])
-        ]
-        run.__signature__ = inspect.Signature(expanded)  # type: ignore[attr-defined]
+        expanded: list[inspect.Parameter] = []
+        for name, parameter in parameters.items():
+            group = groups.get(name)
+            expanded += [parameter] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+        keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in expanded]
+        run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return app.command(epilog=f"Example: {example}")(one_line_errors(run))
 
     return add
 
 
-def _members(group: type) -> Iterable[inspect.Parameter]:
-    return inspect.signature(group, eval_str=True).parameters.values()
-
-
 def document_of(report: Report) -> str:
-    """Its facts as JSON."""
     return json.dumps(_plain(report.facts), indent=2, allow_nan=False)
 
 
@@ -136,6 +131,15 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def kernels_on(device: torch.device) -> str:
+    """Which kernels run on ``device``, and on what."""
+    facts = build_info()
+    on = f"{torch.get_num_threads()} CPU thread(s)" if device.type == "cpu" else torch.cuda.get_device_name(device)
+    if native_available(device):
+        return f"native ({facts['isa'] if device.type == 'cpu' else 'CUDA'}), {on}"
+    return f"reference ({facts['reason' if device.type == 'cpu' else 'cuda_reason']}), {on}"
 
 
 def by_branch(ratios: Iterable[float]) -> str:

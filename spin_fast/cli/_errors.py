@@ -76,6 +76,7 @@ _OPTIONS = {
     "url": "SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL",
     "features.num_hops": "--hops",
     "features.operator": "--operator",
+    "model.branches": "--branches",
     "model.hidden_features": "--hidden",
     "model.num_layers": "--layers",
     "model.dropout": "--dropout",

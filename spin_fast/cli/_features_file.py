@@ -15,9 +15,11 @@ SAMPLE = 256  # graphs whose hops are computed again for comparison; all would t
 
 
 def check_features(
-    options: FeatureOptions, features: PowerFeatures, dataset: str, graphs: GraphBatch, dropout: float
+    options: FeatureOptions, features: PowerFeatures, dataset: str, graphs: GraphBatch, needs_node_rows: str | None
 ) -> None:
     """Check that the features of a file are of just these graphs and options.
+
+    ``needs_node_rows`` is the option for which they must know the row of each node, if there is one.
 
     Raises:
         ValueError: says what differs.
@@ -38,8 +40,8 @@ def check_features(
         raise ValueError(f"--hops {options.hops}: {source} has {features.num_hops}")
     if operator not in (None, features.operator):
         raise ValueError(f"--operator {operator}: {source} has {features.operator}")
-    if dropout > 0 and features.index is not None and features.row_of_node is None:
-        raise ValueError(f"--dropout {dropout:g}: {source} must be made by spin-fast precompute --node-rows")
+    if needs_node_rows is not None and features.index is not None and features.row_of_node is None:
+        raise ValueError(f"{needs_node_rows}: {source} must be made by spin-fast precompute --node-rows")
     if not options.deduplicate and features.index is not None:
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
 

@@ -42,15 +42,6 @@ def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
     return f"{' and '.join(f'node {part}s' for part in read.unused)}, which --node-features {every} uses"
 
 
-def _described(name: str, graphs: GraphBatch) -> str:
-    num_graphs = max(len(graphs), 1)
-    classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
-    return (
-        f"[bold]{escape(name)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / num_graphs:.2f} nodes and "
-        f"{graphs.num_edges / num_graphs:.2f} directed edges on average, {graphs.num_features} feature(s) per node"
-    )
-
-
 def columns_of(read: datasets.Folder) -> str | None:
     """The columns of one's own folder that became features, with the number of words of each that has words."""
     if not isinstance(read.features, list):
@@ -62,7 +53,6 @@ def columns_of(read: datasets.Folder) -> str | None:
 
 
 def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
-    """The names of the graphs without nodes."""
     return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
 
 
@@ -75,11 +65,17 @@ def warn_of(names: list[str], num_graphs: int, what: str) -> None:
 
 def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object) -> None:
     """Print a description of the graphs, and the hints."""
-    console.print(_described(source.title, read.graphs))
+    graphs = read.graphs
+    number = max(len(graphs), 1)
+    classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
+    console.print(
+        f"[bold]{escape(source.title)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / number:.2f} nodes "
+        f"and {graphs.num_edges / number:.2f} directed edges on average, {graphs.num_features} feature(s) per node"
+    )
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}")
-    warn_of(empty_graphs(read.graphs, read.names), len(read.graphs), "no nodes")
-    if (hint := hint_on_edges(source, read.graphs)) is not None:
+    warn_of(empty_graphs(graphs, read.names), len(graphs), "no nodes")
+    if (hint := hint_on_edges(source, graphs)) is not None:
         console.print(f"edges are directed: {hint}")
     if (hint := hint_on_features(read, chosen_features)) is not None:
         console.print(f"there are also: {hint}")

@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
+import torch
 import typer
 
-from .. import datasets
+from .. import datasets, native_available
 from .._common import check
-from ..datasets.columns import LABEL
+from ..datasets.options import LABEL
 from ..graphs.batch import EdgeOptions, Reduce
 from ._graphs import read_dataset
 
@@ -48,7 +49,24 @@ Splits = Annotated[
         show_default="splits/ beside the datasets",
     ),
 ]
+Device = Literal["auto", "cpu", "cuda"]
 Fold = Annotated[int | None, data_option(min=0, help="Which of the published folds; the first is 0.")]
+
+
+def device_of(wanted: Device) -> torch.device:
+    """The device to train on.
+
+    Raises:
+        ValueError: a GPU is asked for, and torch has none.
+    """
+    there = torch.cuda.is_available()
+    if wanted == "auto":
+        return torch.device("cuda" if there and native_available("cuda") else "cpu")
+    if wanted == "cuda" and not there:
+        version = torch.version.cuda
+        reason = f"torch {torch.__version__} has no CUDA" if version is None else "torch finds no GPU (see nvidia-smi)"
+        raise ValueError(f"--device cuda: {reason}; --device cpu trains without")
+    return torch.device(wanted)
 
 
 def _operators(text: str) -> str:

@@ -35,7 +35,6 @@ def check_output(path: Path, is_own: Callable[[Path], bool], source: datasets.So
 
 
 def is_predictions(path: Path) -> bool:
-    """Whether a file is a table of ``predict``."""
     try:
         if path.suffix == ".parquet":
             from pyarrow.parquet import read_schema
@@ -52,7 +51,6 @@ def is_predictions(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """Whether a file is a result of ``train``."""
     try:
         facts = json.loads(path.read_bytes())
     except (OSError, ValueError):
@@ -61,14 +59,12 @@ def is_result(path: Path) -> bool:
 
 
 def is_curve(path: Path) -> bool:
-    """Whether a file is a training curve of ``train``."""
     with path.open("rb") as file:
         head = file.read(256)
     return head.startswith(b"\x89PNG") and b"Software\0spin_fast" in head
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a log of ``train``."""
     from ..training.logs import COLUMNS
 
     with path.open("rb") as file:

@@ -48,12 +48,23 @@ class FeatureOptions:
 class ModelOptions:
     """The model."""
 
+    branches: Annotated[
+        Literal["hops", "joint", "both"],
+        model_option(help="What an MLP reads: one hop of a node (hops), or all of them side by side (joint)."),
+    ] = "hops"
     readout: Annotated[Literal["attention", "sum"], model_option(help="How a graph's nodes are summed.")] = "sum"
     hidden: Annotated[int, model_option(min=1, help="Width of a branch.")] = 32
     layers: Annotated[int, model_option(min=1, help="Linear layers of a branch.")] = 3
     batch_norm: Annotated[bool, model_option(help="BatchNorm in the branches; its steps are slower.")] = False
     calibrate: Annotated[bool, model_option(help="Scale the new weights by the training graphs.")] = True
     dropout: Annotated[float, model_option(min=0, max=0.99, help="Dropout in the branches.")] = 0.0
+
+    @property
+    def needs_node_rows(self) -> str | None:
+        """The option for which features must know the row of each node, if there is one."""
+        if self.branches != "hops":
+            return f"--branches {self.branches}"
+        return f"--dropout {self.dropout:g}" if self.dropout > 0 else None
 
 
 @dataclass

@@ -16,9 +16,9 @@ from .. import datasets, training
 from .._common import files
 from ..features.power_features import PowerFeatures
 from ..nn import SPIN
-from ..training.checkpoints import CHECKPOINT_FORMAT, STATE_FORMAT
-from ._app import Report, by_branch, document_of
-from ._device import kernels_on
+from ..training.checkpoints import CHECKPOINT_FORMAT
+from ..training.resume import STATE_FORMAT
+from ._app import Report, by_branch, document_of, kernels_on
 from ._outputs import check_output, is_curve, is_log, is_result
 
 
@@ -71,10 +71,11 @@ def write_and_report(
     training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=score, **settings)
     training_curve(outputs.curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)
     seconds = fit.seconds_per_epoch
-    first = features.identical_graphs().cpu()
+    first = features.identical_graphs(joint=model.joint is not None).cpu()
     known = int(torch.isin(first[split.test], first[split.train]).sum())
     facts = {
         "dataset": dataset,
+        "branches": model.config["branches"],
         "readout": "attention" if model.config["attention"] else "sum",
         "operator": features.operator,
         "hops": features.num_hops,
@@ -105,6 +106,7 @@ def write_and_report(
         f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)",
         f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
         "duplicates": f"{known} of the test graphs (no SPIN can tell them from a training graph)",
+        "branches": model.config["branches"],
         "settings": chosen,
         "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",

@@ -11,13 +11,12 @@ import typer
 from rich.console import RenderableType
 from rich.filesize import decimal
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets
-from ._app import Report, by_branch, command, console
-from ._device import kernels_on
+from ._app import Report, by_branch, command, console, kernels_on
 from ._errors import message_of
 from ._graphs import columns_of, hint_on_edges, hint_on_features
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, Fold, Splits, data_option, operator_of, operator_option
@@ -102,10 +101,9 @@ def _splits(
 
 def _shown(facts: dict[str, Any], hints: dict[str, str | None], columns: str | None) -> list[RenderableType]:
     names = ("mean", "median", "min", "max")
-    per_graph = Table(title=escape(f"{facts['dataset']}: {facts['graphs']:,} graphs"), title_justify="left")
-    per_graph.add_column("per graph")
-    for name in (*names, "in all"):
-        per_graph.add_column(name, justify="right")
+    numbers = (Column(name, justify="right") for name in (*names, "in all"))
+    title = escape(f"{facts['dataset']}: {facts['graphs']:,} graphs")
+    per_graph = Table("per graph", *numbers, title=title, title_justify="left")
     for name in ("nodes", "edges", "density"):
         spread = facts[name]
         cells = [_number(spread[key], key, name) for key in names]
@@ -185,10 +183,9 @@ def _splits_shown(facts: dict[str, Any]) -> list[RenderableType]:
     note = [] if facts["splits_missing"] is None else [Text(f"no split: {facts['splits_missing']}")]
     if not facts["splits"]:
         return [*note]
-    table = Table(title="duplicates of training graphs", title_justify="left")
-    table.add_column("split")
-    for name in ("train", "validation", "duplicates", "test", "duplicates"):
-        table.add_column(name, justify="right")
+    names = ("train", "validation", "duplicates", "test", "duplicates")
+    numbers = (Column(name, justify="right") for name in names)
+    table = Table("split", *numbers, title="duplicates of training graphs", title_justify="left")
     for split in facts["splits"]:
         cells = [f"{split['train']:,}"]
         for part in ("validation", "test"):

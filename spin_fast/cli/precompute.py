@@ -18,7 +18,6 @@ from ..features import shards
 from ..features.chunks import num_branches_of
 from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
-from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
 from ._graphs import tell
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, output_option
@@ -49,7 +48,7 @@ def precompute(
         output_option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
     node_rows: Annotated[
-        bool, output_option("--node-rows", help="Keep the row of each node, for train --dropout.")
+        bool, output_option("--node-rows", help="Keep the row of each node, for train --branches joint and --dropout.")
     ] = False,
     deduplicate: Annotated[bool, typer.Option(help="Store equal rows once.", rich_help_panel="Hops")] = True,
 ) -> Report:
@@ -73,14 +72,21 @@ def precompute(
     if shard_size is None:
         parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
     else:
-        _check_shard_size(shard_size, *settings, node_rows)
-        parts = _with_progress(shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows), len(graphs))
+        if len(graphs):  # a file holds whole graphs
+            largest = graphs[int(graphs.ptr.diff().argmax())]
+            alone = PowerFeatures.from_graphs(largest, *settings[1:], node_rows=node_rows)
+            if shard_size < (needed := alone.nbytes + shards.HEADER_BYTES):
+                expected = f"--shard-size must be at least {needed:,} bytes, which the largest graph takes"
+                raise ValueError(f"{expected}, got {shard_size:,}")
+        parts = shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows)
     stored = torch.zeros(num_branches_of(hops, operator), dtype=torch.int64)
 
     def counted() -> Iterator[PowerFeatures]:
-        for part in parts:
-            stored.add_(part.row_ptr.diff())
-            yield part
+        with progress_bar("graphs", len(graphs), shard_size is not None) as advance:
+            for number, part in enumerate(parts, 1):
+                stored.add_(part.row_ptr.diff())
+                yield part
+                advance(f"{number} file(s)", len(part))
 
     files = shards.save(counted(), out)
     index = None if len(files) == 1 else index_of(out)
@@ -103,20 +109,3 @@ def precompute(
         table.add_row("files", escape(f"{files[0]} to {files[-1].name}"))
         table.add_row("index", escape(str(index)))
     return Report(facts, [table])
-
-
-def _check_shard_size(size: int, graphs: GraphBatch, hops: int, operator: str, deduplicate: bool, rows: bool) -> None:
-    """Refuse a size that the largest graph exceeds, since a file holds whole graphs."""
-    if len(graphs) == 0:
-        return
-    largest = int(graphs.ptr.diff().argmax())
-    alone = PowerFeatures.from_graphs(graphs[largest : largest + 1], hops, operator, deduplicate, node_rows=rows)
-    if size < (needed := alone.nbytes + shards.HEADER_BYTES):
-        raise ValueError(f"--shard-size must be at least {needed:,} bytes, which the largest graph takes, got {size:,}")
-
-
-def _with_progress(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:
-    with progress_bar("graphs", num_graphs, True) as advance:
-        for number, part in enumerate(parts, 1):
-            yield part
-            advance(f"{number} file(s)", len(part))

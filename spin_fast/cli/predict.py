@@ -19,10 +19,9 @@ from .._common.progress import progress_bar
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ._app import Report, command, console
-from ._device import Device, device_of
 from ._errors import as_option
 from ._graphs import empty_graphs, read_dataset, warn_of
-from ._options import DATASET, Download, Root, data_option, operator_of, operator_option
+from ._options import DATASET, Device, Download, Root, data_option, device_of, operator_of, operator_option
 from ._outputs import check_output, is_predictions
 
 CHUNK_GRAPHS = 1024  # of a folder that are read at a time
@@ -148,8 +147,14 @@ def _parts(
     """
     features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
     dataset, folder = source.name, source.path if source.is_own else None
-    if folder is None:
-        edge_options = _of_a_set(dataset, edge_options)
+    if folder is None:  # it lists both directions of an edge, and allows no other options
+        others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
+        if others:
+            raise ValueError(
+                f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
+                "instead of a name give the path of a folder with its files"
+            )
+        edge_options = EdgeOptions()
     asked = edge_options if undirected is None else edge_options | EdgeOptions(undirected=undirected)
     num_graphs = None
     try:
@@ -172,39 +177,18 @@ def _parts(
     for part in itertools.chain([] if first is None else [first], parts):
         if metadata.get("weighted") and part.weighted is False and part.graphs.num_edges:
             raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-        if undirected is None:
-            _check_directions(dataset, part.graphs, edge_options, metadata.get("directed"))
+        directions = directions_of(part.graphs) if undirected is None else None
+        if directions and directions.twice and edge_options.get("undirected"):
+            raise ValueError(
+                f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
+                "--no-undirected takes them as they are"
+            )
+        if directions and directions.one_way and metadata.get("directed") is False:
+            raise ValueError(
+                f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
+                "if each edge is listed once, for both directions, or else --no-undirected"
+            )
         yield part.graphs, None if folder is None else part.names, num_graphs
-
-
-def _of_a_set(dataset: str, edge_options: EdgeOptions) -> EdgeOptions:
-    """The options for a data set by name, which lists both directions of an edge and allows no others."""
-    others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
-    if others:
-        raise ValueError(
-            f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
-            "instead of a name give the path of a folder with its files"
-        )
-    return EdgeOptions()
-
-
-def _check_directions(dataset: str, graphs: GraphBatch, edge_options: EdgeOptions, directed: bool | None) -> None:
-    """Check that edges are listed as in training.
-
-    Raises:
-        ValueError: says how else, and which option changes that.
-    """
-    directions = directions_of(graphs)
-    if edge_options.get("undirected") and directions.twice:
-        raise ValueError(
-            f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
-            "--no-undirected takes them as they are"
-        )
-    if directed is False and directions.one_way:
-        raise ValueError(
-            f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
-            "if each edge is listed once, for both directions, or else --no-undirected"
-        )
 
 
 Columns = dict[str, np.ndarray]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any
@@ -22,11 +22,10 @@ from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
-from ._device import Device, device_of
 from ._errors import one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell, warn_of
-from ._options import DATASET, DEFAULT_HOPS, DataOptions, Fold, Splits, operator_of, output_option
+from ._options import DATASET, DEFAULT_HOPS, DataOptions, Device, Fold, Splits, device_of, operator_of, output_option
 from ._train_options import FeatureOptions, FitOptions, Metric, ModelOptions, training_option
 from ._train_outputs import Outputs, score_in, write_and_report
 
@@ -76,16 +75,22 @@ def train(
     Another run to the same --out replaces the files of the one before, from the end of its first epoch on; result.json,
     the document of --json, is there when a run has ended.
 
-    Keys of --json: dataset, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen, epochs,
-    best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication, parameters,
-    kernels, model, training_curve, log, result.
+    Keys of --json: dataset, branches, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen,
+    epochs, best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication,
+    parameters, kernels, model, training_curve, log, result.
     """
     place, seed = device_of(device), fit_options.seed
     source = datasets.find(dataset, data.root)
     out = Path("runs") / source.title if out is None else out
     outputs = Outputs(out, source, features.precomputed, splits)
     metric_name, metric = metric_of(source, data.label, metric_choice)
-    power = _stored_features(features)
+    power = None
+    if features.precomputed is not None:
+        if features.degree is not None or features.standardize:
+            option = "--standardize" if features.degree is None else f"--degree {features.degree}"
+            stored = f"--features {features.precomputed}"
+            raise ValueError(f"{option}: {stored} has the hops already, and it comes before them")
+        power = PowerFeatures.load(features.precomputed)
     board = TensorBoardLog(out, metric_name) if tensorboard else None
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
@@ -98,19 +103,38 @@ def train(
     made: float | Path | None = features.precomputed
     if power is None:
         preprocessing, graphs = _prepare(read.graphs, split.train, features)
-        power, made = _compute(graphs.to(place), features, node_rows=model_options.dropout > 0)
+        power, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
     else:
-        check_features(features, power, source.title, read.graphs, model_options.dropout)
+        check_features(features, power, source.title, read.graphs, model_options.needs_node_rows)
         power = power.to(place)
         if features.standardize is None and NodeFeatures().fit(read.graphs, split.train).columns_:
             console.print("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
     torch.manual_seed(seed)
-    model = _model(power, num_outputs, model_options).to(place)
+    model = SPIN(
+        power.num_features,
+        model_options.hidden,
+        num_outputs,
+        power.num_hops,
+        num_operators=power.num_operators,
+        branches=model_options.branches,
+        attention=model_options.readout == "attention",
+        num_layers=model_options.layers,
+        batch_norm=model_options.batch_norm,
+        dropout=model_options.dropout,
+    ).to(place)
     model.node_features = preprocessing
     if model_options.calibrate:
         model.calibrate(power[split.train])
+    log = CsvLog(outputs.log)
+
+    def on_epoch(epoch: training.Epoch) -> None:
+        outputs.result.unlink(missing_ok=True)  # it belongs to the run before
+        log(epoch)
+        if board is not None:
+            board(epoch)
+
     with board or nullcontext(), one_line_warnings(), _termination_as_interruption() as signals:
         fit = training.fit(
             model,
@@ -121,7 +145,7 @@ def train(
             metric=metric,
             state=outputs.state,
             resume=resume,
-            on_epoch=_on_epoch(outputs, board),
+            on_epoch=on_epoch,
             progress=True,
         )
     settings: dict[str, Any] = {
@@ -141,16 +165,6 @@ def train(
         report.shown.append(on)
         report.exit_code = 128 + (signals[0] if signals else signal.SIGINT)
     return report
-
-
-def _stored_features(options: FeatureOptions) -> PowerFeatures | None:
-    """Read the file of ``--features``; refuse options that prepare node features, since its hops come after that."""
-    if options.precomputed is None:
-        return None
-    if options.degree is not None or options.standardize:
-        option = "--standardize" if options.degree is None else f"--degree {options.degree}"
-        raise ValueError(f"{option}: --features {options.precomputed} has the hops already, and it comes before them")
-    return PowerFeatures.load(options.precomputed)
 
 
 def _labels(source: datasets.Source, y: Tensor | None, metric: Metric | None) -> tuple[Tensor, int]:
@@ -185,33 +199,6 @@ def _compute(graphs: GraphBatch, options: FeatureOptions, node_rows: bool) -> tu
         if graphs.x.is_cuda:  # its work goes on when the call has returned
             torch.cuda.synchronize(graphs.x.device)
         return power, time.perf_counter() - start
-
-
-def _model(power: PowerFeatures, num_outputs: int, options: ModelOptions) -> SPIN:
-    return SPIN(
-        power.num_features,
-        options.hidden,
-        num_outputs,
-        power.num_hops,
-        num_operators=power.num_operators,
-        attention=options.readout == "attention",
-        num_layers=options.layers,
-        batch_norm=options.batch_norm,
-        dropout=options.dropout,
-    )
-
-
-def _on_epoch(outputs: Outputs, board: TensorBoardLog | None) -> Callable[[training.Epoch], None]:
-    """Return a function that logs an epoch."""
-    log = CsvLog(outputs.log)
-
-    def on_epoch(epoch: training.Epoch) -> None:
-        outputs.result.unlink(missing_ok=True)  # it belongs to the run before
-        log(epoch)
-        if board is not None:
-            board(epoch)
-
-    return on_epoch
 
 
 def _test(model: SPIN, power: PowerFeatures, ids: Tensor, metric: training.Metric) -> float:

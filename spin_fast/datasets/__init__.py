@@ -15,19 +15,7 @@ from .citation import NodeDataset
 from .common import DatasetError, Folder
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
-from .registry import (
-    Source,
-    cora,
-    download,
-    find,
-    load,
-    metric,
-    names,
-    num_node_attributes,
-    published_splits,
-    read,
-    split,
-)
+from .registry import Source, cora, download, find, load, names
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .summary import summarize
 from .synthetic import csl, erdos_renyi, power_law, random_regular
@@ -48,14 +36,9 @@ __all__ = [
     "iter_folder",
     "load",
     "load_folder",
-    "metric",
     "names",
-    "num_node_attributes",
     "power_law",
-    "published_splits",
     "random_regular",
-    "read",
-    "split",
     "stratified_folds",
     "summarize",
 ]

@@ -36,11 +36,6 @@ class NodeDataset(NamedTuple):
         return f"NodeDataset(graphs={self.graphs!r}, y={list(self.y.shape)}, split={self.split!r})"
 
 
-def locate(root: Path) -> Path | None:
-    """``Cora.zip`` or the folder ``Cora`` under ``root``, or None."""
-    return next((path for path in (root / "Cora.zip", root / "Cora") if path.exists()), None)
-
-
 def load(path: Path, *, normalize: bool, dtype: torch.dtype) -> NodeDataset:
     """Read the zip or the folder; see :func:`spin_fast.datasets.cora`."""
     y = _numbers(path, "labels.csv", 1)[:, 0]
@@ -78,8 +73,7 @@ def _numbers(path: Path, name: str, columns: int) -> Tensor:
 
 def _words(path: Path, num_nodes: int, dtype: torch.dtype) -> Tensor:
     """Which words each paper has, ``[N, 1433]`` of 0 and 1."""
-    lines = _read(path, "features.txt").read().split(b"\n")
-    lines = lines[:-1] if lines[-1:] == [b""] else lines
+    lines = _read(path, "features.txt").readlines()
     if len(lines) != num_nodes:
         raise DatasetError(f"{path}:features.txt must have {num_nodes} lines, as labels.csv, got {len(lines)}")
     x = torch.zeros(num_nodes, NUM_WORDS, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Columns of tables and GraphML as features (numbers, or words one-hot) and as labels (classes or tasks)."""
+"""Columns of tables and GraphML: numbers, words that become one-hot, and binary tasks."""
 
 from __future__ import annotations
 
@@ -11,19 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._common import check
-from .._common.check import Argument, ArgumentTypeError, ArgumentValueError
-from ..graphs.batch import EdgeOptions
-from .common import WIDEST_ONE_HOT, DatasetError
+from .._common.check import Argument
+from .common import DatasetError
 
-Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
-Label = str | Sequence[str] | None
-
-LABEL = "label"
 MOST_CATEGORIES = 1024  # that may be found in a column; names of nodes are no categories
 LEAVE_OUT = "leave such graphs out, or train with such words"
 _SHOWN = 10
-_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 _KINDS: dict[str, Any] = {
     "a date": date,
     "a time": time,
@@ -49,26 +42,10 @@ class Column(NamedTuple):
     def is_number(self) -> bool:
         return self.categories == "number"
 
-    @property
-    def width(self) -> int:
-        return len(self.categories) if isinstance(self.categories, list) else 1
-
     def code(self, codes: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """``[N, width]`` one-hot of positions in ``categories``, ``[N]``."""
+        """``[N, categories]`` one-hot of positions in ``categories``, ``[N]``."""
         positions = torch.from_numpy(codes)[:, None]
-        return torch.zeros(len(positions), self.width, dtype=dtype).scatter_(1, positions, 1)
-
-    def settled(self, words: Sequence[str], where: str) -> Column:
-        """Take the words that occur as categories, unless there are some already."""
-        if isinstance(self.categories, list):
-            return self
-        if len(words) > MOST_CATEGORIES:
-            raise DatasetError(
-                f"{where} {self.name!r} holds {len(words):,} different words, and at most {MOST_CATEGORIES:,} become "
-                "one-hot unless features list them; name the columns to use by ",
-                Argument("features"),
-            )
-        return Column(self.name, sorted(words))
+        return torch.zeros(len(positions), len(self.categories), dtype=dtype).scatter_(1, positions, 1)
 
 
 class Words:
@@ -106,8 +83,16 @@ class Words:
         return f"holds {text_of(value)!r}, which features have no category for: they know {known}"
 
     def settled(self, where: str) -> tuple[np.ndarray, Column]:
-        """Positions in the categories by word number, and the column with its categories."""
-        column = self.column.settled([*self.numbers], where)
+        """Positions in the categories by word number, and the column with these: by default the words that occur."""
+        column = self.column
+        if not self.listed:
+            if len(self.numbers) > MOST_CATEGORIES:
+                raise DatasetError(
+                    f"{where} {column.name!r} holds {len(self.numbers):,} different words, and at most "
+                    f"{MOST_CATEGORIES:,} become one-hot unless features list them; name the columns to use by ",
+                    Argument("features"),
+                )
+            column = Column(column.name, sorted(self.numbers))
         position = {word: number for number, word in enumerate(column.categories)}
         return np.array([position[word] for word in self.numbers], np.int64), column
 
@@ -165,96 +150,3 @@ def as_task(label: str, labels: Sequence[str | None]) -> tuple[str | Argument, .
     """How to read labels with gaps, for messages; empty unless they are 0 and 1."""
     binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
     return ("read it as a task with missing labels by ", Argument("label", [label]), ", ") if binary else ()
-
-
-class ReadOptions(NamedTuple):
-    """The arguments of ``load_folder``, which describes them."""
-
-    features: Features
-    classes: Sequence[str] | None
-    label: Label
-    edge_weight: str | None
-    dtype: torch.dtype
-    edge_options: EdgeOptions
-
-    def check(self) -> None:
-        """Raise a TypeError or ValueError unless all are of their types, and ``classes`` suit ``label``."""
-        check_features(self.features)
-        check_label(self.label, self.classes)
-        if (classes := self.classes) is not None:
-            if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
-                raise TypeError(f"classes must be a list of names (str), got {classes!r}")
-            if len(set(classes)) < max(len(classes), 1):
-                raise ValueError(f"classes must be different names, at least one, got {classes!r}")
-        check_dtype_and_edges(self.dtype, self.edge_options)
-
-
-def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
-    if dtype not in check.FLOATS:
-        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
-    if unknown := edge_options.keys() - _EDGE_OPTIONS:
-        options = ", ".join(_EDGE_OPTIONS)
-        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
-
-
-def check_features(features: object) -> None:
-    """Raise a TypeError or ValueError unless ``features`` are of the type ``Features``."""
-    if features is None:
-        return
-    items = [features] if isinstance(features, str | Mapping) else features
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str | Mapping) for item in items):
-        raise ArgumentTypeError("features", 'be names or of the form {"column": NAME, ...}', features)
-    for item in items:
-        if isinstance(item, str):
-            continue
-        categories = item.get("categories", "auto")
-        if not isinstance(item.get("column"), str) or item.keys() - {"column", "categories"}:
-            raise ArgumentValueError("features", "have 'column', a name, and maybe 'categories'", dict(item))
-        if categories == "auto":
-            continue
-        words = isinstance(categories, list | tuple) and all(isinstance(word, str) for word in categories)
-        if not words or not 0 < len(set(categories)) == len(categories) <= WIDEST_ONE_HOT:
-            expected = f"have as 'categories' different words, at least one and at most {WIDEST_ONE_HOT}, or 'auto'"
-            raise ArgumentValueError("features", expected, categories)
-    names = [item if isinstance(item, str) else item["column"] for item in items]
-    if len(set(names)) < max(len(names), 1):
-        raise ArgumentValueError("features", "be different names, at least one", features)
-
-
-def chosen(features: Features, found: Sequence[str]) -> list[Column]:
-    """The columns to use, of those that are found; none for the degree."""
-    if features is None:
-        return [Column(name, "any") for name in found]
-    if features == "degree":
-        return []
-    columns = []
-    for item in [features] if isinstance(features, str | Mapping) else features:
-        if isinstance(item, str):
-            columns.append(Column(item, "any"))
-        else:
-            categories: Any = item.get("categories", "number")
-            columns.append(Column(item["column"], categories if categories in ("auto", "number") else list(categories)))
-    return columns
-
-
-def described(columns: Sequence[Column]) -> str | list[Any]:
-    """``Folder.features`` of columns that are settled."""
-    return [
-        {"column": column.name} | ({} if column.is_number else {"categories": column.categories}) for column in columns
-    ] or "degree"
-
-
-def numbers_first(columns: Sequence[Column]) -> list[Column]:
-    return sorted(columns, key=lambda column: not column.is_number)
-
-
-def check_label(label: object, classes: object) -> None:
-    """Raise a TypeError or ValueError unless ``label`` is of the type ``Label``, and ``classes`` suit it."""
-    if label is None or isinstance(label, str):
-        return
-    if not isinstance(label, list | tuple) or not all(isinstance(name, str) for name in label):
-        raise ArgumentTypeError("label", "be a name, several in a list, or None", label)
-    if len(set(label)) < max(len(label), 1):
-        raise ArgumentValueError("label", "be different names, at least one", label)
-    if classes is not None:
-        raise ValueError("classes must be None where label is a list: binary tasks have none")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import lzma
-import math
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from io import BufferedIOBase
+from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import numpy as np
@@ -56,7 +55,8 @@ class Folder(NamedTuple):
             GraphML it is a list, in JSON values: ``{"column": "mass"}`` is a column of numbers, ``{"column": "element",
             "categories": ["C", "N", "O"]}`` one of words, with a column of ``x`` for each. None for a set that leaves
             no choice.
-        num_attributes: how many leading columns of ``x`` are measured numbers; the others are codes or counts.
+        num_attributes: how many leading columns of ``x`` are measured numbers, which it makes sense to standardise; the
+            others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
         tasks: the names of binary tasks; None for classes, or where the files have no names.
         unused: the node data of a TU set that are not among the features: ``"label"``, ``"attribute"``.
         weighted: whether the files have edge weights; None where they have no edges. ``coalesce`` may make weights of
@@ -101,7 +101,6 @@ def reading(where: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """The message without line breaks."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -162,28 +161,47 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
     return " does not hold numbers between commas" if width else " is empty"
 
 
-def choose_features(features: object, name: str, where: str, *, labels: bool, attributes: bool) -> list[str]:
-    """Choose the node features of a set that has ``labels``, ``attributes``, or neither.
+def node_features(
+    features: object,
+    name: str,
+    path: Path,
+    dtype: torch.dtype,
+    readers: Mapping[str, tuple[str, Callable[[], np.ndarray]]],
+) -> tuple[Tensor | None, int, str, list[str]]:
+    """The node features of a set by name; what is not chosen is not read.
 
     Args:
         features: one of ``FEATURES``, maybe with spans, or None for the paper's choice: its exceptions are
             ``PAPER_FEATURES``; otherwise labels where the set has them, else attributes, else degrees.
+        readers: of ``"label"`` and ``"attribute"``, in this order, those that the set has: where it is, and what reads
+            it as ``[N, k]``.
 
     Returns:
-        The parts ``"attribute"`` and ``"label"`` in the order of their columns; an empty list stands for the degree.
+        ``x [N, d]``, attributes first, or None for the degree; how many of its columns are attributes; the choice as a
+        ``features`` argument, to read other files alike; and the parts of the set that are not used.
     """
-    has = {"label": labels, "attribute": attributes}
-    features, _ = without_spans(features)
+    features, spans = without_spans(features)
     if features is None:
-        features = PAPER_FEATURES.get(name) or next((part for part in has if has[part]), "degree")
-    possible = [choice for choice in FEATURES if all(has.get(part, True) for part in choice.split("+"))]
+        features = PAPER_FEATURES.get(name) or next(iter(readers), "degree")
+    possible = [choice for choice in FEATURES if choice == "degree" or {*choice.split("+")} <= readers.keys()]
     if not isinstance(features, str) or features not in possible:
         why = "is impossible for" if features in FEATURES else "is unknown for"
         choices = ", ".join(possible)
         raise DatasetError(
-            Argument("features", features), f" {why} {where}; choose one of: {choices}", argument="features"
+            Argument("features", features), f" {why} {path}; choose one of: {choices}", argument="features"
         )
-    return [part for part in features.split("+") if part in has]
+    unused = [part for part in readers if part not in features]
+    blocks: list[Tensor] = []
+    width = 0
+    if "attribute" in features:
+        blocks.append(torch.tensor(readers["attribute"][1](), dtype=dtype))
+        width = blocks[0].shape[1]
+    if "label" in features:
+        where, read = readers["label"]
+        code, spans = _one_hot(read(), where, dtype, spans)
+        blocks.append(code)
+        features += f"[{_shown(spans)}]"
+    return torch.cat(blocks, dim=1) if blocks else None, width, features, unused
 
 
 def without_spans(features: object) -> tuple[object, Spans | None]:
@@ -194,16 +212,11 @@ def without_spans(features: object) -> tuple[object, Spans | None]:
     return match[1], [(int(low), int(high)) for low, high in re.findall(_SPAN, match[2])]
 
 
-def described(parts: Sequence[str], spans: Spans | None) -> str:
-    """The choice as a ``features`` argument, to read other files alike."""
-    return ("+".join(parts) or "degree") + (f"[{_shown(spans)}]" if spans else "")
-
-
 def _shown(spans: Spans) -> str:
     return ",".join(f"{low}..{high}" for low, high in spans)
 
 
-def one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | None = None) -> tuple[Tensor, Spans]:
+def _one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | None) -> tuple[Tensor, Spans]:
     """One-hot code of integer labels ``[N, k]``, each column ``high - low + 1`` wide, side by side: ``[N, widths]``.
 
     The labels that have columns are those in ``spans``; None for those from the smallest to the largest that occur.
@@ -236,7 +249,6 @@ def assemble(
     x: Tensor | None,
     y: Tensor | None,
     *,
-    weight: np.ndarray | None = None,
     undirected: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> GraphBatch:
@@ -249,9 +261,8 @@ def assemble(
         x: ``[N, d]`` node features, or None for the degree: ``[N, 1]`` of ``dtype``, the edges per row after merging,
             a self-loop counting 1.
         y: labels, first axis ``G``, or None.
-        weight: ``[E]`` float, or None; a repeated edge gets the mean of its weights.
         undirected: add the reverse of each edge.
-        dtype: of the degree and the weights.
+        dtype: of the degree.
     """
     from scipy.sparse import coo_array
 
@@ -259,48 +270,11 @@ def assemble(
     shape = (num_nodes, num_nodes)
     if undirected:
         edges = np.concatenate([edges, edges[::-1]], axis=1)
-        weight = None if weight is None else np.tile(weight, 2)
     narrow = np.int32 if max(num_nodes, edges.shape[1]) < 2**31 else np.int64
     rows, columns = edges.astype(narrow, copy=False)
     # The values of the pattern are never read: they may wrap where an edge is repeated more than 127 times.
     pattern = coo_array((np.ones(len(rows), np.int8), (rows, columns)), shape=shape).tocsr()
-    edge_weight = None
-    if weight is not None:
-        total = coo_array((weight, (rows, columns)), shape=shape).tocsr()
-        times = coo_array((np.ones(len(rows)), (rows, columns)), shape=shape).tocsr()
-        edge_weight = torch.from_numpy(total.data / times.data).to(dtype)
     indptr, indices = torch.from_numpy(pattern.indptr), torch.from_numpy(pattern.indices)
     if x is None:
         x = indptr.diff().to(dtype).unsqueeze(1)
-    return GraphBatch(ptr, indptr, indices, x, y, edge_weight)
-
-
-def class_number(name: str, classes: Sequence[str], where: str) -> int:
-    """The position of a class in the list of all."""
-    if name not in classes:
-        raise DatasetError(f"{where} has the class {name!r}, which is none of {', '.join(map(repr, classes))}")
-    return list(classes).index(name)
-
-
-def labelled(
-    graphs: GraphBatch, labels: list[str] | None, classes: Sequence[str] | None, where: str
-) -> tuple[GraphBatch, list[str] | None]:
-    """The graphs with ``y``, and the names of the classes."""
-    if labels is None:
-        return graphs, None
-    found = _sorted_classes({*labels}, where) if classes is None else list(classes)
-    number = {name: class_number(name, found, where) for name in {*labels}}
-    return replace(graphs, y=torch.tensor([number[label] for label in labels])), found
-
-
-def _sorted_classes(labels: set[str], where: str) -> list[str]:
-    """Classes in sorted order, that of numbers if they are numbers."""
-    try:
-        values = {label: float(label) for label in labels}
-    except ValueError:
-        return sorted(labels)
-    if not all(map(math.isfinite, values.values())):  # words that float() takes for numbers
-        return sorted(labels)
-    if any(value != round(value) for value in values.values()):
-        raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
-    return sorted(labels, key=lambda label: (values[label], label))
+    return GraphBatch(ptr, indptr, indices, x, y)

@@ -26,6 +26,7 @@ from .common import DatasetError, one_line, reading
 TU_URL = "https://www.chrsmrrs.com/graphkerneldatasets"
 OGB_URL = "https://snap.stanford.edu/ogb/data/graphproppred/csv_mol_download"
 TU_NAMES = "https://chrsmrrs.github.io/datasets/docs/datasets/"
+KNOWN = Path(__file__).with_name("SHA256SUMS")
 
 _TU_NAME = re.compile(r"[A-Za-z0-9][\w.+()-]*")
 # What is unpacked of an OGB zip, below its one folder; nothing here can point elsewhere.
@@ -47,7 +48,7 @@ def download(name: str, root: Path, *, url: str | None = None, verify: bool = Tr
 
     Everything happens in a temporary folder under ``root``, up to one renaming.
     """
-    ogb.refuse_others(name)
+    ogb.official(name)
     if ogb.owns(name):
         file, target = f"{ogb.download_name(name)}.zip", root / name.replace("-", "_")
         base = url or os.environ.get("SPIN_FAST_OGB_URL") or OGB_URL
@@ -67,20 +68,21 @@ def download(name: str, root: Path, *, url: str | None = None, verify: bool = Tr
         _fetch(source, archive, name, target, progress)
         _check_zip(archive, source)
         if ogb.owns(name):
-            digests = {file: _sha256(archive)}
-            got = _unpack(archive, Path(folder) / target.name, source)
-            digests |= {f"{target.name}/{path}": _sha256(got / path) for path in _contents(got)}
-            recorded = {path: digest for path, digest in digests.items() if path != file}
+            got = Path(folder) / target.name
+            _unpack(archive, got, source)
+            contents = sorted(path for path in got.rglob("*") if path.is_file())
+            recorded = {path.relative_to(folder).as_posix(): _sha256(path) for path in contents}
+            digests = {file: _sha256(archive)} | recorded
         else:
             got, digests = archive, _members(archive, name, source)
             recorded = {file: _sha256(archive)}
         if verify:
             why = "the one known to this package; datasets.download(..., verify=False) takes it all the same"
-            _compare(digests, _known(), source, why)
+            _compare(digests, KNOWN, source, why)
         record = _record(target)
         if record.is_file():
             why = f"the one in {record}, of an earlier download; delete that file if the new one is right"
-            _compare(recorded, _read(record), source, why)
+            _compare(recorded, record, source, why)
         try:
             got.rename(target)
         except OSError as error:
@@ -120,11 +122,8 @@ def _read(sums: Path) -> dict[str, str]:
         return {file.strip(): digest for digest, file in pairs}
 
 
-def _known() -> dict[str, str]:
-    return _read(Path(__file__).with_name("SHA256SUMS"))
-
-
-def _compare(got: dict[str, str], wanted: dict[str, str], source: str, why: str) -> None:
+def _compare(got: dict[str, str], sums: Path, source: str, why: str) -> None:
+    wanted = _read(sums)
     for file, digest in got.items():
         if digest != wanted.get(file, digest):
             raise DatasetError(
@@ -201,7 +200,7 @@ def _members(archive: Path, name: str, source: str) -> dict[str, str]:
     return digests
 
 
-def _unpack(archive: Path, folder: Path, source: str) -> Path:
+def _unpack(archive: Path, folder: Path, source: str) -> None:
     """Unpack a zip of OGB's into ``folder``, file by file: paths that lead elsewhere are never used."""
     with reading(source), zipfile.ZipFile(archive) as file:
         for member in file.infolist():
@@ -214,8 +213,3 @@ def _unpack(archive: Path, folder: Path, source: str) -> Path:
     for path in ogb.FILES:
         if not (folder / path).is_file():
             raise DatasetError(f"{source} holds no {path}: no set of OGB's molecules")
-    return folder
-
-
-def _contents(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())

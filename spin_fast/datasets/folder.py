@@ -14,9 +14,8 @@ from .._common.check import Argument
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import Parts
 from . import graphml, nel, tables, tu
-from .columns import LABEL, Features, Label, ReadOptions
-from .common import DatasetError, Folder, class_number
-from .tables import WEIGHT
+from .common import DatasetError, Folder
+from .options import LABEL, WEIGHT, Features, Label, ReadOptions, with_labels
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -28,7 +27,6 @@ def holds_graphs(path: Path) -> bool:
 
 
 def names(root: Path) -> list[str]:
-    """The folders of GraphML files or tables under ``root``."""
     return sorted(path.name for path in root.glob("*") if holds_graphs(path))
 
 
@@ -164,7 +162,6 @@ def _kind(path: Path) -> str:
 
 
 def _load_named(path: Path, options: ReadOptions) -> Folder:
-    """Read TU text or a ``.nel`` file."""
     if options.label not in (None, LABEL):
         raise DatasetError(
             Argument("label", options.label),
@@ -189,8 +186,7 @@ def _load_named(path: Path, options: ReadOptions) -> Folder:
     if classes is None or read.classes is None:
         return read
     assert read.graphs.y is not None
-    number = torch.tensor([class_number(name, classes, where) for name in read.classes])
-    return read._replace(graphs=replace(read.graphs, y=number[read.graphs.y]), classes=list(classes))
+    return with_labels(read, [read.classes[number] for number in read.graphs.y.tolist()], options, where)
 
 
 def _files_of(path: Path) -> tu.Files:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,68 +16,40 @@ from .._common import check
 from .._common.check import Argument
 from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
-from .columns import (
-    LABEL,
-    MOST_CATEGORIES,
-    Column,
-    Label,
-    ReadOptions,
-    Words,
-    as_task,
-    chosen,
-    described,
-    holds_words,
-    numbers_first,
-    task_of,
-    text_of,
-)
-from .common import DatasetError, Folder, labelled, one_line, reading
-from .tables import WEIGHT, Table, labels_of, open_graphs
+from .columns import MOST_CATEGORIES, Column, Words, as_task, holds_words, task_of, text_of
+from .common import DatasetError, Folder, one_line, reading
+from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, with_labels
+from .tables import Table, open_graphs
 
 
 def load(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
     """The graphs of a folder of GraphML files, ``num_graphs`` at a time or all at once."""
     label = options.label
+    names = [label] if isinstance(label, str) else label or ()
     files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
     table = None if label is None else open_graphs(path, label)
     columns = [] if table is None else [column for column in table.frame if column != "graph"]
-    if table is not None and not {*_names(label)} & {*table.frame} and label != LABEL:
+    if table is not None and not {*names} & {*table.frame} and label != LABEL:
         table = None  # it lists other things: the files have them, or none has
-    of_table = None if table is None else _labels_of_files(table, label, files)
+    of_table = None if table is None or label is None else _labels_of_files(table, label, files)
     reader = _GraphML(options, whole=num_graphs is None)
     for begin in range(0, len(files), num_graphs or len(files)):
         some = files[begin : begin + (num_graphs or len(files))]
-        graphs, of_graphs = reader.read(some)
-        names = [file.stem for file in some]
-        read = Folder(
-            graphs, names, None, described(reader.columns or []), reader.num_numbers, weighted=reader.weighted
-        )
-        if of_table is None and num_graphs is None and label != LABEL:
-            _check_attributes(path, _names(label), reader.graph_attributes, columns)
-        labels, where = of_graphs, path
+        graphs, labels = reader.read(some)
+        read = folder_of(graphs, [file.stem for file in some], reader.columns or [], reader.weighted)
+        lacking = [name for name in names if name not in reader.graph_attributes]
+        if lacking and of_table is None and num_graphs is None and label != LABEL:
+            beside = f", its table of graphs {_listed(columns)}" if columns else ""
+            raise DatasetError(
+                f"{path} has no file with the graph attribute {lacking[0]!r}; they have "
+                f"{_listed(sorted(reader.graph_attributes))}{beside}"
+            )
+        where = path
         if table is not None and of_table is not None:
-            labels, where = [of_table[name] for name in names], table.path
-        if label is None:
-            yield read
+            labels, where = [of_table[name] for name in read.names], table.path
         elif isinstance(label, str):
-            graphs, named = labelled(graphs, _classes(labels, label, some), options.classes, str(where))
-            yield read._replace(graphs=graphs, classes=named)
-        else:
-            values = np.array(labels, np.float64)
-            yield read._replace(graphs=replace(graphs, y=torch.from_numpy(values).to(options.dtype)), tasks=list(label))
-
-
-def _names(label: Label) -> list[str]:
-    return [] if label is None else [label] if isinstance(label, str) else list(label)
-
-
-def _check_attributes(path: Path, names: list[str], found: set[str], columns: list[str]) -> None:
-    """Check that some file has each label; ``columns`` are those of the table of graphs, for the message."""
-    if lacking := [name for name in names if name not in found]:
-        of_table = f", its table of graphs {_listed(columns)}" if columns else ""
-        raise DatasetError(
-            f"{path} has no file with the graph attribute {lacking[0]!r}; they have {_listed(sorted(found))}{of_table}"
-        )
+            labels = _classes(labels, label, some)
+        yield with_labels(read, labels, options, where)
 
 
 def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | None:
@@ -94,14 +66,9 @@ def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | No
     return None
 
 
-def _labels_of_files(table: Table, label: Label, files: list[Path]) -> dict[str, Any] | None:
+def _labels_of_files(table: Table, label: str | Sequence[str], files: list[Path]) -> dict[str, Any] | None:
     """Labels by the stem of the file, which the table may name with or without its suffix."""
-    labels: Any = None
-    if isinstance(label, str):
-        labels = labels_of(table, label) if label in table.frame else None
-    elif label is not None:
-        labels = table.tasks(label).tolist()
-    if labels is None:
+    if (labels := table.labels(label)) is None:
         return None
     stems = [str(name).removesuffix(".graphml") for name in table.frame["graph"]]
     if len({*stems}) < len(stems):
@@ -120,50 +87,40 @@ class _GraphML:
     """Reads files in turn; the first with nodes decides on features, the first with edges on weights."""
 
     def __init__(self, options: ReadOptions, *, whole: bool) -> None:
-        features, edge_weight = options.features, options.edge_weight
-        self.all_attributes, self.whole = features is None, whole
-        self.columns: list[Column] | None = None if self.all_attributes else chosen(features, ())  # [] for the degree
+        self.options, self.whole = options, whole
+        self.columns = chosen(options.features)
         self.found: list[str] = []  # attributes of the first file with nodes
         self.strict: set[str] = set()  # attributes that turned out to be words, and have to remain so
         self.words: dict[str, Words] = {}
-        self.label = options.label
         self.graph_attributes: set[str] = set()
-        self.edge_weight, self.weighted = edge_weight, None if edge_weight == WEIGHT else edge_weight is not None
-        self.dtype, self.undirected = options.dtype, options.edge_options.get("undirected", False)
-        self.edge_options = options.edge_options.copy()
-        self.edge_options.pop("undirected", None)
-        check.flag("undirected", self.undirected)
+        self.weighted = None if options.edge_weight == WEIGHT else options.edge_weight is not None
+        self.undirected = check.flag("undirected", options.edge_options.get("undirected", False))
 
-    def read(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
-        batches: dict[int, GraphBatch] = {}
-        waiting: dict[int, Any] = {}  # graphs read before features and weights are decided on
+    def read(self, files: list[Path]) -> tuple[GraphBatch, Any]:
+        parts: list[Any] = []
         labels = []
-        for number, file in enumerate(files):
+        for file in files:
             graph = self._parse(file)
             labels.append(self._labels(graph, file))
             self._settle(graph, file)
-            if self.columns is None or self.weighted is None:
-                waiting[number] = graph
-            else:
-                batches[number] = self._convert(graph, file)
-        for number, graph in waiting.items():
-            batches[number] = self._convert(graph, files[number])
-        graphs = _joined([batches[number] for number in range(len(files))])
+            decided = self.columns is not None and self.weighted is not None
+            parts.append(self._convert(graph, file) if decided else graph)
+        graphs = _joined(
+            [
+                part if isinstance(part, GraphBatch) else self._convert(part, file)
+                for part, file in zip(parts, files, strict=True)
+            ]
+        )
         return (self._code(graphs) if self.columns else graphs), labels
-
-    @property
-    def num_numbers(self) -> int:
-        return sum(column.is_number for column in self.columns or [])
 
     def _labels(self, graph: Any, file: Path) -> Any:
         """The name of its class or None, or a number for each task, NaN for missing."""
         self.graph_attributes |= graph.graph.keys() - {"node_default", "edge_default"}  # which networkx adds
-        if isinstance(self.label, str):
-            return text_of(graph.graph.get(self.label))
-        return [
-            task_of(graph.graph.get(name), partial("{}: graph attribute {!r}".format, file, name))
-            for name in _names(self.label)
-        ]
+        label = self.options.label
+        if isinstance(label, str):
+            return text_of(graph.graph.get(label))
+        where = partial("{}: graph attribute {!r}".format, file)
+        return [task_of(graph.graph.get(name), partial(where, name)) for name in label or ()]
 
     def _parse(self, file: Path) -> Any:
         networkx = convert.library("networkx", "GraphML")
@@ -176,10 +133,10 @@ class _GraphML:
 
     def _settle(self, graph: Any, file: Path) -> None:
         """Decide on features and weights by the first graph that has any; all others must agree."""
-        if self.all_attributes and len(graph):
+        if self.options.features is None and len(graph):
             found = sorted({name for _, data in graph.nodes(data=True) for name in data})
             if self.columns is None:
-                self.columns, self.found = chosen(None, found), found
+                self.columns, self.found = [Column(name, "any") for name in found], found
             elif self.found != found:
                 raise DatasetError(
                     f"{file} has the node attributes {_listed(found)}, files before it {_listed(self.found)}; "
@@ -188,7 +145,7 @@ class _GraphML:
                 )
         if self.columns and len(graph):
             self.columns = numbers_first([self._kind(column, graph, file) for column in self.columns])
-        if self.edge_weight == WEIGHT and graph.number_of_edges():
+        if self.options.edge_weight == WEIGHT and graph.number_of_edges():
             weighted = any(WEIGHT in data for *_, data in graph.edges(data=True))
             if self.weighted is None:
                 self.weighted = weighted
@@ -251,14 +208,13 @@ class _GraphML:
         return replace(graphs, x=torch.cat(blocks, dim=1))
 
     def _convert(self, graph: Any, file: Path) -> GraphBatch:
-        edge_options = self.edge_options
-        if self.undirected and graph.is_directed():
-            edge_options = EdgeOptions(undirected=True, **edge_options)
+        dtype, edge_options = self.options.dtype, self.options.edge_options
+        edge_options = edge_options | EdgeOptions(undirected=self.undirected and graph.is_directed())
         self._number_words(graph, file)
         x = [column.name for column in self.columns or []] or None
-        weight = self.edge_weight if self.weighted else None
+        weight = self.options.edge_weight if self.weighted else None
         try:
-            graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=self.dtype, **edge_options)
+            graphs = GraphBatch.from_networkx([graph], x=x, edge_weight=weight, dtype=dtype, **edge_options)
         except (TypeError, ValueError) as error:
             reason = one_line(error).replace(" of graph 0", "")
             raise DatasetError(

@@ -8,17 +8,7 @@ import numpy as np
 import torch
 
 from .._common.indexing import offsets
-from .common import (
-    DatasetError,
-    Folder,
-    assemble,
-    choose_features,
-    class_labels,
-    described,
-    one_hot,
-    reading,
-    without_spans,
-)
+from .common import DatasetError, Folder, assemble, class_labels, node_features, reading
 
 _FIELDS = {"n": 3, "e": 4, "x": 2}
 
@@ -30,34 +20,19 @@ def locate(name: str, root: Path) -> Path | None:
 
 
 def names(root: Path) -> list[str]:
-    """The ``.nel`` sets in ``root``."""
     return sorted(path.stem for path in root.glob("*.nel"))
 
 
-def read(
-    path: str | Path,
-    name: str | None = None,
-    *,
-    features: object = None,
-    dtype: torch.dtype = torch.float32,
-    weights: bool = False,
-) -> Folder:
+def read(path: Path, *, features: object = None, dtype: torch.dtype = torch.float32) -> Folder:
     """Read a ``.nel`` file; its graphs are called by their numbers, from 0.
 
     A graph is its nodes ``n id label``, its edges ``e id id weight`` (each undirected edge once), a name ``g ...`` and
-    its class ``x class``, which ends it. Ids are the graph's own.
-
-    Args:
-        name: which set it is, for the choice of features; by default what the path is named after.
-        weights: keep the weights; by default they are ignored, as the authors do. The degree never counts them.
+    its class ``x class``, which ends it. Ids are the graph's own. Weights are ignored, as the authors do.
     """
-    path = Path(path)
-    parts = choose_features(features, name or path.stem, str(path), labels=True, attributes=False)
     sizes: list[int] = []
     classes: list[int] = []
     labels: list[str] = []
     edges: list[tuple[int, int]] = []
-    weight: list[float] = []
     node_of: dict[str, int] = {}
     number = 0
     with reading(str(path)), path.open(encoding="utf-8") as lines:
@@ -81,10 +56,7 @@ def read(
                     if unknown:
                         raise DatasetError(f"{where} names node {unknown[0]}, which its graph has not; correct it")
                     edges.append((node_of[fields[0]], node_of[fields[1]]))
-                    weight.append(float(fields[2]))
-                    if weights and not abs(weight[-1]) <= torch.finfo(dtype).max:
-                        kind = str(dtype).removeprefix("torch.")
-                        raise DatasetError(f"{where} must have a weight that is finite as {kind}, got {fields[2]}")
+                    float(fields[2])  # a weight must be a number all the same
                 else:
                     classes.append(int(fields[0]))
                     sizes.append(len(node_of))
@@ -93,21 +65,12 @@ def read(
         raise DatasetError(f"{path} holds no nodes; get the file again")
     if not classes or node_of:
         raise DatasetError(f"{path} ends at line {number} without the 'x class' line of a graph; get the file again")
-    x, spans = None, without_spans(features)[1]
-    if parts:
-        x, spans = one_hot(_label_numbers(labels), str(path), dtype, spans)
+    readers = {"label": (str(path), lambda: _label_numbers(labels))}
+    x, _, features, unused = node_features(features, path.stem, path, dtype, readers)
     y, names = class_labels(np.array(classes))
-    graphs = assemble(
-        np.array(edges, dtype=np.int64).reshape(-1, 2).T,
-        offsets(torch.tensor(sizes)),
-        x,
-        y,
-        weight=np.array(weight) if weights else None,
-        undirected=True,
-        dtype=dtype,
-    )
-    unused = [] if parts else ["label"]
-    return Folder(graphs, list(map(str, range(len(graphs)))), names, described(parts, spans), 0, unused=unused)
+    ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    graphs = assemble(ends, offsets(torch.tensor(sizes)), x, y, undirected=True, dtype=dtype)
+    return Folder(graphs, list(map(str, range(len(graphs)))), names, features, 0, unused=unused)
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
 from .common import DatasetError, assemble, read_numbers, reading
+from .splits import Split
 
 # The classification sets: what they are called in the address, and what OGB scores them by.
 SETS = {
@@ -55,7 +55,6 @@ def locate(name: str, root: Path) -> Path | None:
 
 
 def names(root: Path) -> list[str]:
-    """The OGB sets under ``root``."""
     return sorted({f"ogbg-{path.parents[1].name[5:]}" for path in root.glob("ogbg[_-]*/raw/edge.csv.gz")})
 
 
@@ -102,8 +101,8 @@ def _read(folder: Path, file: str, dtype: type = np.int32, columns: int | None =
         return read_numbers(stream, str(path), dtype, columns=columns, missing=dtype is np.float64)
 
 
-def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """OGB's own split: int64 graph numbers of train, validation and test, each of ``num_graphs`` once."""
+def scaffold_split(path: str | Path, num_graphs: int) -> Split:
+    """OGB's own split, which has each of ``num_graphs`` once."""
     folder = Path(path) / "split" / "scaffold"
     parts = [_read(folder, part, columns=1)[:, 0].astype(np.int64) for part in ("train", "valid", "test")]
     if not np.array_equal(np.sort(np.concatenate(parts)), np.arange(num_graphs)):
@@ -111,34 +110,29 @@ def scaffold_split(path: str | Path, num_graphs: int) -> tuple[Tensor, Tensor, T
             f"{folder} must name each of the {num_graphs} graphs once, got {sum(map(len, parts))} entries; "
             "load the whole set or get it again"
         )
-    train, validation, test = map(torch.from_numpy, parts)
-    return train, validation, test
+    return Split(*map(torch.from_numpy, parts))
 
 
 def metric(name: str) -> str:
     """What OGB scores the set ``name`` by: ``"rocauc"`` or ``"ap"``; ``"rocauc"`` for a set of one's own."""
-    name = _official(name)
+    name = official(name)
     return SETS[name][1] if name in SETS else "rocauc"
 
 
 def download_name(name: str) -> str:
     """What the zip of the set ``name`` is called."""
-    if (name := _official(name)) not in SETS:
+    if (name := official(name)) not in SETS:
         raise DatasetError(f"OGB has no classification set {name!r}; it has {', '.join(SETS)}")
     return SETS[name][0]
 
 
-def _official(name: str) -> str:
-    refuse_others(name)
-    return name.replace("_", "-")
-
-
-def refuse_others(name: str) -> None:
-    """Raise a DatasetError if OGB calls a set so that is not for classifying graphs, or of another layout."""
+def official(name: str) -> str:
+    """The name with OGB's hyphens; a DatasetError if that set is not for classifying graphs, or of another layout."""
     name = name.replace("_", "-")
     kind = OTHERS.get(name) or next((kind for start, kind in _OTHER_TASKS.items() if name.startswith(start)), None)
     if kind is not None:
         raise DatasetError(f"{name} is {kind}, which is not read; choose one of {', '.join(SETS)}")
+    return name
 
 
 def evaluator(name: str) -> Any:

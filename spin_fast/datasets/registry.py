@@ -20,8 +20,8 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from . import citation, digits, downloads, folder, nel, ogb, tu
 from . import splits as _splits
 from .citation import NodeDataset
-from .columns import LABEL, Features, Label, check_dtype_and_edges
 from .common import DatasetError, Folder
+from .options import LABEL, Features, Label, check_dtype_and_edges
 from .splits import Split
 from .synthetic import csl, erdos_renyi, power_law, random_regular
 
@@ -33,14 +33,15 @@ BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
     "erdos-renyi": partial(erdos_renyi, p=(0.05, 0.1)),
     "random-regular": partial(random_regular, degree=(3, 4)),
     "power-law": partial(power_law, num_graphs=1000, num_nodes=100, mean_degree=6.0, exponent=(2.3, 4.0)),
+    "CSL": csl,
 }
-STAND_INS: dict[str, Callable[..., GraphBatch]] = {"CSL": csl}  # where there are no files of that name
+STAND_IN = "CSL"  # built in where there are no files of that name
 _ATTRIBUTES = {"digits": 3, "erdos-renyi": 50}  # columns of x that are measured numbers; of others none
 _FIXED = "whose features are fixed; leave them out"
 
 
 def find(name: str | Path = "digits", root: str | Path | None = None) -> Source:
-    """Find a data set, without reading it. The functions that take a name are methods of the result.
+    """Find a data set, without reading it.
 
     Args:
         name, root: as for :func:`load`.
@@ -82,28 +83,10 @@ def load(
     Raises:
         DatasetError: there is no such set, or its files are wrong; one line that says which and what to do.
     """
-    return read(name, root, features=features, label=label, dtype=dtype, download=download, **edge_options).graphs
-
-
-def read(
-    name: str | Path = "digits",
-    root: str | Path | None = None,
-    *,
-    features: Features = None,
-    label: Label = LABEL,
-    dtype: torch.dtype = torch.float32,
-    download: bool = False,
-    **edge_options: Unpack[EdgeOptions],
-) -> Folder:
-    """Load a data set as :func:`load` does, with the names of graphs and classes.
-
-    Classes have the names that the files of TU and ``.nel`` sets and of your own graphs give them, such as ``"-1"``
-    and ``"1"``; those of other sets, and the graphs of a set by name, are called by their numbers, from 0.
-    """
     source = find(name, root)
     if check.flag("download", download):
         source = source.downloaded()
-    return source.read(features=features, label=label, dtype=dtype, **edge_options)
+    return source.read(features=features, label=label, dtype=dtype, **edge_options).graphs
 
 
 def download(
@@ -139,73 +122,12 @@ def download(
     """
     check.flag("verify", verify)
     check.flag("progress", progress)
-    if name in BUILT_IN or name in STAND_INS:
+    if name in BUILT_IN:
         raise DatasetError(f"{name} is built in: there is nothing to download, load it")
     roots = _roots(root)
     if (found := _locate(name, roots)) is not None and found.path is not None:
         return found.path
     return downloads.download(name, roots[-1], url=url, verify=verify, progress=progress)
-
-
-def split(
-    name: str | Path,
-    y: Tensor,
-    root: str | Path | None = None,
-    *,
-    seed: int = 0,
-    splits: str | Path | None = None,
-    fold: int | None = None,
-) -> Split:
-    """Divide the graphs of a set into training, validation and test.
-
-    OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
-    :func:`published_splits`, or your own split. All others are drawn 80/10/10, stratified by class, or, of tasks side
-    by side, by whether a graph has any label that is known, and any that is 1, where there are enough of each kind.
-
-    Args:
-        name: the set.
-        y: its labels, first axis ``G``; int64 ``[G]``, or float ``[G, T]`` of tasks, where the split is drawn.
-        root: as for ``load``.
-        seed: of the draw.
-        splits: the file of the folds or of a single split, or its folder; None with a ``fold`` for where
-            :func:`published_splits` looks.
-        fold: its number, from 0; None for the first with ``splits``, or else for a draw.
-
-    Returns:
-        Ascending graph numbers that together are ``0..G-1`` (a split from a file keeps its own order, and a single one
-        may leave graphs out).
-
-    Raises:
-        DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
-            divided. ValueError: there is no such fold.
-    """
-    return find(name, root).split(y, seed=seed, splits=splits, fold=fold)
-
-
-def published_splits(
-    name: str | Path, num_graphs: int, root: str | Path | None = None, *, splits: str | Path | None = None
-) -> list[Split]:
-    """The ten folds that Errica et al. (2020) publish for a set, each with validation graphs; or your own.
-
-    They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``). ``PROTEINS``
-    has those of ``PROTEINS_full``. A file may also hold a single split, ``{"train": [...], "validation": [...],
-    "test": [...]}``, graph numbers from 0.
-
-    Args:
-        name: the set.
-        num_graphs: how many graphs it has.
-        root: as for ``load``: the file is looked for in ``root/splits/``, of a folder of your own in ``splits/`` beside
-            it.
-        splits: instead, the file, or the folder that holds it.
-
-    Returns:
-        One split per fold, int64 graph numbers in the order of the file. In each fold they are ``0..num_graphs-1``, and
-        each graph is tested in one fold; a single split may leave graphs out.
-
-    Raises:
-        NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
-    """
-    return find(name, root).published_splits(num_graphs, splits=splits)
 
 
 def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torch.dtype = torch.float32) -> NodeDataset:
@@ -228,7 +150,7 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
         DatasetError: no such files, or wrong ones; one line that says which.
     """
     roots = _roots(root)
-    path = next(filter(None, map(citation.locate, roots)), None)
+    path = next((path for root in roots for path in (root / "Cora.zip", root / "Cora") if path.exists()), None)
     if path is None:
         places = " or ".join(map(str, roots))
         raise DatasetError(
@@ -237,25 +159,9 @@ def cora(root: str | Path | None = None, *, normalize: bool = False, dtype: torc
     return citation.load(path, normalize=normalize, dtype=dtype)
 
 
-def metric(name: str | Path) -> str:
-    """How a set is scored: ``"rocauc"`` for ogbg-molhiv (other OGB sets: what OGB says), ``"accuracy"`` otherwise."""
-    return find(name).metric
-
-
-def num_node_attributes(name: str | Path, root: str | Path | None = None, *, features: Features = None) -> int:
-    """The number of leading columns of ``x`` that are measured numbers, which it makes sense to standardise.
-
-    The others are codes (one-hot node labels, OGB's atom features) or counts (degrees).
-
-    Args:
-        name, root, features: as for ``load``.
-    """
-    return find(name, root).num_node_attributes(features)
-
-
 def names(root: str | Path | None = None) -> list[str]:
     """The names that ``load`` knows: the built-in sets, then those found in the folder or folders."""
-    return [*BUILT_IN, *STAND_INS, *_found_in(_roots(root))]
+    return [*BUILT_IN, *_found_in(_roots(root))]
 
 
 def _roots(root: str | Path | None) -> tuple[Path, ...]:
@@ -267,8 +173,6 @@ def _roots(root: str | Path | None) -> tuple[Path, ...]:
 @dataclass(frozen=True)
 class Source(ABC):
     """A data set as :func:`find` has found it: what it is, where it is, and how it is read.
-
-    The functions of this module that take a name are methods of it.
 
     Attributes:
         name: what was looked for.
@@ -291,7 +195,7 @@ class Source(ABC):
 
     @property
     def metric(self) -> str:
-        """See :func:`spin_fast.datasets.metric`."""
+        """How it is scored: ``"rocauc"`` for ogbg-molhiv (other OGB sets: what OGB says), ``"accuracy"`` otherwise."""
         return ogb.metric(self.name) if ogb.owns(self.name) and not self.is_own else "accuracy"
 
     def downloaded(self) -> Source:
@@ -300,15 +204,38 @@ class Source(ABC):
 
     @abstractmethod
     def read(self, **options: Any) -> Folder:
-        """See :func:`spin_fast.datasets.read`."""
+        """Read the graphs, with the names of graphs and classes.
 
-    def num_node_attributes(self, features: Features = None) -> int:
-        """See :func:`spin_fast.datasets.num_node_attributes`."""
-        options = {"label": None} if self.is_own else {}
-        return self.read(features=features, **options).num_attributes
+        Classes have the names that the files of TU and ``.nel`` sets and of your own graphs give them, such as ``"-1"``
+        and ``"1"``; those of other sets, and the graphs of a set by name, are called by their numbers, from 0.
+
+        Args:
+            **options: ``features``, ``label``, ``dtype`` and those of edges, as for :func:`load`.
+        """
 
     def split(self, y: Tensor, *, seed: int = 0, splits: str | Path | None = None, fold: int | None = None) -> Split:
-        """See :func:`spin_fast.datasets.split`."""
+        """Divide the graphs into training, validation and test.
+
+        OGB sets have an official scaffold split, whatever the seed. With ``splits`` or ``fold`` it is a fold of
+        :meth:`published_splits`, or your own split. All others are drawn 80/10/10, stratified by class, or, of tasks
+        side by side, by whether a graph has any label that is known, and any that is 1, where there are enough of each
+        kind.
+
+        Args:
+            y: the labels, first axis ``G``; int64 ``[G]``, or float ``[G, T]`` of tasks, where the split is drawn.
+            seed: of the draw.
+            splits: the file of the folds or of a single split, or its folder; None with a ``fold`` for where
+                :meth:`published_splits` looks.
+            fold: its number, from 0; None for the first with ``splits``, or else for a draw.
+
+        Returns:
+            Ascending graph numbers that together are ``0..G-1`` (a split from a file keeps its own order, and a single
+            one may leave graphs out).
+
+        Raises:
+            DatasetError: the official split or the folds are missing or of another size, or a class is too small to be
+                divided. ValueError: there is no such fold.
+        """
         if splits is None and fold is None:
             return self._split(y, seed)
         folds = self.published_splits(len(y), splits=splits)
@@ -320,7 +247,24 @@ class Source(ABC):
         return _splits.draw(self.name, y, seed)
 
     def published_splits(self, num_graphs: int, *, splits: str | Path | None = None) -> list[Split]:
-        """See :func:`spin_fast.datasets.published_splits`."""
+        """The ten folds that Errica et al. (2020) publish, each with validation graphs; or your own.
+
+        They are files ``NAME_splits.json`` of https://github.com/diningphil/gnn-comparison (``data_splits/``).
+        ``PROTEINS`` has those of ``PROTEINS_full``. A file may also hold a single split, ``{"train": [...],
+        "validation": [...], "test": [...]}``, graph numbers from 0.
+
+        Args:
+            num_graphs: how many graphs there are.
+            splits: the file, or the folder that holds it; None for ``splits/`` in the folders of data sets, of a folder
+                of your own beside it.
+
+        Returns:
+            One split per fold, int64 graph numbers in the order of the file. In each fold they are
+            ``0..num_graphs-1``, and each graph is tested in one fold; a single split may leave graphs out.
+
+        Raises:
+            NoPublishedSplits: there is no such file. DatasetError: it is wrong; names it, the fold and what is wrong.
+        """
         check.integer("num_graphs", num_graphs, 1)
         folders = self.roots if not self.is_own or self.path is None else (self.path.parent,)  # there it is another set
         return _splits.read(_splits.locate(self.title, folders, splits), num_graphs)
@@ -372,12 +316,8 @@ class BuiltIn(Known):
     """A generator, or the digits of scikit-learn."""
 
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        if self.name in STAND_INS:
-            if features not in (None, "degree"):
-                self._refuse("features", features, "which has no labels or attributes")
-            return _numbered(STAND_INS[self.name](dtype=dtype), 0)
-        if features is not None:
-            self._refuse("features", features, _FIXED)
+        if features is not None and not (self.name == STAND_IN and features == "degree"):
+            self._refuse("features", features, "which has no labels or attributes" if self.name == STAND_IN else _FIXED)
         return _numbered(BUILT_IN[self.name](dtype=dtype), _ATTRIBUTES.get(self.name, 0))
 
 
@@ -399,7 +339,7 @@ class Nel(Known):
     path: Path
 
     def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        return nel.read(self.path, self.name, features=features, dtype=dtype)
+        return nel.read(self.path, features=features, dtype=dtype)
 
 
 class Ogb(Known):
@@ -414,7 +354,7 @@ class Ogb(Known):
         return _numbered(ogb.load(self.path, dtype=dtype), 0)
 
     def _split(self, y: Tensor, seed: int) -> Split:
-        return Split(*ogb.scaffold_split(self.path, len(y)))
+        return ogb.scaffold_split(self.path, len(y))
 
 
 class Missing(Source):
@@ -440,10 +380,9 @@ class Missing(Source):
             return DatasetError(
                 f"{self.name} is one graph whose nodes have labels, not a set of graphs: take datasets.cora()"
             )
-        ogb.refuse_others(self.name)
-        built_in = [*BUILT_IN, *STAND_INS]
+        ogb.official(self.name)
         found = _found_in(self.roots)
-        by_lower_case = {known.lower(): known for known in [*built_in, *found]}
+        by_lower_case = {known.lower(): known for known in [*BUILT_IN, *found]}
         close = [by_lower_case[match] for match in difflib.get_close_matches(self.name.lower(), by_lower_case)]
         close += [f"{os.curdir}{os.sep}{self.name}"] if self.name and Path(self.name).expanduser().is_file() else []
         hint = f"; did you mean {' or '.join(close)}?" if close else "."
@@ -451,7 +390,7 @@ class Missing(Source):
         files = f"{self.name}.nel, {self.name}.zip, {self.name}/ and {self.name}/raw/"
         return DatasetError(
             f"unknown data set {self.name!r}{hint} "
-            f"Built in: {', '.join(built_in)}. Found in {places}: {', '.join(found) or 'nothing'} "
+            f"Built in: {', '.join(BUILT_IN)}. Found in {places}: {', '.join(found) or 'nothing'} "
             f"(looked for {f'ogbg_{self.name[5:]}/' if ogb.owns(self.name) else files}). Download it by ",
             Argument("download", True),
             ", put its files there, or name their folder by ",
@@ -461,7 +400,6 @@ class Missing(Source):
 
 
 def _locate(name: str, roots: tuple[Path, ...]) -> Source | None:
-    """The set of that name in files, or None."""
     for root in roots:
         for module, kind in ((ogb, Ogb), (nel, Nel), (tu, TU)):
             if (path := module.locate(name, root)) is not None:
@@ -470,11 +408,10 @@ def _locate(name: str, roots: tuple[Path, ...]) -> Source | None:
 
 
 def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
-    """What :func:`spin_fast.datasets.load` takes a name for."""
     path = Path(name).expanduser()
     if isinstance(name, Path) or "/" in name or os.sep in name or name in (os.curdir, os.pardir):
         return OwnGraphs(str(name), roots, path)
-    if name in BUILT_IN:
+    if name in BUILT_IN and name != STAND_IN:
         return BuiltIn(name, roots)
     if not ogb.owns(name):
         for root in roots:
@@ -487,7 +424,7 @@ def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
     found = _locate(name, roots)
     if found is not None and not (isinstance(found, TU) and name.lower() == "cora"):
         return found
-    if name in STAND_INS:
+    if name == STAND_IN:
         return BuiltIn(name, roots)
     if found is None and name and path.is_dir() and not ogb.owns(name):
         return OwnGraphs(name, roots, path)
@@ -495,9 +432,8 @@ def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
 
 
 def _found_in(roots: tuple[Path, ...]) -> list[str]:
-    """The names of sets in files."""
     found = {name for root in roots for source in (ogb, nel, tu, folder) for name in source.names(root)}
-    return sorted(found - {*BUILT_IN, *STAND_INS})
+    return sorted(found - BUILT_IN.keys())
 
 
 def _numbered(graphs: GraphBatch, num_attributes: int) -> Folder:

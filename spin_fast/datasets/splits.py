@@ -155,8 +155,7 @@ _SINGLE = '{"train": [...], "validation": [...], "test": [...]} with graph numbe
 
 
 def _ascending(*parts: np.ndarray) -> Split:
-    train, validation, test = (torch.from_numpy(np.sort(ids)) for ids in parts)
-    return Split(train, validation, test)
+    return Split(*(torch.from_numpy(np.sort(ids)) for ids in parts))
 
 
 def _strata(name: str, y: Tensor) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ def summarize(
     Edges are counted once however often they are repeated; in an undirected graph both directions count as one edge.
 
     Args:
-        read: the graphs, as :func:`read` or :func:`load_folder` returns them.
+        read: the graphs, as :meth:`Source.read` or :func:`load_folder` returns them.
         num_hops, operator: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
         splits: splits by name, to count the validation and test graphs that have a duplicate in training.
 
@@ -46,8 +47,8 @@ def summarize(
         - ``splits``: the sizes of each, and how many validation and test graphs have a duplicate in training.
     """
     graphs = read.graphs
-    features = PowerFeatures.from_graphs(graphs, num_hops, operator, node_rows=False)
-    first = features.identical_graphs()
+    features = PowerFeatures.from_graphs(graphs, num_hops, operator)
+    first = features.identical_graphs(joint=True)
     columns = read.features if isinstance(read.features, list) else None
     return {
         **_structure(graphs),
@@ -58,7 +59,7 @@ def summarize(
         "bytes": {
             "graphs": sum(value.nbytes for value in vars(graphs).values() if isinstance(value, Tensor)),
             "powers": features.num_branches * graphs.x.nbytes,
-            "features": features.nbytes,
+            "features": replace(features, row_of_node=None).nbytes,
         },
         "deduplication": features.deduplication,
         "duplicates": _duplicates(first, graphs.y),
@@ -74,15 +75,13 @@ class Directions(NamedTuple):
 
 
 def directions_of(graphs: GraphBatch) -> Directions:
-    edges = merged_edges(graphs, np.ones(graphs.num_edges, np.int32))
-    reverse = edges.T.tocsr()
-    one_way = not (np.array_equal(edges.indptr, reverse.indptr) and np.array_equal(edges.indices, reverse.indices))
-    times = edges.data[np.repeat(np.arange(graphs.num_nodes), np.diff(edges.indptr)) != edges.indices]
-    return Directions(one_way, len(times) > 0 and int(times.min()) > 1)
+    edges, rows = _merged(graphs, np.ones(graphs.num_edges, np.int32))
+    times = edges.data[rows != edges.indices]
+    return Directions(_differs_from_reverse(edges, ("indptr", "indices")), len(times) > 0 and int(times.min()) > 1)
 
 
-def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
-    """The adjacency as a ``csr_array`` in canonical form, with the sum of the weights of repeated edges."""
+def _merged(graphs: GraphBatch, weight: np.ndarray) -> tuple[Any, np.ndarray]:
+    """The adjacency as a ``csr_array`` in canonical form, with the sum of the weights of repeated edges; their rows."""
     from scipy.sparse import csr_array
 
     shape = (graphs.num_nodes, graphs.num_nodes)
@@ -90,19 +89,19 @@ def merged_edges(graphs: GraphBatch, weight: np.ndarray) -> Any:
     if not edges.has_canonical_format:
         edges = edges.copy()  # the arrays belong to the graphs
         edges.sum_duplicates()
-    return edges
+    return edges, np.repeat(np.arange(graphs.num_nodes, dtype=edges.indices.dtype), np.diff(edges.indptr))
+
+
+def _differs_from_reverse(edges: Any, parts: Sequence[str]) -> bool:
+    reverse = edges.T.tocsr()
+    return any(not np.array_equal(getattr(edges, part), getattr(reverse, part)) for part in parts)
 
 
 def _structure(graphs: GraphBatch) -> dict[str, Any]:
-    """Counts of nodes and edges."""
     ptr, num_nodes = graphs.ptr.numpy(), graphs.num_nodes
     weight = np.ones(graphs.num_edges, np.int32) if graphs.edge_weight is None else graphs.edge_weight.numpy()
-    edges = merged_edges(graphs, weight)
-    reverse = edges.T.tocsr()
-    directed = any(
-        not np.array_equal(getattr(edges, part), getattr(reverse, part)) for part in ("indptr", "indices", "data")
-    )
-    rows = np.repeat(np.arange(num_nodes, dtype=edges.indices.dtype), np.diff(edges.indptr))
+    edges, rows = _merged(graphs, weight)
+    directed = _differs_from_reverse(edges, ("indptr", "indices", "data"))
     proper = rows != edges.indices
     gathering = np.bincount(rows[proper], minlength=num_nodes)
     isolated = gathering == 0

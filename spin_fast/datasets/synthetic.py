@@ -7,7 +7,7 @@ value gives a single class.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -45,19 +45,18 @@ def erdos_renyi(
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(check.integer("seed", seed, 0))
-    pairs = num_nodes * (num_nodes - 1) // 2
-    edges: list[np.ndarray] = []
-    for graphs, chance in _classes("p", p, num_graphs, num_nodes):
+
+    def draw(rng: np.random.Generator, graphs: np.ndarray, chance: float) -> np.ndarray:
         if not 0 <= chance <= 1:
             raise ValueError(f"p must be in [0, 1], got {chance}")
-        drawn = _bernoulli(rng, len(graphs) * pairs, chance)
-        graph, pair = np.divmod(drawn, max(pairs, 1))
+        pairs = num_nodes * (num_nodes - 1) // 2
+        graph, pair = np.divmod(_bernoulli(rng, len(graphs) * pairs, chance), max(pairs, 1))
         # Pair number j (j - 1) / 2 + i stands for the nodes i < j.
         j = ((1 + np.sqrt(8.0 * pair + 1)) / 2).astype(np.int64)
         j -= j * (j - 1) // 2 > pair
-        edges.append(np.stack([pair - j * (j - 1) // 2, j]) + graphs[graph] * num_nodes)
-    return _batch(rng, edges, num_graphs, num_nodes, np.size(p), num_features, dtype)
+        return np.stack([pair - j * (j - 1) // 2, j]) + graphs[graph] * num_nodes
+
+    return _draw_classes(draw, "p", p, num_graphs, num_nodes, num_features, seed, dtype)
 
 
 def random_regular(
@@ -82,9 +81,8 @@ def random_regular(
     Raises:
         ValueError: a number is out of range.
     """
-    rng = np.random.default_rng(check.integer("seed", seed, 0))
-    edges: list[np.ndarray] = []
-    for graphs, neighbours in _classes("degree", degree, num_graphs, num_nodes):
+
+    def draw(rng: np.random.Generator, graphs: np.ndarray, neighbours: float) -> np.ndarray:
         if not 0 <= neighbours < max(num_nodes, 1) or neighbours != int(neighbours):
             raise ValueError(f"degree must be an integer in [0, {num_nodes}) for {num_nodes} nodes, got {neighbours}")
         if num_nodes * neighbours % 2:
@@ -93,11 +91,13 @@ def random_regular(
         rings = [np.stack([node, (node + step) % num_nodes]) for step in range(1, int(neighbours) // 2 + 1)]
         if neighbours % 2:
             rings.append(np.stack([node, node + num_nodes // 2])[:, : num_nodes // 2])
-        if rings:
-            one = np.concatenate(rings, axis=1)
-            many = (one[:, None, :] + graphs[None, :, None] * num_nodes).reshape(2, -1)
-            edges.append(_switch(rng, many, one.shape[1], num_graphs * num_nodes))
-    return _batch(rng, edges, num_graphs, num_nodes, np.size(degree), num_features, dtype)
+        if not rings:
+            return np.empty((2, 0), np.int64)
+        one = np.concatenate(rings, axis=1)
+        many = (one[:, None, :] + graphs[None, :, None] * num_nodes).reshape(2, -1)
+        return _switch(rng, many, one.shape[1], num_graphs * num_nodes)
+
+    return _draw_classes(draw, "degree", degree, num_graphs, num_nodes, num_features, seed, dtype)
 
 
 def power_law(
@@ -123,9 +123,8 @@ def power_law(
     Raises:
         ValueError: a number is out of range, or so many edges cannot be placed.
     """
-    rng = np.random.default_rng(check.integer("seed", seed, 0))
-    edges: list[np.ndarray] = []
-    for graphs, gamma in _classes("exponent", exponent, num_graphs, num_nodes):
+
+    def draw(rng: np.random.Generator, graphs: np.ndarray, gamma: float) -> np.ndarray:
         if not gamma > 2:
             raise ValueError(f"exponent must be above 2, got {gamma}")
         if not 0 <= mean_degree < max(num_nodes, 1):
@@ -147,8 +146,9 @@ def power_law(
         if len(keys) < wanted:
             raise ValueError(f"mean_degree {mean_degree} is too large for exponent {gamma} and {num_nodes} nodes")
         keys = np.delete(keys, rng.choice(len(keys), len(keys) - wanted, replace=False, shuffle=False))
-        edges.append(np.stack(np.divmod(keys, num_graphs * num_nodes)))
-    return _batch(rng, edges, num_graphs, num_nodes, np.size(exponent), num_features, dtype)
+        return np.stack(np.divmod(keys, num_graphs * num_nodes))
+
+    return _draw_classes(draw, "exponent", exponent, num_graphs, num_nodes, num_features, seed, dtype)
 
 
 def csl(
@@ -200,17 +200,31 @@ def csl(
     return assemble(np.stack([start, end]), ptr, None, y, undirected=True, dtype=dtype)
 
 
-def _classes(
-    name: str, values: float | Sequence[float], num_graphs: int, num_nodes: int
-) -> Iterator[tuple[np.ndarray, float]]:
-    """The graphs of each class and the value that they are drawn with."""
+def _draw_classes(
+    draw: Callable[[np.random.Generator, np.ndarray, float], np.ndarray],
+    name: str,
+    values: float | Sequence[float],
+    num_graphs: int,
+    num_nodes: int,
+    num_features: int | None,
+    seed: int,
+    dtype: torch.dtype,
+) -> GraphBatch:
+    """Draw the undirected edges ``[2, ...]`` of each class by its value, and features."""
+    rng = np.random.default_rng(check.integer("seed", seed, 0))
     check.integer("num_graphs", num_graphs, 1)
     check.integer("num_nodes", num_nodes, 1)
     per_class = np.atleast_1d(values)
     if per_class.ndim != 1 or not 1 <= len(per_class) <= num_graphs:
         raise ValueError(f"{name} must be one number or one per class, at most {num_graphs} (graphs), got {values!r}")
-    for label, value in enumerate(per_class.tolist()):
-        yield np.arange(label, num_graphs, len(per_class)), value
+    number = np.arange(num_graphs)
+    edges = [draw(rng, number[label :: len(per_class)], value) for label, value in enumerate(per_class.tolist())]
+    x = None
+    if num_features is not None:
+        shape = (num_graphs * num_nodes, check.integer("num_features", num_features, 0))
+        x = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
+    ptr, y = torch.arange(num_graphs + 1) * num_nodes, torch.from_numpy(number % len(per_class))
+    return assemble(np.concatenate(edges, axis=1), ptr, x, y, undirected=True, dtype=dtype)
 
 
 def _bernoulli(rng: np.random.Generator, trials: int, p: float) -> np.ndarray:
@@ -253,22 +267,3 @@ def _switch(rng: np.random.Generator, edges: np.ndarray, per_graph: int, num_nod
             axis=2,
         )
     return edges.reshape(2, -1)
-
-
-def _batch(
-    rng: np.random.Generator,
-    edges: list[np.ndarray],
-    num_graphs: int,
-    num_nodes: int,
-    num_classes: int,
-    num_features: int | None,
-    dtype: torch.dtype,
-) -> GraphBatch:
-    """Build the batch from the undirected edges ``[2, ...]`` of each class, with features and labels."""
-    x = None
-    if num_features is not None:
-        shape = (num_graphs * num_nodes, check.integer("num_features", num_features, 0))
-        x = torch.from_numpy(rng.standard_normal(shape)).to(dtype)
-    every_edge = np.concatenate([*edges, np.empty((2, 0), np.int64)], axis=1)
-    ptr, y = torch.arange(num_graphs + 1) * num_nodes, torch.arange(num_graphs) % num_classes
-    return assemble(every_edge, ptr, x, y, undirected=True, dtype=dtype)

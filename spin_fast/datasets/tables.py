@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,27 +14,10 @@ from torch import Tensor
 from .._common.check import Argument
 from ..graphs.batch import GraphBatch
 from ..graphs.convert import Parts
-from .columns import (
-    LABEL,
-    LEAVE_OUT,
-    Column,
-    Features,
-    Label,
-    ReadOptions,
-    Words,
-    as_categories,
-    as_task,
-    chosen,
-    described,
-    holds_words,
-    numbers_first,
-    shown,
-    task_of,
-    text_of,
-)
-from .common import DatasetError, Folder, labelled, reading
+from .columns import LEAVE_OUT, Column, Words, as_categories, as_task, holds_words, shown, task_of, text_of
+from .common import DatasetError, Folder, reading
+from .options import LABEL, WEIGHT, Label, ReadOptions, chosen, folder_of, numbers_first, with_labels
 
-WEIGHT = "weight"
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _NO_VALUES = (np.ndarray, list, tuple, Mapping, bytes)
 
@@ -72,9 +54,8 @@ class Table:
                 )
         for column in {*texts} & {*self.frame.columns}:
             self.as_text(column)
-        if lacking := [column for column in texts[:needed] if column not in self.frame]:
-            has = ", ".join(map(repr, self.frame.columns))
-            raise DatasetError(f"{path} must have the column {lacking[0]!r}, got {has}; the first line must name them")
+        for column in texts[:needed]:
+            self.require(column, "; the first line must name them")
         if not isinstance(self.frame.index, pandas.RangeIndex):
             raise DatasetError(f"{path} has more fields in its lines than names of columns in its first line")
         for column in texts[:needed]:
@@ -125,18 +106,19 @@ class Table:
         codes, categories = pandas.factorize(names, sort=True)
         self.frame[column] = pandas.Categorical.from_codes(codes[positions], categories)
 
-    def check_names(self) -> None:
-        """Refuse a column without a name: pandas writes its index so, which is no feature."""
+    def features(self) -> list[Column]:
+        """All columns but those of names; one without a name, as pandas writes its index, is an error."""
         for number, column in enumerate(self.frame):
             if not str(column).strip() or column == f"Unnamed: {number}":  # as pandas reads it
                 raise DatasetError(
                     f"{self.path}, column {number + 1} has no name; leave it out, as by to_csv(index=False)"
                 )
+        return [Column(column, "any") for column in self.frame if column not in ("graph", "node")]
 
-    def require(self, column: str) -> None:
+    def require(self, column: str, hint: str = "") -> None:
         if column not in self.frame:
             has = ", ".join(map(repr, self.frame.columns))
-            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}")
+            raise DatasetError(f"{self.path} must have the column {column!r}, got {has}{hint}")
 
     def codes(self, column: str) -> np.ndarray:
         """``[rows]`` the number of each name in ``categories``."""
@@ -219,10 +201,28 @@ class Table:
                 f"{graphs:,} graph(s) have such words: {LEAVE_OUT}"
             )
 
-    def tasks(self, columns: Sequence[str]) -> np.ndarray:
-        """``[rows, columns]`` float64 of 0 and 1, NaN where nothing is filled in."""
-        tasks = [self.each(column, task_of) for column in columns]
-        return np.stack([np.array(labels, np.float64)[positions] for positions, labels in tasks], axis=1)
+    def labels(self, label: str | Sequence[str]) -> list[Any] | None:
+        """The class of each graph, or 0, 1 or NaN for each of its tasks; None where there are no classes."""
+        if not isinstance(label, str):
+            tasks = [self.each(column, task_of) for column in label]
+            return np.stack([np.array(labels, np.float64)[positions] for positions, labels in tasks], axis=1).tolist()
+        if label == LABEL and LABEL not in self.frame:
+            return None
+        self.require(label)
+        labels = self.frame[label]
+        empty = labels.isna().to_numpy()
+        if empty.all():
+            return None
+        if empty.any():
+            more = f", and {empty.sum() - 1:,} more of {len(empty):,} graphs have no label" if empty.sum() > 1 else ""
+            raise DatasetError(
+                f"{self.where(int(empty.argmax()), label)} is empty{more}; fill in all, leave such graphs out of every "
+                "table, ",
+                *as_task(label, [*labels.dropna()]),
+                "or read no labels by ",
+                Argument("label", None),
+            )
+        return [str(name) for name in labels]
 
 
 def open_table(path: Path, name: str, texts: Sequence[str], *, needed: int) -> Table | None:
@@ -237,37 +237,28 @@ def open_graphs(path: Path, label: Label) -> Table | None:
     return open_table(path, "graphs", ("graph", label) if isinstance(label, str) else ("graph",), needed=1)
 
 
-def labels_of(table: Table, label: str) -> list[str] | None:
-    """The column of labels as text; None where nothing is in it."""
-    labels = table.frame[label]
-    empty = labels.isna().to_numpy()
-    if empty.all():
-        return None
-    if empty.any():
-        more = f", and {empty.sum() - 1:,} more of {len(empty):,} graphs have no label" if empty.sum() > 1 else ""
-        raise DatasetError(
-            f"{table.where(int(empty.argmax()), label)} is empty{more}; fill in all, leave such graphs out of every "
-            "table, ",
-            *as_task(label, [*labels.dropna()]),
-            "or read no labels by ",
-            Argument("label", None),
-        )
-    return [str(name) for name in labels]
-
-
 def load(path: Path, options: ReadOptions) -> Folder:
-    features, dtype, edge_weight = options.features, options.dtype, options.edge_weight
+    features, label, dtype, edge_weight = options.features, options.label, options.dtype, options.edge_weight
+    columns = chosen(features)
+    categorical = [column.name for column in columns or [] if column.categories not in ("any", "number")]
     edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
-    categorical = [column.name for column in chosen(features, ()) if column.categories not in ("any", "number")]
     nodes = open_table(path, "nodes", ("graph", "node", *categorical), needed=2)
-    listed = open_graphs(path, options.label)
+    listed = open_graphs(path, label)
     assert edges is not None
     first = listed or nodes or edges
     graph_names = _graph_names(first, unique=listed is not None)
     batch, row, edge_index = _number_nodes(edges, nodes, graph_names, str(first.path))
-    columns = _columns(path, nodes, features)
     x = None
-    if nodes is not None and columns:
+    if columns is None:
+        columns = [] if nodes is None else nodes.features()
+    if columns:
+        if nodes is None:
+            raise DatasetError(
+                f"{path} has no table of nodes, which ",
+                Argument("features", features),
+                " would be columns of; leave them out",
+                argument="features",
+            )
         x, columns = features_of(nodes, columns, dtype)
         x = x[row]
     weight = None
@@ -275,10 +266,17 @@ def load(path: Path, options: ReadOptions) -> Folder:
         weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
     parts = Parts(edge_index, batch, len(graph_names), x, None, weight)
     graphs = GraphBatch._from_parts(parts, dtype, options.edge_options)
-    width = sum(column.is_number for column in columns)
-    names = [str(name) for name in graph_names]
-    read = Folder(graphs, names, None, described(columns), width, weighted=weight is not None)
-    return _with_labels(read, path, listed, options)
+    read = folder_of(graphs, [str(name) for name in graph_names], columns, weight is not None)
+    if listed is not None and label is not None:
+        return with_labels(read, listed.labels(label), options, listed.path)
+    if label not in (None, LABEL):
+        raise DatasetError(
+            f"{path} has no table of graphs, which ",
+            Argument("label", label),
+            " would be a column of; leave it out",
+            argument="label",
+        )
+    return read
 
 
 def _graph_names(table: Table, *, unique: bool) -> Any:
@@ -318,67 +316,26 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
     else:
         (keys,) = keys_of(nodes, ("node",))
     graph = keys // max(len(names), 1)
-    by_key, by_graph = np.argsort(keys, kind="stable"), np.argsort(graph, kind="stable")
-    repeated = keys[by_key][1:] == keys[by_key][:-1]
-    if nodes is not None and repeated.any():
-        row = int(by_key[1:][repeated].min())
+    by_graph = np.argsort(graph, kind="stable")
+    known = pandas.Index(keys)
+    if nodes is not None and known.has_duplicates:
+        row = int(known.duplicated().argmax())
         node, name = nodes.frame["node"][row], nodes.frame["graph"][row]
         raise DatasetError(f"{nodes.where(row, 'node')} repeats node {node!r} of graph {name!r}")
     number = np.empty(len(keys), np.int64)
     number[by_graph] = np.arange(len(keys))
     edge_index = []
     for column, end in zip(("source", "target"), ends, strict=True):
-        at = np.searchsorted(keys[by_key], end).clip(max=max(len(keys) - 1, 0))
-        known = keys[by_key[at]] == end if len(keys) else np.zeros(len(end), bool)
-        if not known.all():
+        position = known.get_indexer(end)
+        if (position < 0).any():
             assert nodes is not None
-            row = int((~known).argmax())
+            row = int((position < 0).argmax())
             name, node = edges.frame["graph"][row], edges.frame[column][row]
             raise DatasetError(
                 f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {name!r}"
             )
-        edge_index.append(number[by_key[at]] if len(keys) else end)
+        edge_index.append(number[position])
     return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index))
-
-
-def _columns(path: Path, nodes: Table | None, features: Features) -> list[Column]:
-    """The columns of the table of nodes that become features."""
-    if nodes is not None and features is None:
-        nodes.check_names()
-    found = [] if nodes is None else [column for column in nodes.frame if column not in ("graph", "node")]
-    columns = chosen(features, found)
-    if nodes is None and columns:
-        raise DatasetError(
-            f"{path} has no table of nodes, which ",
-            Argument("features", features),
-            " would be columns of; leave them out",
-            argument="features",
-        )
-    return columns
-
-
-def _with_labels(read: Folder, path: Path, listed: Table | None, options: ReadOptions) -> Folder:
-    """Add the classes or tasks that the table of graphs has."""
-    label = options.label
-    if label is None:
-        return read
-    if listed is None:
-        if label == LABEL:
-            return read
-        raise DatasetError(
-            f"{path} has no table of graphs, which ",
-            Argument("label", label),
-            " would be a column of; leave it out",
-            argument="label",
-        )
-    if not isinstance(label, str):
-        y = torch.from_numpy(listed.tasks(label)).to(options.dtype)
-        return read._replace(graphs=replace(read.graphs, y=y), tasks=list(label))
-    if label == LABEL and LABEL not in listed.frame:
-        return read
-    listed.require(label)
-    graphs, named = labelled(read.graphs, labels_of(listed, label), options.classes, str(listed.path))
-    return read._replace(graphs=graphs, classes=named)
 
 
 def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tuple[Tensor, list[Column]]:

@@ -5,27 +5,16 @@ from __future__ import annotations
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
-from torch import Tensor
 
 from .._common.indexing import offsets
-from .common import (
-    DatasetError,
-    Folder,
-    assemble,
-    choose_features,
-    class_labels,
-    described,
-    one_hot,
-    read_numbers,
-    reading,
-    without_spans,
-)
+from .common import DatasetError, Folder, assemble, class_labels, node_features, read_numbers, reading
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
 
@@ -107,11 +96,6 @@ class Files:
         return table
 
 
-def _parts(files: Files, features: object) -> list[str]:
-    has = {part: files.has(f"node_{part}s") for part in ("label", "attribute")}
-    return choose_features(features, files.name, str(files.path), labels=has["label"], attributes=has["attribute"])
-
-
 def read(
     files: Files, *, features: object = None, dtype: torch.dtype = torch.float32, with_labels: bool = True
 ) -> Folder:
@@ -122,7 +106,6 @@ def read(
     are kept once.
     """
     files.require("A", "graph_indicator")
-    parts, spans = _parts(files, features), without_spans(features)[1]
     graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
     if len(falling := np.flatnonzero(np.diff(graph, prepend=1) < 0)):
         line = falling[0] + 1
@@ -132,24 +115,17 @@ def read(
         )
     values = _graph_labels(files, graph) if with_labels and files.has("graph_labels") else None
     num_graphs = int(graph[-1]) if values is None else len(values)
-    blocks: list[Tensor] = []
-    width = 0
-    for part in parts:
-        if part == "label":
-            labels = files.read("node_labels", np.int32, lines=len(graph))
-            code, spans = one_hot(labels, files.where("node_labels"), dtype, spans)
-            blocks.append(code)
-        else:
-            attributes = files.read("node_attributes", str(dtype).removeprefix("torch."), lines=len(graph))
-            width = attributes.shape[1]
-            blocks.append(torch.tensor(attributes))
-    x = torch.cat(blocks, dim=1) if blocks else None
+    readers = {
+        part: (files.where(f"node_{part}s"), partial(files.read, f"node_{part}s", kind, lines=len(graph)))
+        for part, kind in (("label", "int32"), ("attribute", str(dtype).removeprefix("torch.")))
+        if files.has(f"node_{part}s")
+    }
+    x, width, features, unused = node_features(features, files.name, files.path, dtype, readers)
     ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
     y, classes = (None, None) if values is None else class_labels(values)
     graphs = assemble(_edges(files, graph), ptr, x, y, dtype=dtype)
-    unused = [part for part in ("label", "attribute") if files.has(f"node_{part}s") and part not in parts]
     names = [str(g + 1) for g in range(num_graphs)]
-    return Folder(graphs, names, classes, described(parts, spans), width, unused=unused)
+    return Folder(graphs, names, classes, features, width, unused=unused)
 
 
 def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:

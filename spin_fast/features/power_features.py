@@ -417,8 +417,8 @@ class PowerFeatures(GraphArrays):
         chosen = graph_ids(ids, self.num_graphs, self.node_ptr.device)
         return chosen if self.ids is None else self.ids[chosen]
 
-    def of_storage(self, ids: Tensor) -> PowerFeatures:
-        """Select graphs by their numbers in the storage, which are trusted."""
+    def of_storage(self, ids: Tensor | None) -> PowerFeatures:
+        """Select graphs by their numbers in the storage, which are trusted; None for all of it."""
         selected = copy.copy(self)  # not a new object: its contents are checked already
         object.__setattr__(selected, "ids", ids)
         return selected
@@ -455,20 +455,26 @@ class PowerFeatures(GraphArrays):
         found = (rows, row_ptr, ptr, index, count, row_of_node)
         return PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
 
-    def identical_graphs(self) -> Tensor:
+    def identical_graphs(self, *, joint: bool = False) -> Tensor:
         """Find the graphs that no SPIN can tell apart: those with the same rows equally often in every branch.
 
         Exact: rows are compared bit by bit, as they are in deduplication.
 
+        Args:
+            joint: compare joint rows, by which a ``SPIN`` with a joint branch tells more graphs apart.
+
         Returns:
             ``[G]`` int64: for each selected graph the position, in the selection, of the first one identical to it.
         """
+        whole = self.of_storage(None)
         if self.index is None or self.count is None:
-            powers = replace(self, ids=None).dense_rows()
-            _, _, ptr, index, count, _ = ops.distinct_rows(powers, self.node_ptr, check_invariants=False)
-        else:
-            ptr, index, count = self.ptr, self.index, self.count
-        first = identical_segments(ptr, index, count, self.num_branches)
+            found = ops.distinct_rows(whole.dense_rows(), self.node_ptr, check_invariants=False)
+            whole = PowerFeatures(*found, node_ptr=self.node_ptr, labels=None, operator=self.operator)
+        segments: PowerFeatures | ops.JointRows = whole.joint if joint else whole
+        assert segments.index is not None
+        assert segments.count is not None
+        num_branches = 1 if joint else self.num_branches
+        first = identical_segments(segments.ptr, segments.index, segments.count, num_branches)
         return first if self.ids is None else reference.first_positions(first[self.ids])
 
     def expand(self) -> PowerFeatures:

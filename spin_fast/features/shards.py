@@ -74,18 +74,6 @@ def is_shard(path: Path) -> bool:
     return files.has_format(path, FORMAT)
 
 
-def _name_of(path: Path, number: int, count: int) -> Path:
-    return path.with_name(f"{path.stem}-{number:05}-of-{count:05}{path.suffix}")
-
-
-def _listed(path: Path) -> set[Path]:
-    """The files that the index of ``path`` lists; none if it is damaged or missing."""
-    try:
-        return {file for file, _ in read_index(index_of(path))}
-    except (OSError, ValueError):
-        return set()
-
-
 def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earlier: set[Path]) -> None:
     """Rename the files and write their index; a failure restores everything."""
     placed: list[Path] = []
@@ -135,13 +123,18 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
             shard.save(written[-1][0])
         if not written:
             raise ValueError("shards must hold at least one PowerFeatures, got none")
-        earlier, index = _listed(path), index_of(path)
+        index = index_of(path)
+        try:
+            earlier = {file for file, _ in read_index(index)}
+        except (OSError, ValueError):  # missing, or damaged
+            earlier = set()
         if len(written) == 1:
             paths = [path]
             written[0][0].replace(path)  # which is read before an index
             index.unlink(missing_ok=True)
         else:
-            paths = [_name_of(path, number, len(written)) for number in range(1, len(written) + 1)]
+            names = [f"{path.stem}-{number:05}-of-{len(written):05}" for number in range(1, len(written) + 1)]
+            paths = [path.with_name(name + path.suffix) for name in names]
             for file in paths:
                 files.check_writable(file, is_shard)
             _place(written, paths, index, earlier)

@@ -44,16 +44,16 @@ def check_name(path: Path) -> None:
 def write(path: Path, arrays: dict[str, Any], operator: str) -> None:
     """Write the tensors among ``arrays``."""
     check_name(path)
-    tensors = {name: value.cpu().contiguous() for name, value in arrays.items() if isinstance(value, Tensor)}
+    tensors = {name: value for name, value in arrays.items() if isinstance(value, Tensor)}
     files.write_tensors(path, FORMAT, tensors, {"operator": operator})
 
 
 def read(path: Path, *, mmap: bool) -> dict[str, Any]:
     """Read what :func:`write` has written: all arrays, None for those that are not there, and ``operator``."""
     tensors, metadata = files.read_tensors(path, FORMAT, mmap=mmap)
-    with naming(path):
-        if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
-            raise ValueError(f"its arrays must be {', '.join(sorted(_REQUIRED))}, got {', '.join(sorted(tensors))}")
+    if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
+        wanted, found = (", ".join(sorted(names)) for names in (_REQUIRED, tensors))
+        raise ValueError(f"{path} is damaged: its arrays must be {wanted}, got {found}")
     return dict.fromkeys(_OPTIONAL) | tensors | {"operator": metadata.get("operator")}
 
 
@@ -76,8 +76,7 @@ def write_index(index: Path, shards: Sequence[tuple[Path, int]]) -> None:
 def read_index(index: Path) -> list[tuple[Path, int]]:
     """Read what :func:`write_index` has written."""
     content = files.read_json(index, INDEX_FORMAT)
-    with naming(index):
-        try:
-            return [(index.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"shards must be a list of files and their num_graphs: {error}") from error
+    try:
+        return [(index.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{index} is damaged: shards must be a list of files and their num_graphs: {error}") from error

@@ -39,40 +39,32 @@ def _changed_edges(
 ) -> tuple[Tensor, Tensor | None]:
     """Add reversed edges, and drop self-loops or add missing ones."""
     loops = edge_index[0] == edge_index[1]
-    if self_loops is False:
-        edge_index, weight = edge_index[:, ~loops], None if weight is None else weight[~loops]
-        loops = loops[~loops]
-    more = edge_index.new_empty(2, 0)
-    more_weight = None if weight is None else weight[:0]
+    weights = torch.ones_like(edge_index[0]) if weight is None else weight
+    others = edge_index[:, ~loops], weights[~loops]
+    parts = [others if self_loops is False else (edge_index, weights)]
     if undirected:
-        more = edge_index[:, ~loops].flip(0)
-        more_weight = None if weight is None else weight[~loops]
+        parts.append((others[0].flip(0), others[1]))
     if self_loops:
         lack = torch.ones(num_nodes, dtype=torch.bool, device=edge_index.device)
         lack[edge_index[0, loops].long()] = False
         nodes = lack.nonzero().squeeze(1).to(edge_index.dtype)
-        more = torch.cat([more, nodes.expand(2, -1)], dim=1)
-        more_weight = None if more_weight is None else torch.cat([more_weight, more_weight.new_ones(len(nodes))])
-    if weight is not None and more_weight is not None:
-        weight = torch.cat([weight, more_weight])
-    return torch.cat([edge_index, more], dim=1), weight
+        parts.append((nodes.expand(2, -1), weights.new_ones(len(nodes))))
+    edges, changed = zip(*parts, strict=True)
+    return torch.cat(edges, dim=1), None if weight is None else torch.cat(changed)
 
 
 def _coalesced(
     edge_index: Tensor, row_major: Tensor, weight: Tensor | None, reduce: Reduce, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | None]:
     """Merge repeated edges; ``row_major`` is the key by which edges are sorted."""
-    first = torch.ones_like(row_major, dtype=torch.bool)
-    first[1:] = row_major[1:] != row_major[:-1]
-    if bool(first.all()):
+    times = row_major.unique_consecutive(return_counts=True)[1]
+    if len(times) == len(row_major):
         return edge_index, weight
-    begins = first.nonzero().squeeze(1)
-    times = torch.cat([begins, begins.new_tensor([len(first)])]).diff()
     if weight is not None:
         weight = torch.segment_reduce(weight, reduce, lengths=times)
     elif reduce == "sum":
         weight = times.to(dtype)
-    return edge_index[:, begins], weight
+    return edge_index[:, times.cumsum(0) - times], weight
 
 
 def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
@@ -486,37 +478,32 @@ class GraphBatch(GraphArrays):
 
         The arrays are copied, but for a slice without steps, which shares what it can.
         """
+        nodes: slice | Tensor
+        edges: slice | Tensor
         if isinstance(ids, slice) and ids.step in (None, 1):
-            return self._between(*ids.indices(self.num_graphs)[:2])
-        ids = graph_ids(ids, self.num_graphs, self.ptr.device)
-        sizes = self.num_nodes_per_graph[ids]
-        nodes = ragged_arange(self.ptr[ids], sizes)
-        degree = self.degree[nodes]
-        edges = ragged_arange(self.indptr[nodes].long(), degree.long())
-        ptr = offsets(sizes)
-        shift = (ptr[:-1] - self.ptr[ids]).repeat_interleave(sizes).repeat_interleave(degree)
-        return GraphBatch(
+            begin, end, _ = ids.indices(self.num_graphs)
+            ids = slice(begin, max(begin, end))
+            ptr = self.ptr[begin : ids.stop + 1]
+            nodes = slice(int(ptr[0]), int(ptr[-1]))
+            indptr = self.indptr[nodes.start : nodes.stop + 1]
+            edges = slice(int(indptr[0]), int(indptr[-1]))
+            ptr, indptr, shift = ptr - nodes.start, indptr - edges.start, -nodes.start
+        else:
+            ids = graph_ids(ids, self.num_graphs, self.ptr.device)
+            sizes = self.num_nodes_per_graph[ids]
+            nodes = ragged_arange(self.ptr[ids], sizes)
+            degree = self.degree[nodes]
+            edges = ragged_arange(self.indptr[nodes].long(), degree.long())
+            ptr, indptr = offsets(sizes), offsets(degree).to(self.indptr.dtype)
+            shift = (ptr[:-1] - self.ptr[ids]).repeat_interleave(sizes).repeat_interleave(degree)
+        selected = copy.copy(self)  # not a new object: its contents are checked already
+        vars(selected).update(
             ptr=ptr,
-            indptr=offsets(degree).to(self.indptr.dtype),
+            indptr=indptr,
             indices=(self.indices[edges] + shift).to(self.indices.dtype),
             x=self.x[nodes],
             y=None if self.y is None else self.y[ids],
             edge_weight=None if self.edge_weight is None else self.edge_weight[edges],
-        )
-
-    def _between(self, begin: int, end: int) -> GraphBatch:
-        """The graphs ``begin`` to ``end - 1``."""
-        end = max(begin, end)
-        first, last = int(self.ptr[begin]), int(self.ptr[end])
-        first_edge, last_edge = int(self.indptr[first]), int(self.indptr[last])
-        selected = copy.copy(self)  # not a new object: its contents are checked already
-        vars(selected).update(
-            ptr=self.ptr[begin : end + 1] - first,
-            indptr=self.indptr[first : last + 1] - first_edge,
-            indices=self.indices[first_edge:last_edge] - first,
-            x=self.x[first:last],
-            y=None if self.y is None else self.y[begin:end],
-            edge_weight=None if self.edge_weight is None else self.edge_weight[first_edge:last_edge],
         )
         return selected
 

@@ -7,7 +7,6 @@ arrays go, and there by its arguments. The libraries are imported where they are
 from __future__ import annotations
 
 import importlib
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,8 +56,7 @@ def narrowed(name: str | Callable[[int], str], values: Tensor, dtype: torch.dtyp
         if len(overflows):
             first = overflows[0].tolist()
             where = name if isinstance(name, str) else name(first[0])
-            kind = str(dtype).removeprefix("torch.")
-            raise ValueError(f"{where} must be finite as {kind}, got {values[tuple(first)].item()}")
+            raise ValueError(f"{where} must be finite as {check.shown(dtype)}, got {values[tuple(first)].item()}")
     return converted
 
 
@@ -71,14 +69,13 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     if dtype is not None and dtype not in check.FLOATS:
         raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
     if x.is_complex():
-        raise TypeError(f"x must be real numbers, got {str(x.dtype).removeprefix('torch.')}")
+        raise TypeError(f"x must be real numbers, got {check.shown(x.dtype)}")
     wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
     converted = narrowed("x", x, wanted)
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
         rounded = converted.double() != x.double()
         if bool(rounded.any()):
-            name = str(wanted).removeprefix("torch.")
-            raise ValueError(f"x must hold integers that {name} holds exactly, got {int(x[rounded][0])}")
+            raise ValueError(f"x must hold integers that {check.shown(wanted)} holds exactly, got {int(x[rounded][0])}")
     return converted.unsqueeze(1) if x.dim() == 1 else converted
 
 
@@ -98,20 +95,16 @@ def labels(y: Any, dtype: torch.dtype) -> Tensor:
 
 def cat(name: str, values: Sequence[Tensor | None]) -> Tensor | None:
     """Concatenate over graphs what all of them have, or none, in the same dtype, width and device."""
-    first = values[0]
-    for number, value in enumerate(values):
-        if (value is None) != (first is None):
-            some, none = (0, number) if value is None else (number, 0)
-            raise ValueError(f"{name} must be given in all graphs or in none, got it at {some} but not at {none}")
-        if value is None or first is None:
-            continue
-        ours, theirs = (
-            f"{str(v.dtype).removeprefix('torch.')} [{', '.join(('*', *map(str, v.shape[1:])))}] on {v.device}"
-            for v in (first, value)
-        )
-        if ours != theirs:
-            raise ValueError(f"{name} must be alike in all graphs, got {ours} at 0 and {theirs} at {number}")
-    return None if first is None else torch.cat([value for value in values if value is not None])
+    given = [value is not None for value in values]
+    if any(given) and not all(given):
+        some, none = given.index(True), given.index(False)
+        raise ValueError(f"{name} must be given in all graphs or in none, got it at {some} but not at {none}")
+    there = [value for value in values if value is not None]
+    kinds = [f"{check.shown(v.dtype)} [{', '.join(('*', *map(str, v.shape[1:])))}] on {v.device}" for v in there]
+    for number, kind in enumerate(kinds):
+        if kind != kinds[0]:
+            raise ValueError(f"{name} must be alike in all graphs, got {kinds[0]} at 0 and {kind} at {number}")
+    return torch.cat(there) if there else None
 
 
 def _joined(name: str, parts: list[Parts]) -> Parts:
@@ -269,6 +262,8 @@ def from_networkx(
     for number, graph in enumerate(items):
         if not isinstance(graph, networkx.Graph):
             raise TypeError(f"graphs must hold networkx graphs, got {type(graph).__name__} at {number}")
+        if isinstance(y, str) and y not in graph.graph:
+            raise ValueError(f"graph {number} must have the attribute {y!r} (graph.graph), got {sorted(graph.graph)}")
         node_of = {node: first + position for position, node in enumerate(graph)}
         first += len(node_of)
         for source, target, *weight in graph.edges(data=False if edge_weight is None else edge_weight):
@@ -279,22 +274,17 @@ def from_networkx(
             directions = [pair] if graph.is_directed() or source == target else [pair, pair[::-1]]
             edges += directions
             weights += weight * len(directions)
-    if isinstance(y, str):
-        y = [_networkx_label(graph, y, number) for number, graph in enumerate(items)]
+    columns = [_networkx_attribute(items, name, dtype) for name in ([x] if isinstance(x, str) else x or [])]
+    if x is not None and not columns:
+        raise ValueError("x must name at least one node attribute, or be None for the degree, got none")
     return Parts(
         torch.tensor(edges, dtype=torch.int64).reshape(-1, 2).t(),
         torch.arange(len(items)).repeat_interleave(torch.tensor([len(graph) for graph in items])),
         len(items),
-        None if x is None else _networkx_features(items, [x] if isinstance(x, str) else x, dtype),
-        y,
+        None if x is None else torch.from_numpy(np.concatenate(columns, axis=1)),
+        [graph.graph[y] for graph in items] if isinstance(y, str) else y,
         None if edge_weight is None else torch.from_numpy(numbers(f"edge attribute {edge_weight!r}", weights)),
     )
-
-
-def _networkx_features(graphs: list[Any], names: Sequence[str], dtype: torch.dtype) -> Tensor:
-    if not names:
-        raise ValueError("x must name at least one node attribute, or be None for the degree, got none")
-    return torch.from_numpy(np.concatenate([_networkx_attribute(graphs, name, dtype) for name in names], axis=1))
 
 
 def _networkx_attribute(graphs: list[Any], name: str, dtype: torch.dtype) -> np.ndarray:
@@ -310,12 +300,6 @@ def _networkx_attribute(graphs: list[Any], name: str, dtype: torch.dtype) -> np.
     where = "attribute {3!r} of node {1!r} of graph {0}".format
     narrowed(lambda row: where(*found[row], name), torch.from_numpy(values), dtype)
     return values
-
-
-def _networkx_label(graph: Any, name: str, number: int) -> Any:
-    if name not in graph.graph:
-        raise ValueError(f"graph {number} must have the attribute {name!r} (graph.graph), got {sorted(graph.graph)}")
-    return graph.graph[name]
 
 
 def from_scipy(adjacency: Any, x: Any, y: Any, ptr: Any) -> Parts:
@@ -395,48 +379,41 @@ def to_networkx(
 ) -> list[Any]:
     networkx = library("networkx", "to_networkx")
     kind = getattr(networkx, f"{'Multi' if multigraph else ''}{'Graph' if undirected else 'DiGraph'}")
-    source, target = graphs.edge_index.numpy()
-    weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.numpy()
-    ptr = graphs.ptr.numpy()
-
-    def edge(number: int) -> str:
-        graph = int(np.searchsorted(ptr, source[number], side="right")) - 1
-        return f"{source[number] - ptr[graph]} -> {target[number] - ptr[graph]} of graph {graph}"
-
-    order = np.lexsort((weight, target, source))
-    chosen = np.arange(len(source))
-    if undirected:
-        reverse = np.lexsort((weight, source, target))
-        there = np.stack([source[order], target[order], weight[order]])
-        back = np.stack([target[reverse], source[reverse], weight[reverse]])
-        if len(differ := (there != back).any(axis=0).nonzero()[0]):
-            first = differ[0]
-            lone = order[first] if tuple(there[:, first]) < tuple(back[:, first]) else reverse[first]
-            raise ValueError(
-                f"undirected must be False where edges differ from their reverse, got {edge(lone)} without its reverse"
-                + ("" if graphs.edge_weight is None else " of the same weight")
-            )
-        order = chosen = order[source[order] <= target[order]]
-    repeated = (np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)
-    if not multigraph and repeated.any():
-        raise ValueError(
-            f"multigraph must be True where edges are repeated, got {edge(order[repeated.argmax()])} twice"
-        )
-    bounds = np.searchsorted(source[chosen] if undirected else target, ptr)
     made = []
-    for number, (first, last) in enumerate(itertools.pairwise(ptr.tolist())):
+    for number in range(len(graphs)):
+        part = graphs[number : number + 1]
+        source, target = part.edge_index.numpy()
+        weight = np.ones(len(source)) if part.edge_weight is None else part.edge_weight.numpy()
+        order = np.lexsort((weight, target, source))
+        chosen: Any = slice(None)
+        if undirected:
+            reverse = np.lexsort((weight, source, target))
+            there = np.stack([source[order], target[order], weight[order]])
+            back = np.stack([target[reverse], source[reverse], weight[reverse]])
+            if len(differ := (there != back).any(axis=0).nonzero()[0]):
+                first = differ[0]
+                lone = order[first] if tuple(there[:, first]) < tuple(back[:, first]) else reverse[first]
+                raise ValueError(
+                    "undirected must be False where edges differ from their reverse, "
+                    f"got {source[lone]} -> {target[lone]} of graph {number} without its reverse"
+                    + ("" if part.edge_weight is None else " of the same weight")
+                )
+            order = chosen = order[source[order] <= target[order]]
+        repeated = order[1:][(np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)]
+        if not multigraph and len(repeated):
+            arc = f"{source[repeated[0]]} -> {target[repeated[0]]} of graph {number}"
+            raise ValueError(f"multigraph must be True where edges are repeated, got {arc} twice")
         graph = kind()
-        graph.add_nodes_from(range(last - first))
+        graph.add_nodes_from(range(part.num_nodes))
         if x is not None:
-            for node, values in enumerate(graphs.x[first:last].tolist()):
+            for node, values in enumerate(part.x.tolist()):
                 graph.nodes[node][x] = values
-        some = chosen[bounds[number] : bounds[number + 1]]
-        ends = ((source[some] - first).tolist(), (target[some] - first).tolist())
-        if graphs.edge_weight is None or edge_weight is None:
+        ends = source[chosen].tolist(), target[chosen].tolist()
+        if part.edge_weight is None or edge_weight is None:
             graph.add_edges_from(zip(*ends, strict=True))
         else:
-            graph.add_weighted_edges_from(zip(*ends, weight[some].tolist(), strict=True), weight=edge_weight)
-        if y is not None and graphs.y is not None:
-            graph.graph[y] = graphs.y[number].tolist()
+            graph.add_weighted_edges_from(zip(*ends, weight[chosen].tolist(), strict=True), weight=edge_weight)
+        if y is not None and part.y is not None:
+            graph.graph[y] = part.y[0].tolist()
         made.append(graph)
     return made

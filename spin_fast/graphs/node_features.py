@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
@@ -20,6 +20,7 @@ DEGREES = ("raw", "log", "one-hot")
 BLOCK = 1 << 16  # nodes in float64 at a time
 
 
+@dataclass(eq=False)
 class NodeFeatures:
     """Transforms node features: fitted on the training graphs, then applied to all graphs.
 
@@ -54,33 +55,24 @@ class NodeFeatures:
         TypeError, ValueError: name the argument and what is wrong with it.
     """
 
-    num_features_: int
-    keeps_x_: bool
-    max_degree_: int | None
-    columns_: list[int]
-    mean_: list[float]
-    scale_: list[float]
+    degree: Degree | None = None
+    _: KW_ONLY
+    keep_x: bool | Literal["auto"] = "auto"
+    standardize: bool | Literal["auto"] = "auto"
+    columns: Sequence[int] | None = None
 
-    def __init__(
-        self,
-        degree: Degree | None = None,
-        *,
-        keep_x: bool | Literal["auto"] = "auto",
-        standardize: bool | Literal["auto"] = "auto",
-        columns: Sequence[int] | None = None,
-    ) -> None:
-        if degree is not None and degree not in DEGREES:
-            raise ValueError(f"degree must be one of {', '.join(DEGREES)} or None, got {degree!r}")
-        for name, value in (("keep_x", keep_x), ("standardize", standardize)):
+    def __post_init__(self) -> None:
+        if self.degree is not None and self.degree not in DEGREES:
+            raise ValueError(f"degree must be one of {', '.join(DEGREES)} or None, got {self.degree!r}")
+        for name, value in (("keep_x", self.keep_x), ("standardize", self.standardize)):
             if value is not True and value is not False and value != "auto":
                 raise ValueError(f"{name} must be True, False or 'auto', got {value!r}")
-        if degree is None and keep_x is False:
+        if self.degree is None and self.keep_x is False:
             raise ValueError("keep_x must not be False without degree: no features would be left")
-        if columns is not None:
-            columns = [check.integer("columns", column, 0) for column in columns]
-            if standardize is False:
+        if self.columns is not None:
+            self.columns = [check.integer("columns", column, 0) for column in self.columns]
+            if self.standardize is False:
                 raise ValueError("columns must be None where standardize is False")
-        self.degree, self.keep_x, self.standardize, self.columns = degree, keep_x, standardize, columns
 
     @torch.no_grad()
     def fit(self, graphs: GraphBatch, ids: GraphIds | None = None) -> NodeFeatures:
@@ -101,7 +93,9 @@ class NodeFeatures:
         is_degree = x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype))
         self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and not is_degree)
         self.max_degree_ = int(degree.max()) if self.degree == "one-hot" else None
-        self.columns_, self.mean_, self.scale_ = [], [], []
+        self.columns_: list[int] = []
+        self.mean_: list[float] = []
+        self.scale_: list[float] = []
         automatic = self.columns is not None or not torch.equal(x, x.round())
         if self.standardize is True or (self.standardize == "auto" and automatic):
             self._fit_columns(self._columns_of(x, degree))
@@ -119,10 +113,7 @@ class NodeFeatures:
         total = sum(block.sum(0) for block in _blocks(x, chosen))
         mean = torch.as_tensor(total) / len(x)
         squares = sum((block - mean).square().sum(0) for block in _blocks(x, chosen))
-        lowest, highest = (
-            torch.stack([of(block, 0) for block in _blocks(x, chosen)]) for of in (torch.amin, torch.amax)
-        )
-        varies = lowest.amin(0) < highest.amax(0)  # a sum of equal numbers, divided, may be another one
+        varies = (x != x[0]).any(0)[chosen]  # a sum of equal numbers, divided, may be another one
         scale = (torch.as_tensor(squares) / len(x)).sqrt()
         for column, center, spread, real in zip(chosen, mean.tolist(), scale.tolist(), varies.tolist(), strict=True):
             if not math.isfinite(spread):
@@ -174,28 +165,22 @@ class NodeFeatures:
             ValueError: ``state`` is nothing that it returns.
         """
         try:
-            made = cls(**{name: state[name] for name in ("degree", "keep_x", "standardize", "columns")})
-            if fitted := state.keys() - vars(made).keys():
+            made = cls(**{field.name: state[field.name] for field in fields(cls)})
+            if state.keys() - vars(made).keys():
                 made.num_features_ = check.integer("num_features_", state["num_features_"], 0)
                 made.keeps_x_ = check.flag("keeps_x_", state["keeps_x_"])
-                made.max_degree_ = state["max_degree_"]
-                if (made.max_degree_ is None) != (made.degree != "one-hot"):
-                    raise ValueError(f"max_degree_ must come with one-hot degrees, got {made.max_degree_}")
-                if made.max_degree_ is not None:
-                    check.integer("max_degree_", made.max_degree_, 0)
+                made.max_degree_ = None
+                if made.degree == "one-hot":
+                    made.max_degree_ = check.integer("max_degree_", state["max_degree_"], 0)
                 made.columns_ = [check.integer("columns_", column, 0) for column in state["columns_"]]
                 made.mean_, made.scale_ = ([float(value) for value in state[name]] for name in ("mean_", "scale_"))
                 if not len(made.columns_) == len(made.mean_) == len(made.scale_):
                     raise ValueError("columns_, mean_ and scale_ must be of one length")
-                if unknown := fitted - vars(made).keys():
-                    raise ValueError(f"nothing is known of {', '.join(sorted(unknown))}")
+                if made.to_dict() != state:
+                    raise ValueError(f"it would be {made.to_dict()}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"state must be what NodeFeatures.to_dict has told, got {state!r}: {error!r}") from error
         return made
-
-    def __repr__(self) -> str:
-        names = ("degree", "keep_x", "standardize", "columns")
-        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
 
 
 def _check_graphs(graphs: Any) -> None:

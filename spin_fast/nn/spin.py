@@ -135,8 +135,8 @@ class SPIN(GraphClassifier):
             return self.forward_tensors(features.dense_rows(), features.selected_ptr, check_invariants=False)
         if self._has_batch_statistics():  # those of a layer need all rows before the next layer
             selected = features if self.joint is None else features.take()
-            joint = None if self.joint is None else selected.joint
-            return self.forward_tensors(*selected.branch_rows(), joint=joint, check_invariants=False)
+            joint_rows = None if self.joint is None else selected.joint
+            return self.forward_tensors(*selected.branch_rows(), joint=joint_rows, check_invariants=False)
         sizes = features.selected_ptr.diff() if self.config["size_aware"] else None
         readouts = []
         if self.hops is not None:

@@ -94,7 +94,7 @@ def branch_readout(
             return call()
         except native.REFUSALS as error:
             refusal = error
-    joint = None if parts is None else len(parts)
+    joint = None if parts is None else parts.shape[0]  # len(parts) would fix the size while exporting
     check_rows("rows", rows, ptr, index, count, num_branches, check_invariants, num_rows=joint)
     if parts is not None and check_invariants and contents_are_readable(parts) and parts.numel():
         low, high = int(parts.min()), int(parts.max())

@@ -278,7 +278,8 @@ def distinct_rows(
     num_graphs, num_nodes = ptr.numel() - 1, powers.shape[1]
     graph = run_of_entry(ptr, num_nodes)
     positions = torch.arange(num_nodes, device=powers.device)
-    powers = torch.where(powers == 0, powers.new_zeros(()), powers)  # no -0, every other bit as it was
+    bits = powers.view(_BITS[powers.dtype.itemsize])
+    powers = bits.where(bits != torch.iinfo(bits.dtype).min, 0).view(powers.dtype)  # no -0, every other bit as it was
     rows, row_of_node, sizes, index, count, row_ptr = [], [], [], [], [], [0]
     for power in powers:
         bits = power.view(_BITS[power.dtype.itemsize])

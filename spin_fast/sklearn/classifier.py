@@ -6,16 +6,22 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from joblib import effective_n_jobs
-from sklearn.base import ClassifierMixin
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.model_selection import train_test_split
-from sklearn.utils import Tags, check_random_state, compute_class_weight
-from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted
+from sklearn.utils import Tags, check_array, check_random_state, column_or_1d, compute_class_weight
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    assert_all_finite,
+    check_consistent_length,
+    check_is_fitted,
+)
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -26,12 +32,13 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import SPIN
 from ..training.schedules import Schedule
-from ._inputs import GraphEstimator, Graphs, check_finite, labelled, labels_of
+from .transformer import GraphEstimator, Graphs, check_finite
 
 READOUTS = ("attention", "sum")
 _random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
 
 
+@dataclass(repr=False, eq=False)
 class SPINClassifier(ClassifierMixin, GraphEstimator):
     """SPIN as an estimator of scikit-learn: precomputation, training with early stopping, prediction.
 
@@ -48,32 +55,22 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     ``PowerFeatures`` are taken as they are.
 
     Args:
-        hidden_features: the width of every layer of the branches.
+        hidden_features, size_aware, num_layers, classifier_features, batch_norm, dropout: those of
+            :class:`spin_fast.SPIN`.
         num_hops: ``R``; there are ``R + 1`` branches.
         operator: the graph operator: ``sym``, ``adj``, ``sym+adj`` or ``rw``; or several side by side, as in
             :meth:`spin_fast.PowerFeatures.from_graphs`.
         readout: ``"sum"`` or ``"attention"``.
-        size_aware: multiply the attention readout by the number of nodes of the graph.
-        degree: features to make of the degree: ``"raw"``, ``"log"``, ``"one-hot"`` or None.
-        standardize: shift and scale node features to mean 0 and standard deviation 1; ``"auto"`` does where there are
-            other than whole numbers.
-        num_layers: linear layers per branch.
-        classifier_features: widths of the classifier's hidden layers.
-        batch_norm: BatchNorm in the branches.
-        dropout: probability of zeroing an activation of a node in the branches.
+        branches: ``"hops"``, ``"joint"`` or ``"both"``: what an MLP reads, one hop of a node, or all side by side.
+        degree, standardize: those of :class:`spin_fast.NodeFeatures`.
         calibrate: scale the new weights by the training graphs, see :meth:`spin_fast.SPIN.calibrate`.
-        epochs: at most so many passes.
-        batch_size: graphs per step.
-        learning_rate: of Adam, at the start.
-        schedule: of the learning rate, see :func:`spin_fast.training.fit`.
-        weight_decay: L2 penalty of Adam.
+        epochs, batch_size, learning_rate, schedule, weight_decay: those of :func:`spin_fast.training.fit`.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
             in the accuracy that the epoch is chosen by. Of several labels per graph ``"balanced"`` weighs each against
             its absence, in the loss alone.
         patience: stop after so many epochs without a better accuracy on the graphs held out.
         validation_fraction: the share of graphs that ``fit`` holds out, stratified by class (but not by several labels
-            per graph), to choose the epoch by.
-            With 0 it trains on all and chooses by them.
+            per graph), to choose the epoch by. With 0 it trains on all and chooses by them.
         device: where to train, as torch names it; None for the device of ``X``.
         n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all.
         random_state: an int, a ``numpy.random.RandomState``, or None: of the graphs held out, the weights, the order of
@@ -92,66 +89,32 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         n_iter_: the number of epochs.
     """
 
-    classes_: np.ndarray
-    n_features_in_: int
-    node_features_: NodeFeatures | None
-    model_: SPIN
-    history_: list[training.Epoch]
-    best_epoch_: int
-    n_iter_: int
-
-    def __init__(
-        self,
-        hidden_features: int = 32,
-        num_hops: int = 3,
-        operator: str | Sequence[str] = "sym",
-        readout: Literal["attention", "sum"] = "sum",
-        *,
-        size_aware: bool = False,
-        degree: Degree | None = None,
-        standardize: bool | Literal["auto"] = "auto",
-        num_layers: int = 3,
-        classifier_features: Sequence[int] = (32, 32),
-        batch_norm: bool = False,
-        dropout: float = 0.0,
-        calibrate: bool = True,
-        epochs: int = 100,
-        batch_size: int = 32,
-        learning_rate: float = 5e-3,
-        schedule: Schedule = "cosine",
-        weight_decay: float = 0.0,
-        class_weight: Literal["balanced"] | Mapping[Any, float] | None = None,
-        patience: int = 60,
-        validation_fraction: float = 0.1,
-        device: str | torch.device | None = None,
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-        verbose: bool | int = False,
-    ) -> None:
-        self.hidden_features = hidden_features
-        self.num_hops = num_hops
-        self.operator = operator
-        self.readout = readout
-        self.size_aware = size_aware
-        self.degree = degree
-        self.standardize = standardize
-        self.num_layers = num_layers
-        self.classifier_features = classifier_features
-        self.batch_norm = batch_norm
-        self.dropout = dropout
-        self.calibrate = calibrate
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.schedule = schedule
-        self.weight_decay = weight_decay
-        self.class_weight = class_weight
-        self.patience = patience
-        self.validation_fraction = validation_fraction
-        self.device = device
-        self.n_jobs = n_jobs
-        self.random_state = random_state
-        self.verbose = verbose
+    hidden_features: int = 32
+    num_hops: int = 3
+    operator: str | Sequence[str] = "sym"
+    readout: Literal["attention", "sum"] = "sum"
+    _: KW_ONLY
+    branches: Literal["hops", "joint", "both"] = "hops"
+    size_aware: bool = False
+    degree: Degree | None = None
+    standardize: bool | Literal["auto"] = "auto"
+    num_layers: int = 3
+    classifier_features: Sequence[int] = (32, 32)
+    batch_norm: bool = False
+    dropout: float = 0.0
+    calibrate: bool = True
+    epochs: int = 100
+    batch_size: int = 32
+    learning_rate: float = 5e-3
+    schedule: Schedule = "cosine"
+    weight_decay: float = 0.0
+    class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
+    patience: int = 60
+    validation_fraction: float = 0.1
+    device: str | torch.device | None = None
+    n_jobs: int | None = None
+    random_state: int | np.random.RandomState | None = None
+    verbose: bool | int = False
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> SPINClassifier:
         """Train a new model. Ctrl-C ends training with a warning; the model then has the best weights so far.
@@ -169,7 +132,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 train by :func:`spin_fast.training.fit`.
         """
         graphs = self._graphs(X, with_labels=y is None)
-        y = labels_of(graphs.y if y is None else y, self)
+        y = _labels_of(graphs.y if y is None else y, self)
         check_consistent_length(graphs, y)
         check_finite(graphs)
         self._check_arguments(graphs)
@@ -184,7 +147,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         with _threads(self.n_jobs):
             features, node_features = self._features(graphs, train)
             labels = torch.from_numpy(codes)
-            features = labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
+            features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
             shares = _shares(codes, class_weight, sample_weight)
             with _seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
@@ -248,7 +211,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         Of several labels per graph it is the share of graphs where all are right, as in all of scikit-learn.
         """
         graphs = self._graphs(X, with_labels=y is None)
-        return super().score(graphs, labels_of(graphs.y if y is None else y, self), sample_weight)
+        return super().score(graphs, _labels_of(graphs.y if y is None else y, self), sample_weight)
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()
@@ -259,10 +222,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         """Check the arguments that neither the model nor ``training.fit`` checks."""
         if self.readout not in READOUTS:
             raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {self.readout!r}")
-        if isinstance(self.validation_fraction, bool) or not isinstance(self.validation_fraction, Real):
-            name = type(self.validation_fraction).__name__
-            raise TypeError(f"validation_fraction must be a number, got {name}")
-        if not 0 <= self.validation_fraction < 1:
+        if check.number("validation_fraction", self.validation_fraction, 0) >= 1:
             raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction}")
         try:
             torch.empty(0, device=self.device)
@@ -293,11 +253,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                     f"class_weight must be None or 'balanced' for several labels per graph, got {self.class_weight!r}"
                 )
             return "balanced"
-        options = {} if weight is None else {"sample_weight": weight}
         if not isinstance(self.class_weight, str):
             return compute_class_weight(self.class_weight, classes=classes, y=y)
         occur, weights = np.isin(classes, y), np.ones(len(classes))  # not all do, where sample weights are 0
-        weights[occur] = compute_class_weight(self.class_weight, classes=classes[occur], y=y, **options)
+        weights[occur] = compute_class_weight(self.class_weight, classes=classes[occur], y=y, sample_weight=weight)
         return weights
 
     def _split(
@@ -328,7 +287,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         if isinstance(graphs, PowerFeatures):
             return graphs, None
         node_features = NodeFeatures(self.degree, standardize=self.standardize).fit(graphs, train)
-        progress, node_rows = bool(self.verbose), self.dropout > 0
+        progress, node_rows = bool(self.verbose), self.dropout > 0 or self.branches != "hops"
         graphs = node_features.transform(graphs)
         made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
         return made, node_features
@@ -340,6 +299,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             num_classes,
             self.num_hops,
             num_operators=features.num_operators,
+            branches=self.branches,
             attention=self.readout == "attention",
             size_aware=self.size_aware,
             num_layers=self.num_layers,
@@ -371,6 +331,37 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 "features that are too large"
             )
         return scores
+
+
+def _labels_of(y: Any, estimator: BaseEstimator) -> np.ndarray:
+    """Return labels ``[G]``, or ``[G, T]`` of 0 and 1, as an array; the estimator is named in errors."""
+    if y is None:
+        raise ValueError(
+            f"This {type(estimator).__name__} estimator requires y to be passed, but the target y is None "
+            "and X has no labels."
+        )
+    y = y.cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    if y.ndim == 2 and y.shape[1] != 1:
+        y = check_array(y, dtype=None, input_name="y")
+        if not np.isin(y, (0, 1)).all():
+            raise ValueError("y must be one label per graph, or 0 and 1 for each of several, got other values")
+        return y.astype(np.int64)
+    y = column_or_1d(y, warn=True)
+    assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    return y
+
+
+def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
+    """The features with other labels, ``[G]`` or ``[G, T]``, of the selected graphs."""
+    y = y.to(features.rows.device)
+    if features.ids is None:
+        return replace(features, labels=y)
+    labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
+    labels[features.ids] = y
+    if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
+        return replace(features.take(), labels=y)
+    return replace(features, labels=labels)
 
 
 @contextmanager

@@ -1,19 +1,79 @@
-"""Preparation of node features as a transformer of scikit-learn."""
+"""The base of both estimators, which reads ``X``; and the transformer of node features."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
-from sklearn.base import TransformerMixin
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
-from ._inputs import GraphEstimator, check_finite
+
+Graphs = GraphBatch | PowerFeatures
 
 
+class GraphEstimator(BaseEstimator):
+    """Base class of the estimators, whose ``X`` is no array."""
+
+    n_features_in_: int
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.two_d_array = False
+        return tags
+
+    def _graphs(self, X: Any, with_labels: bool = False) -> Graphs:
+        """Convert ``X``; read the labels of a list of graphs, and check them, only ``with_labels``."""
+        if isinstance(X, Graphs):
+            return X
+        if isinstance(X, np.ndarray) and X.dtype == object:
+            X = list(X)
+        first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
+        if isinstance(first, GraphBatch):
+            return GraphBatch.concatenate(X)
+        if isinstance(first, PowerFeatures):
+            return PowerFeatures.concatenate(X)
+        libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
+        if "torch_geometric" in libraries:
+            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
+        if "networkx" in libraries:
+            return GraphBatch.from_networkx(X)
+        if "dgl" in libraries:
+            return GraphBatch.from_dgl(X)
+        if "scipy" in libraries:
+            return GraphBatch.from_scipy(X)
+        wanted = "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy"
+        if hasattr(X, "edges") or hasattr(X, "edge_index"):
+            raise TypeError(f"{wanted}, got a single {type(X).__name__}: wrap it in a list")
+        raise TypeError(f"{wanted}, got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}"))
+
+    def _check_features(self, graphs: Graphs) -> None:
+        if graphs.num_features != self.n_features_in_:
+            raise ValueError(
+                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
+                "features as input."
+            )
+        check_finite(graphs)
+
+
+def check_finite(graphs: Graphs) -> None:
+    parts = [("features", graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x)]
+    if isinstance(graphs, GraphBatch) and graphs.edge_weight is not None:
+        parts.append(("edge weights", graphs.edge_weight))
+    for name, values in parts:
+        if not bool(torch.isfinite(values).all()):
+            found = "NaN" if bool(values.isnan().any()) else "infinity"
+            raise ValueError(f"Input X contains {found}: {name} must be finite")
+
+
+@dataclass(repr=False, eq=False)
 class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
     """:class:`spin_fast.NodeFeatures` as a transformer of scikit-learn, for pipelines and searches.
 
@@ -33,20 +93,11 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         node_features_: the fitted :class:`spin_fast.NodeFeatures`.
     """
 
-    node_features_: NodeFeatures
-
-    def __init__(
-        self,
-        degree: Degree | None = None,
-        *,
-        keep_x: bool | Literal["auto"] = "auto",
-        standardize: bool | Literal["auto"] = "auto",
-        columns: Sequence[int] | None = None,
-    ) -> None:
-        self.degree = degree
-        self.keep_x = keep_x
-        self.standardize = standardize
-        self.columns = columns
+    degree: Degree | None = None
+    _: KW_ONLY
+    keep_x: bool | Literal["auto"] = "auto"
+    standardize: bool | Literal["auto"] = "auto"
+    columns: Sequence[int] | None = None
 
     def fit(self, X: Any, y: Any = None) -> NodeFeaturesTransformer:
         """Fit to all graphs of ``X``; ``y`` is not used.

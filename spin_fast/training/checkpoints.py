@@ -1,4 +1,4 @@
-"""Models in files, one safetensors file with the constructor's arguments; and runs of training that are to go on."""
+"""Models in files: one safetensors file with the weights and the constructor's arguments."""
 
 from __future__ import annotations
 
@@ -7,14 +7,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from .._common import files
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 
 CHECKPOINT_FORMAT = "spin_fast checkpoint 3"
-STATE_FORMAT = "spin_fast training-state 3"
 
 
 def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
@@ -41,8 +38,7 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
             json.dumps(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"{name} must be a JSON value, got {type(value).__name__}: {error}") from error
-    tensors = {name: value.cpu().contiguous() for name, value in model.state_dict().items()}
-    if wrong := [name for name, value in tensors.items() if not bool(value.isfinite().all())]:
+    if wrong := [name for name, value in model.state_dict().items() if not bool(value.isfinite().all())]:
         raise ValueError(f"model must have finite parameters, got NaN or infinity in {', '.join(wrong)}")
     if metadata.get("operator") is not None or model.operator is not None:
         metadata["operator"] = model.check_operator(metadata.get("operator"))
@@ -51,7 +47,7 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
     header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
-    files.write_tensors(Path(path), CHECKPOINT_FORMAT, tensors, header)
+    files.write_tensors(Path(path), CHECKPOINT_FORMAT, model.state_dict(), header)
 
 
 def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
@@ -74,21 +70,3 @@ def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
     if metadata.get("preprocessing") is not None:
         model.node_features = NodeFeatures.from_dict(metadata["preprocessing"])
     return model.eval(), metadata
-
-
-def save_state(path: Path, tensors: dict[str, Tensor], record: dict[str, Any]) -> None:
-    """Write a run of training: tensors that share no memory, and JSON values, where floats may be NaN or infinite."""
-    tensors = {name: value.cpu().contiguous() for name, value in tensors.items()}
-    files.write_tensors(path, STATE_FORMAT, tensors, {"record": json.dumps(record)})
-
-
-def load_state(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read what :func:`save_state` has written; errors are those of :func:`load_checkpoint`."""
-    tensors, header = files.read_tensors(path, STATE_FORMAT)
-    try:
-        record = json.loads(header["record"])
-    except (KeyError, ValueError):
-        record = None
-    if not isinstance(record, dict):
-        raise ValueError(f"{path} is damaged: it must have the record of a run, a JSON object")
-    return tensors, record

@@ -227,16 +227,37 @@ class _Run:
     warned: bool = False
 
     def go_on(self, file: StateFile, epochs: int, patience: int) -> None:
-        """Continue the run of a file.
-
-        Raises:
-            StateError: the file is damaged, or of a run with other arguments.
-        """
+        """Continue the run of a file, if one with these arguments would have come as far."""
         state = file.read(like=replace(self.state, last=snapshot(self.trainer, self.order)))
-        _check_limits(state, file.path, epochs, patience)
-        _replay(state, self.scheduler, file.path)
+        self._replay(state, file.path, epochs, patience)
         restore(self.trainer, self.order, state)
         self.state = state
+
+    def _replay(self, state: TrainingState, path: Path, epochs: int, patience: int) -> None:
+        """Step the scheduler through the epochs so far, by the log alone, so that any scheduler can go on."""
+        done, sooner = len(state.epochs), TrainingState()
+        if done > epochs:
+            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {path} has, got {epochs}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
+            for epoch in state.epochs:
+                if sooner.is_over(epochs, patience):
+                    what = f" must not stop the run of {path} before its last epoch, got {patience}"
+                    raise StateError(Argument("patience"), what)
+                if not math.isclose(self._rate, epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
+                    raise StateError(
+                        Argument("epochs"),
+                        " and ",
+                        Argument("schedule"),
+                        f" must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch {epoch.number}, "
+                        f"got {self._rate:.6g}: a cosine needs the number of epochs that it began with",
+                    )
+                sooner = sooner.after(epoch, {}, {})
+                advance(self.scheduler, epoch.validation_loss, epoch.validation)
+
+    @property
+    def _rate(self) -> float:
+        return float(self.scheduler.optimizer.param_groups[0]["lr"])
 
     def train(self, epochs: int, patience: int, on_epoch: Callable[[Epoch], object] | None, progress: bool) -> bool:
         """Train until it is over, and leave the best weights in the model; returns whether it was interrupted."""
@@ -272,12 +293,15 @@ class _Run:
 
     def _epoch(self) -> Epoch:
         """Train for one epoch, and validate."""
-        data, number, rate = self.data, len(self.state.epochs) + 1, _rate_of(self.scheduler)
+        data, number, rate = self.data, len(self.state.epochs) + 1, self._rate
         start = time.perf_counter()
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
         seconds = time.perf_counter() - start
         if not math.isfinite(loss):
-            _check_finite(data.features[data.train])
+            rows = torch.cat(data.features[data.train].branch_rows()[0])
+            if not bool(rows.isfinite().all()):
+                found = "NaN" if bool(rows.isnan().any()) else "infinity"
+                raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
             raise ValueError(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
         return Epoch(number, loss, *self._validate(number), rate, seconds)
 
@@ -306,45 +330,5 @@ class _Run:
             warnings.warn(message, stacklevel=6)  # the caller of fit
 
 
-def _check_finite(features: PowerFeatures) -> None:
-    rows = torch.cat(features.branch_rows()[0])
-    if not bool(rows.isfinite().all()):
-        found = "NaN" if bool(rows.isnan().any()) else "infinity"
-        raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
-
-
-def _rate_of(scheduler: LRScheduler) -> float:
-    return float(scheduler.optimizer.param_groups[0]["lr"])
-
-
 def _name_of(function: object) -> str:
     return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)
-
-
-def _check_limits(state: TrainingState, path: Path, epochs: int, patience: int) -> None:
-    """Check that a run with these limits would have come as far."""
-    done = len(state.epochs)
-    if done > epochs:
-        raise StateError(Argument("epochs"), f" must be at least {done}, as many as {path} has, got {epochs}")
-    sooner = TrainingState()
-    for epoch in state.epochs:
-        if sooner.is_over(epochs, patience):
-            what = f" must not stop the run of {path} before its last epoch, got {patience}"
-            raise StateError(Argument("patience"), what)
-        sooner = sooner.after(epoch, {}, {})
-
-
-def _replay(state: TrainingState, scheduler: LRScheduler, path: Path) -> None:
-    """Step the scheduler through the epochs so far, by the log alone, so that any scheduler can go on."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
-        for epoch in state.epochs:
-            if not math.isclose(_rate_of(scheduler), epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
-                raise StateError(
-                    Argument("epochs"),
-                    " and ",
-                    Argument("schedule"),
-                    f" must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch {epoch.number}, got "
-                    f"{_rate_of(scheduler):.6g}: a cosine needs the number of epochs that it began with",
-                )
-            advance(scheduler, epoch.validation_loss, epoch.validation)

@@ -68,9 +68,6 @@ def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Ten
             scikit-learn, and a positive label as much as its task has negative labels for each positive one. What does
             not occur weighs 1.
         num_outputs: classes, or tasks.
-
-    Raises:
-        TypeError, ValueError: ``class_weight`` is none of these, of another length, negative, not finite, or all 0.
     """
     if class_weight is None:
         return None
@@ -86,11 +83,7 @@ def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Ten
 
 
 def weights_of(name: str, values: Any, size: int, others: str = "None or") -> Tensor:
-    """Weights ``[size]`` in float64.
-
-    Raises:
-        TypeError, ValueError: they are no numbers, of another length, negative, not finite, or all 0.
-    """
+    """Weights ``[size]`` in float64, each finite and at least 0, and one above."""
     try:
         weights = torch.as_tensor(values, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -111,22 +104,19 @@ def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = Fals
     y = features.y
     if y is None:
         raise ValueError("features must have labels (y) to train on")
-    if y.dim() != (2 if y.is_floating_point() else 1) or not (y.is_floating_point() or y.dtype == torch.int64):
+    are_tasks = y.is_floating_point()
+    if y.dim() != (2 if are_tasks else 1) or not (are_tasks or y.dtype == torch.int64):
         raise ValueError(
             "y must be int64 classes [G], or float tasks [G, T] of 0, 1 and NaN, "
             f"got {y.dtype} of shape {list(y.shape)}"
         )
-    if y.is_floating_point():
-        if y.shape[1] != num_outputs:
-            raise ValueError(f"y must have {num_outputs} tasks, the model's outputs, got {y.shape[1]}")
-        known = y[~y.isnan()] if read else y[:0]
-        if known.numel() and not 0 <= known.min() <= known.max() <= 1:
-            raise ValueError(
-                f"y must be tasks of 0, 1 and NaN, got values from {known.min().item():g} to {known.max().item():g}"
-            )
+    if are_tasks and y.shape[1] != num_outputs:
+        raise ValueError(f"y must have {num_outputs} tasks, the model's outputs, got {y.shape[1]}")
+    if not read and (are_tasks or not y.is_cpu):
         return
-    read = (read or y.is_cpu) and len(y) > 0
-    if read and not 0 <= int(y.min()) <= int(y.max()) < num_outputs:
-        raise ValueError(
-            f"y must be classes in [0, {num_outputs}), the model's outputs, got {int(y.min())} to {int(y.max())}"
-        )
+    if are_tasks:
+        known, highest, what = y[~y.isnan()], 1, "tasks of 0, 1 and NaN, got values from"
+    else:
+        known, highest, what = y, num_outputs - 1, f"classes in [0, {num_outputs}), the model's outputs, got"
+    if known.numel() and not 0 <= known.min() <= known.max() <= highest:
+        raise ValueError(f"y must be {what} {known.min().item():g} to {known.max().item():g}")

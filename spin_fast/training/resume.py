@@ -19,9 +19,9 @@ from .. import ops
 from .._common import files
 from .._common.check import Argument, NamingError
 from ..features.power_features import PowerFeatures
-from .checkpoints import load_state, save_state
 from .trainer import Trainer
 
+STATE_FORMAT = "spin_fast training-state 3"
 SAMPLED, SAMPLE_SUMS = 1024, 64  # sample_of: at most so many graphs of a part, in so many sums
 
 
@@ -128,22 +128,25 @@ def settings_of(
     """Describe what must be the same for a run to go on, as JSON values."""
     parts = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # objects have another address in every process
     modules = {"modules": " ".join(parts.split())}  # of models without a config
-    config: dict[str, Any] = {"class": type(model).__name__} | getattr(model, "config", modules)
-    config["calibrated"] = getattr(model, "calibrated", False)
-    config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    config["trained_parameters"] = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    data = {
-        "graphs": len(features),
-        "sizes": _digest(features.selected_ptr),
-        "labels": _digest(features.y),
-        "num_features": features.num_features,
-        "dtype": str(features.rows.dtype),
-        "num_hops": features.num_hops,
-        "operator": features.operator,
+    config = {
+        "class": type(model).__name__,
+        **getattr(model, "config", modules),
+        "calibrated": getattr(model, "calibrated", False),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
     }
-    settings = {f"features.{name}": value for name, value in data.items()} | options
-    settings |= {"train": _described(train), "validation": _described(validation)}
-    settings |= {f"model.{name}": value for name, value in config.items()}
+    settings = {
+        "features.graphs": len(features),
+        "features.sizes": _digest(features.selected_ptr),
+        "features.labels": _digest(features.y),
+        "features.num_features": features.num_features,
+        "features.dtype": str(features.rows.dtype),
+        "features.num_hops": features.num_hops,
+        "features.operator": features.operator,
+        **options,
+        **{name: f"{len(ids)} graphs ({_digest(ids)})" for name, ids in (("train", train), ("validation", validation))},
+        **{f"model.{name}": value for name, value in config.items()},
+    }
     text = json.dumps(settings, default=lambda value: _digest(value) if isinstance(value, Tensor) else repr(value))
     return json.loads(text)
 
@@ -169,10 +172,6 @@ def sample_of(features: PowerFeatures, train: Tensor, validation: Tensor) -> Ten
             )
             sums.append(of_graphs.sum(0))
     return torch.stack(sums).cpu()
-
-
-def _described(ids: Tensor) -> str:
-    return f"{len(ids)} graphs ({_digest(ids)})"
 
 
 class StateError(NamingError, ValueError):
@@ -217,10 +216,10 @@ class StateFile:
             FileNotFoundError: no such file. StateError: it is of other settings, damaged, or something else.
         """
         try:
-            tensors, record = load_state(self.path)
+            tensors, header = files.read_tensors(self.path, STATE_FORMAT)
         except ValueError as error:
             raise StateError(str(error)) from error
-        epochs = self._check_record(record)
+        epochs = self._epochs(header)
         best = {f"best.{name}": value for name, value in like.best.items()}
         self._check_tensors(tensors, {"sample": self._sample} | best | like.last)
         if not torch.allclose(tensors["sample"], self._sample, rtol=1e-4):  # another machine may round otherwise
@@ -233,23 +232,22 @@ class StateFile:
         self._written = replace(state, best={name: tensors[f"best.{name}"] for name in like.best}, last=last)
         return self._written
 
-    def _check_record(self, record: dict[str, Any]) -> list[Epoch]:
+    def _epochs(self, header: dict[str, str]) -> list[Epoch]:
         """Check the settings, and return the epochs."""
-        settings, epochs = record.get("settings"), record.get("epochs")
-        if not isinstance(settings, dict) or not isinstance(epochs, list):
-            raise StateError(f"{self.path} is damaged: it must have the settings and the epochs of a run")
         try:
-            found = [Epoch(**epoch) for epoch in epochs]
-        except TypeError:
-            found = []
-        values = [value for epoch in found for value in vars(epoch).values()]
-        are_numbers = all(type(value) in (int, float) for value in values)
-        if not found or not are_numbers or [epoch.number for epoch in found] != list(range(1, len(found) + 1)):
-            raise StateError(f"{self.path} is damaged: its epochs must be lines of a log, numbered from 1")
+            record = json.loads(header["record"])
+            settings, epochs = dict(record["settings"]), [Epoch(**epoch) for epoch in record["epochs"]]
+            values = [value for epoch in epochs for value in vars(epoch).values()]
+            are_numbers = all(type(value) in (int, float) for value in values)
+            if not epochs or not are_numbers or [epoch.number for epoch in epochs] != [*range(1, len(epochs) + 1)]:
+                raise ValueError("epochs must be lines of a log, numbered from 1")
+        except (KeyError, TypeError, ValueError) as error:
+            what = f"it must have the settings and the epochs of a run: {error!r}"
+            raise StateError(f"{self.path} is damaged: {what}") from error
         pairs = {name: (settings.get(name), value) for name, value in self._settings.items()}
         if differences := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
             raise _other_settings(self.path, differences)
-        return found
+        return epochs
 
     def _check_tensors(self, tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
         for name, value in expected.items():
@@ -272,5 +270,6 @@ class StateFile:
             return
         best = {f"best.{name}": value for name, value in state.best.items()}
         record = {"settings": self._settings, "epochs": [vars(epoch) for epoch in state.epochs]}
-        save_state(self.path, {"sample": self._sample} | best | state.last, record)
+        tensors = {"sample": self._sample} | best | state.last
+        files.write_tensors(self.path, STATE_FORMAT, tensors, {"record": json.dumps(record)})
         self._written, self._due = state, time.monotonic() + self.SECONDS

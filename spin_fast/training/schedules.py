@@ -30,11 +30,7 @@ SCHEDULES: dict[str, Callable[[Optimizer, int], LRScheduler]] = {
 
 
 def scheduler_of(schedule: Schedule, optimizer: Optimizer, epochs: int) -> LRScheduler:
-    """The scheduler of a run of ``epochs``, from its name or from what makes one.
-
-    Raises:
-        TypeError, ValueError: ``schedule`` is neither, or makes something else.
-    """
+    """The scheduler of a run of ``epochs``, from its name or from what makes one."""
     if isinstance(schedule, str):
         if schedule not in SCHEDULES:
             raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}, got {schedule!r}")

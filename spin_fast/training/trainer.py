@@ -130,9 +130,7 @@ class Trainer:
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
     Args:
-        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
-        learning_rate: of Adam.
-        weight_decay: L2 penalty of Adam.
+        model, learning_rate, weight_decay: as in :func:`fit`.
         class_weight: see :func:`loss_of`; floats ``[C]`` or ``[T]``.
 
     Attributes:
@@ -174,17 +172,15 @@ class Trainer:
         order = ids[torch.randperm(len(ids), generator=generator)]
         step = self._prepared(features, graph_weight)
         stored = features.storage_ids(order)
-        batches = stored.split(batch_size)
-        if graph_weight is None:
-            losses = torch.stack([step(batch) for batch in batches])
-        else:
+        batches = [stored.split(batch_size)]
+        if graph_weight is not None:
             graph_weight = scaled(graph_weight[order]).to(features.rows.device)
-            pairs = zip(batches, graph_weight.split(batch_size), strict=True)
-            losses = torch.stack([step(batch, weight) for batch, weight in pairs])
+            batches.append(graph_weight.split(batch_size))
+        losses = torch.stack([step(*batch) for batch in zip(*batches, strict=True)])
         assert features.labels is not None
         shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
-            sizes = torch.tensor([len(batch) for batch in batches], dtype=torch.float64)
+            sizes = torch.tensor([len(batch) for batch in batches[0]], dtype=torch.float64)
             return (losses.cpu().double() @ sizes).item() / len(ids)  # autocast would round a product in float32
         weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double()
         return (losses.double() @ weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).item()
@@ -259,8 +255,7 @@ class Trainer:
         if not _is_captured(flat.device):
             return step
         data = (features.rows, features.labels, features.ptr, features.index, features.count, self.class_weight)
-        data += () if joint is None else (joint.parts, joint.ptr, joint.index, joint.count)
-        memory = (model.flatten_parameters(), *data, *self.optimizer.memory, sizes, ops.may_use_tf32())
+        memory = (model.flatten_parameters(), *data, joint, *self.optimizer.memory, sizes, ops.may_use_tf32())
         if self._captured is None or not self._captured.holds(memory):
             self._captured = _Captured(step, memory)
         return self._captured

@@ -42,7 +42,7 @@ def test_regular_graphs_need_features_that_tell_nodes_apart(studies) -> None:
     pytest.importorskip("torch_geometric")
     graphs = datasets.csl(11, (2, 3), graphs_per_class=10)
     assert graphs.y is not None
-    split = datasets.split("CSL", graphs.y)
+    split = datasets.find("CSL").split(graphs.y)
     for readout in studies.READOUTS:
         alike = studies.classify_graphs(graphs, split, 0, readout=readout, operator="sym,adj")
         assert alike["test"] == alike["validation"] == 0.5  # all graphs get one class
@@ -55,7 +55,7 @@ def test_node_features_are_fitted_on_the_training_graphs(studies) -> None:
     graphs = datasets.erdos_renyi(40, 6, p=(0.2, 0.7))
     assert graphs.y is not None
     node_features = NodeFeatures("one-hot")
-    split = datasets.split("erdos-renyi", graphs.y)
+    split = datasets.find("erdos-renyi").split(graphs.y)
     run = studies.classify_graphs(graphs, split, 1, readout="attention", node_features=node_features)
     assert 0 <= run["test"] <= 1
     assert node_features.max_degree_ == int(graphs[split.train].degree.max())

@@ -60,7 +60,7 @@ def test_predict_makes_the_node_features_of_training(tmp_path: Path, monkeypatch
     stdout = invoke("train", "--epochs", 1, "--hops", 1, "--degree", "one-hot", "--out", "run")
     graphs = datasets.load("digits")
     assert graphs.y is not None
-    node_features = NodeFeatures("one-hot").fit(graphs, datasets.split("digits", graphs.y).train)
+    node_features = NodeFeatures("one-hot").fit(graphs, datasets.find("digits").split(graphs.y).train)
     prepared = node_features.transform(graphs)
     assert f"node features: {prepared.num_features}, 3 standardised on the training graphs" in stdout
     model, metadata = training.load_checkpoint("run/model.safetensors")

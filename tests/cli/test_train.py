@@ -42,9 +42,11 @@ def test_train_with_nothing_else(tmp_path: Path) -> None:
 def test_train_options_reach_the_model(tmp_path: Path) -> None:
     out = tmp_path / "here"
     options = ["--readout=attention", "--operator=sym+adj", "--hops=1", "--hidden=8", "--layers=2", "--epochs=1"]
+    options.append("--branches=both")
     stdout = invoke("train", "digits", *options, "--no-batch-norm", "--no-deduplicate", "--out", out)
     model, metadata = training.load_checkpoint(out / "model.safetensors")
-    assert model.config | {"attention": True, "num_hops": 1, "hidden_features": 8, "num_layers": 2} == model.config
+    expected = {"attention": True, "num_hops": 1, "hidden_features": 8, "num_layers": 2, "branches": "both"}
+    assert model.config | expected == model.config
     assert metadata["operator"] == "sym+adj"
     assert metadata["classes"] == list("0123456789")
     assert "0: 1x  1: 1x" in stdout

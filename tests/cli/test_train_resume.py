@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from spin_fast import training
 from spin_fast.cli import app
 from spin_fast.datasets import registry
-from spin_fast.training.checkpoints import STATE_FORMAT
+from spin_fast.training.resume import STATE_FORMAT
 
 
 def test_going_on_after_an_interruption(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_molhiv_split_and_evaluator() -> None:
     graphs = public("ogbg-molhiv")
     y = graphs.y
     assert int(y.sum()) == 1443
-    train, validation, test = datasets.split("ogbg-molhiv", y, DATA)
+    train, validation, test = datasets.find("ogbg-molhiv", DATA).split(y)
     assert (len(train), len(validation), len(test)) == (32901, 4113, 4113)
     assert torch.equal(torch.cat([train, validation, test]).sort().values, torch.arange(41127))
     pytest.importorskip("ogb")
@@ -412,9 +412,6 @@ def test_handmade_nel(tmp_path: Path) -> None:
     assert graphs.x.tolist() == [[1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 1, 0]]
     assert graphs.edge_weight is None
     assert datasets.load("LIST", tmp_path, features="degree").x.tolist() == [[1], [2], [2], [0]]
-    weighted = nel.read(tmp_path / "LIST.nel", weights=True, features="degree").graphs
-    assert weighted.edge_weight.tolist() == [0.5, 0.5, 2, 2, 4]
-    assert weighted.x.tolist() == [[1], [2], [2], [0]]
     (tmp_path / "LIST.nel").write_text(NEL.replace("n_4", "carbon"))
     assert datasets.load("LIST", tmp_path).x.argmax(dim=1).tolist() == [1, 2, 1, 0]
 
@@ -423,14 +420,14 @@ def test_what_files_call_classes(tmp_path: Path) -> None:
     (tmp_path / "LIST.nel").write_text(NEL)
     write(tmp_path / "TINY", "TINY")
     for name, classes, features in (("LIST", ["-1", "1"], "label[3..5]"), ("TINY", ["-1", "7"], "label[2..5]")):
-        found = datasets.read(name, tmp_path)
+        found = datasets.find(name, tmp_path).read()
         assert (found.classes, found.features, found.names) == (classes, features, ["0", "1"])
         assert same(found.graphs, datasets.load(name, tmp_path))
         assert not datasets.find(name, tmp_path).is_own
-    assert datasets.read("TINY", tmp_path, features="attribute").num_attributes == 2
-    assert datasets.read(tmp_path / "TINY").names == ["1", "2"]  # its own names, by its path
+    assert datasets.find("TINY", tmp_path).read(features="attribute").num_attributes == 2
+    assert datasets.find(tmp_path / "TINY").read().names == ["1", "2"]  # its own names, by its path
     assert datasets.find(tmp_path / "TINY").path == tmp_path / "TINY"
-    digits = datasets.read("digits")
+    digits = datasets.find("digits").read()
     assert (digits.classes, digits.features, digits.num_attributes) == (list("0123456789"), None, 3)
 
 
@@ -493,7 +490,7 @@ def test_handmade_ogb(tmp_path: Path, folder: str) -> None:
     assert edges(graphs) == [(0, 1), (1, 0), (3, 4), (4, 3), (4, 5), (5, 4)]
     assert graphs.x.tolist() == [[5, 0], [6, 1], [7, 0], [5, 0], [5, 0], [6, 2]]
     assert (graphs.x.dtype, graphs.y.dtype, graphs.y.tolist()) == (torch.float64, torch.int64, [1, 0, 1])
-    assert [part.tolist() for part in datasets.split("ogbg-molmine", graphs.y, tmp_path)] == [[2], [0], [1]]
+    assert [part.tolist() for part in datasets.find("ogbg-molmine", tmp_path).split(graphs.y)] == [[2], [0], [1]]
     assert same(datasets.load("ogbg_molmine", tmp_path, dtype=torch.float64), graphs)
 
 
@@ -532,12 +529,12 @@ def test_damaged_gzip(tmp_path: Path) -> None:
 def test_ogb_is_asked_wrongly(tmp_path: Path) -> None:
     y = torch.tensor([0, 1, 1])
     assert "ogbg_molhiv/" in error_of(lambda: datasets.load("ogbg-molhiv", tmp_path))
-    assert "unknown data set" in error_of(lambda: datasets.split("ogbg-molhiv", y, tmp_path))
+    assert "unknown data set" in error_of(lambda: datasets.find("ogbg-molhiv", tmp_path).split(y))
     write_ogb(tmp_path / "ogbg_molmine", {"split/scaffold/test": "2\n"})
-    assert "scaffold" in error_of(lambda: datasets.split("ogbg-molmine", y, tmp_path))
+    assert "scaffold" in error_of(lambda: datasets.find("ogbg-molmine", tmp_path).split(y))
     write_ogb(tmp_path / "ogbg_molmine", {"split/scaffold/test": None})
     (tmp_path / "ogbg_molmine/split/scaffold/test.csv.gz").unlink()
-    assert "test.csv.gz does not exist" in error_of(lambda: datasets.split("ogbg-molmine", y, tmp_path))
+    assert "test.csv.gz does not exist" in error_of(lambda: datasets.find("ogbg-molmine", tmp_path).split(y))
     assert "fixed" in error_of(lambda: datasets.load("ogbg-molmine", tmp_path, features="degree"))
     pytest.importorskip("ogb")
     assert "TINY" in error_of(lambda: datasets.evaluator("TINY"))
@@ -581,9 +578,9 @@ def test_every_classification_set_of_ogb(tmp_path: Path, name: str, num_tasks: i
             assert (y.dtype, y.tolist()) == (torch.int64, labels[:, 0].tolist())
         else:
             torch.testing.assert_close(y, torch.from_numpy(labels).float(), equal_nan=True)
-    assert [part.tolist() for part in datasets.split(name, y, tmp_path)] == [[2], [0], [1]]
-    assert datasets.num_node_attributes(name, tmp_path) == 0
-    assert datasets.metric(name) == metric
+    assert [part.tolist() for part in datasets.find(name, tmp_path).split(y)] == [[2], [0], [1]]
+    assert datasets.find(name, tmp_path).read().num_attributes == 0
+    assert datasets.find(name).metric == metric
 
 
 def test_official_sets_are_those_of_ogb() -> None:
@@ -601,10 +598,10 @@ def test_official_sets_are_those_of_ogb() -> None:
 
 
 def test_metric() -> None:
-    assert datasets.metric("ogbg_molhiv") == "rocauc"
-    assert datasets.metric("ogbg-molmine") == "rocauc"
-    assert datasets.metric("DD") == datasets.metric("digits") == "accuracy"
-    assert "ogbg-molesol is a regression set" in error_of(lambda: datasets.metric("ogbg_molesol"))
+    assert datasets.find("ogbg_molhiv").metric == "rocauc"
+    assert datasets.find("ogbg-molmine").metric == "rocauc"
+    assert datasets.find("DD").metric == datasets.find("digits").metric == "accuracy"
+    assert "ogbg-molesol is a regression set" in error_of(lambda: datasets.find("ogbg_molesol").metric)
 
 
 @pytest.mark.parametrize("name", ["ogbn-arxiv", "ogbl-collab", "ogbg-ppa", "ogbg_code2"])
@@ -786,13 +783,13 @@ def test_generators_refuse(call: Callable[[], GraphBatch], words: str) -> None:
 
 def test_split_is_stratified_disjoint_covering_and_seeded() -> None:
     y = torch.tensor([0] * 500 + [1] * 300 + [2] * 200)
-    parts = datasets.split("any", y)
+    parts = datasets.find("any").split(y)
     assert [len(part) for part in parts] == [800, 100, 100]
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(1000))
     for part, share in zip(parts, (0.8, 0.1, 0.1), strict=True):
         assert part.dtype == torch.int64
         assert y[part].bincount().tolist() == [round(500 * share), round(300 * share), round(200 * share)]
-    again, other = datasets.split("any", y, seed=0), datasets.split("any", y, seed=1)
+    again, other = datasets.find("any").split(y, seed=0), datasets.find("any").split(y, seed=1)
     assert all(map(torch.equal, parts, again))
     assert not torch.equal(parts.test, other.test)
 
@@ -801,7 +798,7 @@ def test_split_is_stratified_disjoint_covering_and_seeded() -> None:
 def test_split_has_every_class_everywhere(sizes: list[int]) -> None:
     y = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     for seed in range(5):
-        parts = datasets.split("any", y, seed=seed)
+        parts = datasets.find("any").split(y, seed=seed)
         assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(y)))
         assert all(len(y[part].unique()) == len(sizes) for part in parts)
 
@@ -817,7 +814,7 @@ def test_split_has_every_class_everywhere(sizes: list[int]) -> None:
 )
 def test_split_refuses(y: Tensor, words: str) -> None:
     with pytest.raises(DatasetError, match=words):
-        datasets.split("any", y)
+        datasets.find("any").split(y)
 
 
 def test_dtype_must_be_float32_or_float64(tmp_path: Path) -> None:
@@ -837,7 +834,10 @@ def test_import_is_light() -> None:
 def test_attributes_come_first_and_are_counted(tmp_path: Path) -> None:
     write(tmp_path / "TINY")
     (tmp_path / "LIST.nel").write_text(NEL)
-    count = datasets.num_node_attributes
+
+    def count(name: str, root: Path | None = None, **features: str) -> int:
+        return datasets.find(name, root).read(**features).num_attributes
+
     assert count("TINY", tmp_path) == 0
     assert count("TINY", tmp_path, features="attribute+label") == count("TINY", tmp_path, features="attribute") == 2
     assert count("TINY", tmp_path, features="degree") == count("LIST", tmp_path) == count("CSL", tmp_path) == 0

@@ -40,25 +40,25 @@ def assert_splits(folds: list[Split], num_graphs: int) -> None:
 
 def test_published_splits_keep_the_order_of_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "splits" / "TINY_splits.json")
-    for options in ({"root": tmp_path}, {"splits": path}, {"splits": str(path.parent)}):
-        folds = datasets.published_splits("TINY", 6, **options)
+    for root, splits in ((tmp_path, None), (None, path), (None, str(path.parent))):
+        folds = datasets.find("TINY", root).published_splits(6, splits=splits)
         assert_splits(folds, 6)
         assert [part.tolist() for part in folds[0]] == [[5, 1, 4], [2], [0, 3]]
-    assert datasets.published_splits("other", 6, splits=path)[2].test.tolist() == [5, 2]
+    assert datasets.find("other").published_splits(6, splits=path)[2].test.tolist() == [5, 2]
     path.rename(path.with_name("PROTEINS_full_splits.json"))
-    assert len(datasets.published_splits("PROTEINS", 6, tmp_path)) == 3
+    assert len(datasets.find("PROTEINS", tmp_path).published_splits(6)) == 3
 
 
 def test_split_takes_a_fold(tmp_path: Path) -> None:
     path, y = write(tmp_path / "splits" / "TINY_splits.json"), torch.zeros(6, 2)
-    assert datasets.split("TINY", y, tmp_path, fold=1).test.tolist() == [1, 4]
-    assert datasets.split("TINY", y, tmp_path / "absent", splits=path).test.tolist() == [0, 3]
-    assert datasets.split("ogbg-molhiv", y, splits=path, fold=2).test.tolist() == [5, 2]
+    assert datasets.find("TINY", tmp_path).split(y, fold=1).test.tolist() == [1, 4]
+    assert datasets.find("TINY", tmp_path / "absent").split(y, splits=path).test.tolist() == [0, 3]
+    assert datasets.find("ogbg-molhiv").split(y, splits=path, fold=2).test.tolist() == [5, 2]
     with pytest.raises(ValueError, match="fold must be below 3, the number of folds of TINY, got 3"):
-        datasets.split("TINY", y, tmp_path, fold=3)
+        datasets.find("TINY", tmp_path).split(y, fold=3)
     with pytest.raises(ValueError, match="fold must be at least 0"):
-        datasets.split("TINY", y, tmp_path, fold=-1)
-    message = error_of(lambda: datasets.split("OTHER", y, tmp_path, fold=0))
+        datasets.find("TINY", tmp_path).split(y, fold=-1)
+    message = error_of(lambda: datasets.find("OTHER", tmp_path).split(y, fold=0))
     assert str(tmp_path / "splits" / "OTHER_splits.json") in message
 
 
@@ -67,15 +67,15 @@ def test_own_folders_have_their_own_folds(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "data" / "splits" / "TINY_splits.json")
     (tmp_path / "sub" / "TINY").mkdir(parents=True)
-    assert len(datasets.published_splits("TINY", 6)) == 3
+    assert len(datasets.find("TINY").published_splits(6)) == 3
     for name in ("sub/TINY", tmp_path / "sub" / "TINY"):
         with pytest.raises(datasets.NoPublishedSplits, match=r"of TINY at \S*sub/splits/TINY_splits.json"):
-            datasets.published_splits(name, 6)
+            datasets.find(name).published_splits(6)
     beside = write(tmp_path / "sub" / "splits" / "TINY_splits.json", FOLDS[::-1])
-    assert datasets.split("sub/TINY", torch.zeros(6, 1), fold=0).test.tolist() == [5, 2]
-    assert datasets.split("sub/TINY", torch.zeros(6, 1), splits=beside.parent).test.tolist() == [5, 2]
+    assert datasets.find("sub/TINY").split(torch.zeros(6, 1), fold=0).test.tolist() == [5, 2]
+    assert datasets.find("sub/TINY").split(torch.zeros(6, 1), splits=beside.parent).test.tolist() == [5, 2]
     folder = tmp_path / "data" / "splits"
-    assert datasets.split("sub/TINY", torch.zeros(6, 1), splits=folder).test.tolist() == [0, 3]
+    assert datasets.find("sub/TINY").split(torch.zeros(6, 1), splits=folder).test.tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
@@ -85,9 +85,13 @@ def test_a_split_of_ones_own(wrapped: bool, tmp_path: Path) -> None:
     published = {"test": [2], "model_selection": [{"train": [4, 0], "validation": [5]}]}
     for split in (own, published):
         path = write(tmp_path / "own.json", [split] if wrapped else split)
-        assert [part.tolist() for part in datasets.split("x/", torch.zeros(6, 2), splits=path)] == [[4, 0], [5], [2]]
+        assert [part.tolist() for part in datasets.find("x/").split(torch.zeros(6, 2), splits=path)] == [
+            [4, 0],
+            [5],
+            [2],
+        ]
     with pytest.raises(ValueError, match="fold must be below 1"):
-        datasets.split("x/", torch.zeros(6, 2), splits=path, fold=1)
+        datasets.find("x/").split(torch.zeros(6, 2), splits=path, fold=1)
     for change, words in (
         ({"test": [0]}, "own.json names graph 0 in train and in test"),
         ({"test": []}, "own.json has an empty part 'test'"),
@@ -95,13 +99,13 @@ def test_a_split_of_ones_own(wrapped: bool, tmp_path: Path) -> None:
         ({"test": ["b"]}, "own.json, test must be a list of graph numbers"),
     ):
         path = write(tmp_path / "own.json", [own | change] if wrapped else own | change)
-        assert words in error_of(lambda path=path: datasets.split("x/", torch.zeros(6, 2), splits=path))
+        assert words in error_of(lambda path=path: datasets.find("x/").split(torch.zeros(6, 2), splits=path))
     path = write(tmp_path / "own.json", {"train": [1], "test": [2]})
-    assert "must have 'validation'" in error_of(lambda: datasets.split("x/", torch.zeros(6, 2), splits=path))
+    assert "must have 'validation'" in error_of(lambda: datasets.find("x/").split(torch.zeros(6, 2), splits=path))
 
 
 def test_what_cannot_be_drawn_names_the_file_to_write() -> None:
-    message = error_of(lambda: datasets.split("x/", torch.zeros(9, dtype=torch.int64)))
+    message = error_of(lambda: datasets.find("x/").split(torch.zeros(9, dtype=torch.int64)))
     assert 'by splits, {"train": [...], "validation": [...], "test": [...]}' in message
 
 
@@ -136,21 +140,21 @@ def changed(fold: int, key: str, value: object) -> list[Any]:
 )
 def test_wrong_folds_are_named(tmp_path: Path, folds: object, words: list[str]) -> None:
     path = write(tmp_path / "any.json", folds)
-    message = error_of(lambda: datasets.published_splits("TINY", 6, splits=path))
+    message = error_of(lambda: datasets.find("TINY").published_splits(6, splits=path))
     assert all(word in message for word in [*words, str(path)])
 
 
 def test_files_that_are_no_folds(tmp_path: Path) -> None:
     assert "or a folder of such files; " + str(tmp_path / "absent.json does not exist") in error_of(
-        lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "absent.json")
+        lambda: datasets.find("TINY").published_splits(6, splits=tmp_path / "absent.json")
     )
     (tmp_path / "cut.json").write_text('[{"test": [1, 2')
     assert "cut.json cannot be parsed" in error_of(
-        lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "cut.json")
+        lambda: datasets.find("TINY").published_splits(6, splits=tmp_path / "cut.json")
     )
     (tmp_path / "noise.json").write_bytes(b"\xff\xfe\x00")
     assert "noise.json cannot be parsed" in error_of(
-        lambda: datasets.published_splits("TINY", 6, splits=tmp_path / "noise.json")
+        lambda: datasets.find("TINY").published_splits(6, splits=tmp_path / "noise.json")
     )
 
 
@@ -158,14 +162,14 @@ def test_files_that_are_no_folds(tmp_path: Path) -> None:
 def test_public_folds_are_stratified(data_root: Path, name: str, num_graphs: int) -> None:
     if not (data_root / "splits").is_dir():
         pytest.skip(f"no splits/ in {data_root}")
-    folds = datasets.published_splits(name, num_graphs, data_root)
+    folds = datasets.find(name, data_root).published_splits(num_graphs)
     assert len(folds) == 10
     assert_splits(folds, num_graphs)
     y = datasets.load(name, data_root).y
     for fold in folds:
         shares = y[fold.test].bincount() / len(fold.test)
         torch.testing.assert_close(shares, y.bincount() / num_graphs, atol=0.02, rtol=0)
-    assert "another set" in error_of(lambda: datasets.published_splits(name, num_graphs + 1, data_root))
+    assert "another set" in error_of(lambda: datasets.find(name, data_root).published_splits(num_graphs + 1))
 
 
 @settings(max_examples=25)
@@ -194,7 +198,7 @@ def test_folds_are_stratified_disjoint_and_seeded(sizes: list[int], num_folds: i
 def test_tasks_are_drawn_by_whether_there_is_a_label(labelled: int, in_train: int | None) -> None:
     y = torch.full((100, 2), torch.nan)
     y[torch.randperm(100, generator=torch.Generator().manual_seed(0))[:labelled], 1] = 1
-    split = datasets.split("x/", y, seed=3)
+    split = datasets.find("x/").split(y, seed=3)
     assert torch.equal(torch.cat(split).sort().values, torch.arange(100))
     assert [len(part) for part in split] == [80, 10, 10]
     if in_train is not None:  # where too few graphs have none, they are anywhere
@@ -206,7 +210,7 @@ def test_each_part_has_graphs_with_a_rare_label(order: int, positive: int, seed:
     y = torch.zeros(200, 2)
     y[:positive, 1], y[positive : positive + 60] = 1, torch.nan
     y = y[torch.randperm(200, generator=torch.Generator().manual_seed(order))]
-    for part in datasets.split("x/", y, seed=seed):
+    for part in datasets.find("x/").split(y, seed=seed):
         kinds = torch.stack([y[part].isnan().all(1), y[part, 1] == 0, y[part, 1] == 1]).sum(1)
         expected = len(part) * torch.tensor([60, 140 - positive, positive]) / 200
         assert ((kinds - expected).abs() <= 1).all()
@@ -218,7 +222,7 @@ def test_each_part_has_graphs_with_a_rare_label(order: int, positive: int, seed:
     [
         (lambda: stratified_folds(torch.tensor([0] * 9 + [1] * 4), 5), "class 1 has 4"),
         (lambda: stratified_folds(torch.zeros(50, 2), 5), "is not one class per graph"),
-        (lambda: datasets.split("x/", torch.full((50, 2), torch.nan)), "it takes 10 graphs with labels, got 0"),
+        (lambda: datasets.find("x/").split(torch.full((50, 2), torch.nan)), "it takes 10 graphs with labels, got 0"),
         (lambda: stratified_folds(torch.arange(30) % 10, 3, validation=0.1), "cannot be held out"),
         (lambda: stratified_folds(torch.zeros(0, dtype=torch.int64), 3), "there are none"),
         (lambda: stratified_folds(torch.zeros(50, dtype=torch.int64), 1), "num_folds must be at least 2"),

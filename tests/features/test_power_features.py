@@ -141,9 +141,10 @@ def test_sharing_is_decided_chunk_by_chunk(backend: str, monkeypatch: pytest.Mon
     assert PowerFeatures.from_graphs(replace(graphs, x=x), 0).index is not None
 
 
-def identical_by_multisets(features: PowerFeatures) -> list[int]:
-    """The first graph with the same multiset of rows in every branch, by bytes."""
+def identical_by_multisets(features: PowerFeatures, joint: bool = False) -> list[int]:
+    """The first graph with the same multiset of rows in every branch, or of joint rows, by bytes."""
     rows, bounds, seen, first = features.dense_rows() + 0.0, features.selected_ptr.tolist(), {}, []
+    rows = torch.cat([*rows], dim=1)[None] if joint else rows
     for graph, (begin, end) in enumerate(pairwise(bounds)):
         key = tuple(tuple(sorted(row.numpy().tobytes() for row in branch[begin:end])) for branch in rows)
         first.append(seen.setdefault(key, graph))
@@ -164,6 +165,33 @@ def test_identical_graphs(backend: str, data: st.DataObject, deduplicate: bool, 
         selected = made[data.draw(st.lists(st.integers(0, len(sizes) - 1), max_size=9))]
         for chosen in (selected, selected.take(), selected.expand()):
             assert chosen.identical_graphs().tolist() == identical_by_multisets(chosen)
+            assert chosen.identical_graphs(joint=True).tolist() == identical_by_multisets(chosen, joint=True)
+
+
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_joint_rows_are_those_of_the_nodes(backend: str, deduplicate: bool) -> None:
+    graphs = random_graphs([5, 0, 3, 8], density=0.5)
+    made = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 2, "sym,adj", deduplicate)
+    joint = made.joint
+    assert made[[1, 3]].joint is joint  # found once for all selections of one storage
+    assert made.take().joint is joint
+    assert made.to("cpu", non_blocking=True).joint is not joint
+    rows = made.rows[joint.parts.long()].flatten(1)
+    index = torch.arange(len(rows)) if joint.index is None else joint.index
+    of_nodes = torch.cat([*made.dense_rows()], dim=1)
+    for graph, (begin, end) in enumerate(pairwise(made.node_ptr.tolist())):
+        entries = slice(int(joint.ptr[graph]), int(joint.ptr[graph + 1]))
+        times = 1 if joint.count is None else joint.count[entries]
+        found = rows[index[entries]].repeat_interleave(torch.as_tensor(times), dim=0)
+        assert sorted(found.tolist()) == sorted(of_nodes[begin:end].tolist())
+
+
+def test_joint_rows_need_those_of_the_nodes() -> None:
+    graphs = random_graphs([5, 3, 8])
+    made = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 1, node_rows=False)
+    for call in (lambda: made.joint, lambda: made.identical_graphs(joint=True)):
+        with pytest.raises(ValueError, match="features must know the rows of their nodes: make them with node_rows"):
+            call()
 
 
 def test_identical_graphs_are_compared_not_only_hashed() -> None:
@@ -181,6 +209,7 @@ def test_identical_graphs_give_identical_readouts(data_root) -> None:
     made = PowerFeatures.from_graphs(datasets.load("NCI1", data_root), 3)
     first = made.identical_graphs()
     assert int((first != torch.arange(len(first))).sum()) == 71
+    assert int((made.identical_graphs(joint=True) != torch.arange(len(first))).sum()) <= 71
     w = torch.randn(4, made.num_features)
     readout = spin_fast.attention_readout(made.rows, w, made.ptr, index=made.index, count=made.count)
     assert torch.equal(readout, readout[first])
@@ -492,7 +521,7 @@ def test_files_of_others_are_named(saved: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"features .*nosuch.safetensors does not exist"):
         PowerFeatures.load(saved.with_name("nosuch.safetensors"))
     training.save_checkpoint(saved, SPIN(3, 8, 2, 1))
-    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 2'"):
+    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 3'"):
         PowerFeatures.load(saved)
     saved.write_text("text")
     with pytest.raises(ValueError, match=f"{saved} is not a readable safetensors file"):

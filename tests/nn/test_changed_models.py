@@ -312,7 +312,7 @@ def test_statistics_of_a_norm_are_its_own_choice() -> None:
         model, twin = made_model(batch_norm=True), made_model(batch_norm=True)
         for each in (model, twin):
             each.train(model_mode)
-            for norm in each.norms:
+            for norm in each.hops.norms:
                 assert isinstance(norm, BranchNorm)
                 norm.train(norm_mode)
         torch.testing.assert_close(model(features), plain_forward(twin, features))
@@ -325,7 +325,7 @@ def test_changed_norms_are_called(batch_norm: bool) -> None:
     features, model, twin = made_features(), made_model(batch_norm=True), made_model(batch_norm=True)
     for each in (model, twin):
         each.train(batch_norm)
-        each.norms[0].register_forward_hook(lambda *call: 2 * call[-1])
+        each.hops.norms[0].register_forward_hook(lambda *call: 2 * call[-1])
     torch.testing.assert_close(model(features), plain_forward(twin, features))
 
 

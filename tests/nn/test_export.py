@@ -40,7 +40,12 @@ def assert_same(program, model: SPIN, operator: str | None) -> None:
 
 @pytest.mark.parametrize(
     ("operator", "options"),
-    [(None, {"size_aware": True}), ("sym+adj", {"attention": False, "batch_norm": True, "dropout": 0.1})],
+    [
+        (None, {"size_aware": True}),
+        (None, {"branches": "both"}),
+        ("sym+adj", {"attention": False, "batch_norm": True, "dropout": 0.1}),
+        ("sym+adj", {"branches": "joint"}),
+    ],
 )
 def test_programs_take_any_number_of_graphs(native, operator: str | None, options: dict) -> None:
     """As exported, decomposed, saved and loaded."""

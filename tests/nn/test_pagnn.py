@@ -150,17 +150,17 @@ def as_pagnn(spin: SPIN) -> PAGNN:
     branches = []
     for r in range(spin.num_branches):
         layers: list[nn.Module] = []
-        for layer in spin.layers:
+        for layer in spin.hops.layers:
             linear = nn.Linear(*layer.weight.shape[1:])
             linear.weight.data, linear.bias.data = layer.weight[r].detach().t().clone(), layer.bias[r].detach().clone()
             layers += [linear, nn.LeakyReLU(spin.config["negative_slope"])]
         branches.append(nn.Sequential(*layers))
     readout: Any = "sum"
-    if spin.attention is not None:
-        readout = [AttentionReadout(len(w), size_aware=spin.config["size_aware"]) for w in spin.attention]
-        for part, w in zip(readout, spin.attention, strict=True):
+    if spin.hops.attention is not None:
+        readout = [AttentionReadout(len(w), size_aware=spin.config["size_aware"]) for w in spin.hops.attention]
+        for part, w in zip(readout, spin.hops.attention, strict=True):
             part.weight.data = w.detach().clone()
-    return PAGNN(branches, readout, "concat", copy.deepcopy(spin.classifier)).to(spin.attention)
+    return PAGNN(branches, readout, "concat", copy.deepcopy(spin.classifier)).to(spin.hops.attention)
 
 
 @pytest.mark.parametrize("options", [{"attention": False}, {"attention": True}, {"size_aware": True}])
@@ -173,7 +173,7 @@ def test_spin_is_one_of_the_family(backend: str, options: dict, deduplicate: boo
     torch.testing.assert_close(model(features), spin(features))
     grads, expected = gradients(model, model(features)), gradients(spin, spin(features))
     for name in expected:
-        kind, _, rest = name.partition(".")
+        kind, _, rest = name.removeprefix("hops.").partition(".")
         for r in range(3):
             if kind == "attention":
                 torch.testing.assert_close(grads[f"readout.{r}.weight"], expected[name][r])

@@ -23,29 +23,33 @@ def made_features(
 def plain_spin(model: SPIN, features: PowerFeatures) -> torch.Tensor:
     """The method as it is written: a loop over graphs and branches, one node per row."""
     rows, ptr = features.dense_rows(), features.selected_ptr
+    parts = [] if model.hops is None else [(model.hops, r, rows[r]) for r in range(len(rows))]
+    parts += [] if model.joint is None else [(model.joint, 0, torch.cat([*rows], dim=1))]
     graphs = []
     for begin, end in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True):
         branches = []
-        for r in range(rows.shape[0]):
-            z = rows[r, begin:end]
-            for layer in model.hops.layers:
+        for group, r, of_nodes in parts:
+            z = of_nodes[begin:end]
+            for layer in group.layers:
                 z = z @ layer.weight[r] + layer.bias[r]
                 z = torch.nn.functional.leaky_relu(z, model.config["negative_slope"])
-            if model.hops.attention is None:
+            if group.attention is None:
                 branches.append(z.sum(0))
             else:
                 scale = len(z) if model.config["size_aware"] else 1
-                branches.append(scale * torch.softmax(torch.relu(z @ model.hops.attention[r]), 0) @ z)
+                branches.append(scale * torch.softmax(torch.relu(z @ group.attention[r]), 0) @ z)
         graphs.append(torch.cat(branches))
     return model.classifier(torch.stack(graphs))
 
 
 @pytest.mark.parametrize("options", [{"attention": False}, {"attention": True}, {"size_aware": True}])
+@pytest.mark.parametrize("branches", ["hops", "joint", "both"])
 @pytest.mark.parametrize("deduplicate", [True, False])
 @pytest.mark.parametrize("operator", ["sym", "sym,rw,adj"])
-def test_is_the_method_as_written(backend: str, options: dict, deduplicate: bool, operator: str) -> None:
+def test_is_the_method_as_written(backend: str, options: dict, branches: str, deduplicate: bool, operator: str) -> None:
     features = made_features(deduplicate, operator=operator)
-    model = SPIN(3, 5, 2, 2, num_operators=features.num_operators, num_layers=2, **options).double()
+    options = options | {"num_operators": features.num_operators, "branches": branches}
+    model = SPIN(3, 5, 2, 2, num_layers=2, **options).double()
     assert model.num_branches == features.num_branches
     for selected in (features, features[[3, 3, 1, 0]], features[[3, 3, 1, 0]].take(), features[[4]].expand()):
         torch.testing.assert_close(model(selected), plain_spin(model, selected))
@@ -54,10 +58,11 @@ def test_is_the_method_as_written(backend: str, options: dict, deduplicate: bool
 
 
 @pytest.mark.parametrize("attention", [True, False])
-def test_batch_norm_over_distinct_rows_is_over_nodes(attention: bool) -> None:
+@pytest.mark.parametrize("branches", ["hops", "joint", "both"])
+def test_batch_norm_over_distinct_rows_is_over_nodes(attention: bool, branches: str) -> None:
     features = made_features()
     torch.manual_seed(0)
-    ragged = SPIN(3, 5, 2, 2, attention=attention, batch_norm=True).double()
+    ragged = SPIN(3, 5, 2, 2, branches=branches, attention=attention, batch_norm=True).double()
     dense = copy.deepcopy(ragged)
     for _ in range(3):
         a, b = ragged(features), dense.forward_tensors(features.dense_rows(), features.node_ptr)

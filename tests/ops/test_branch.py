@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs, strided
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import spin_fast
@@ -36,9 +36,13 @@ def drawn_layers(rng: np.random.Generator, branches: int, widths: list[int], dty
 
 @st.composite
 def fused_branches(draw: st.DrawFn) -> dict:
-    """Arguments of branch_readout: rows unused, shared in a branch and between branches, empty and repeated graphs."""
+    """Arguments of branch_readout: rows unused, shared in a branch and between branches, empty and repeated graphs.
+
+    A single branch may be of joint rows, each of which consists of any of the rows.
+    """
     rng = np.random.default_rng(draw(st.integers(0, 2**16)))
     dtype, branches = draw(float_dtypes), draw(st.integers(1, 3))
+    num_parts = draw(st.sampled_from([0, 0, 1, 2, 5])) if branches == 1 else 0
     widths = [draw(st.sampled_from([0, 1, 2, 5, 20, 70]))]
     widths += draw(st.lists(st.sampled_from([1, 3, 16, 24, 32, 40, 64, 100]), min_size=1, max_size=4))
     graphs = draw(st.integers(0, 5))
@@ -50,7 +54,10 @@ def fused_branches(draw: st.DrawFn) -> dict:
     starts = np.concatenate([[0], owned.cumsum()])
     ranges = [(0, starts[-1])] * branches if indexed and draw(st.booleans()) else list(pairwise(starts))
     index = [rng.integers(*ranges[b], per_branch[b]) for b in range(branches)]
-    weights, biases, w = drawn_layers(rng, branches, widths, dtype)
+    stored = rng.integers(1, 2 + 2 * len(rows)) if num_parts else 0
+    parts = rng.integers(0, stored, (len(rows), num_parts)) if num_parts else None
+    rows = rows if parts is None else rng.standard_normal((stored, widths[0])) * (rng.random((stored, widths[0])) < 0.5)
+    weights, biases, w = drawn_layers(rng, branches, [max(num_parts, 1) * widths[0], *widths[1:]], dtype)
     ids = draw(st.none() | st.lists(st.integers(0, graphs - 1), max_size=6)) if graphs else None
     counted = draw(st.booleans())
     return {
@@ -62,13 +69,15 @@ def fused_branches(draw: st.DrawFn) -> dict:
         "index": torch.from_numpy(np.concatenate(index)).to(draw(index_dtypes)) if indexed else None,
         "count": torch.from_numpy(rng.integers(1, 5, sizes.sum())).to(torch.int32) if counted else None,
         "ids": None if ids is None else torch.tensor(ids, dtype=torch.int64),
+        "parts": None if parts is None else torch.from_numpy(parts).to(draw(index_dtypes)),
         "negative_slope": draw(st.sampled_from([0.0, 0.01, 1.0])),
     }
 
 
 def looped_branches(arguments: dict) -> torch.Tensor:
     """In float64, one MLP evaluation per row of each branch, then the readouts in loops."""
-    rows, ptr, index, ids = (arguments[name] for name in ("rows", "ptr", "index", "ids"))
+    rows, ptr, index, ids, parts = (arguments.get(name) for name in ("rows", "ptr", "index", "ids", "parts"))
+    rows = rows if parts is None else rows[parts.long()].flatten(1)
     branches = arguments["weights"][0].shape[0]
     num_graphs = (len(ptr) - 1) // branches
     entries = torch.arange(int(ptr[-1])) if index is None else index.long()
@@ -129,6 +138,7 @@ def compare_gradients(arguments: dict, with_rows: bool) -> None:
 @given(arguments=fused_branches())
 def test_training_step_on_any_segments(native, poison: None, arguments: dict) -> None:
     """Loss and gradient in float64 where branches share rows and graphs are chosen twice."""
+    assume(arguments["parts"] is None)
     branches, *widths = arguments["weights"][0].shape[0], *(weight.shape[2] for weight in arguments["weights"])
     num_graphs = (len(arguments["ptr"]) - 1) // branches
     layers = zip(arguments["weights"], arguments["biases"], strict=True)
@@ -138,7 +148,10 @@ def test_training_step_on_any_segments(native, poison: None, arguments: dict) ->
     data = {name: arguments[name] for name in ("ptr", "index", "count", "ids")}
     model = ModelSizes(branches, widths, [4, 2], arguments["w"] is not None, arguments["negative_slope"])
     rows, labels = arguments["rows"].double(), torch.arange(num_graphs) % 2
-    result = torch.ops.spin_fast.training_step(rows, flat, labels, None, *data.values(), *model, False, True)
+    *hops, ids = data.values()
+    result = torch.ops.spin_fast.training_step(
+        rows, flat, labels, None, *hops, *[None] * 4, ids, *model[:-1], False, True
+    )
     expected = reference.training_step(rows, flat, labels, **data, model=model)
     for one, other in zip(result, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * max(float(other.abs().max()), 1.0))
@@ -218,9 +231,15 @@ def test_opcheck(native) -> None:
     features = made_features([3, 0, 4, 1])
     parameters = torch.randn(3 * (2 + (3 + 1) * 4 + (4 + 1) * 2), dtype=torch.float64)
     model = (3, [4, 2], True, 0.01)
-    data = (features.ptr, features.index, features.count, torch.tensor([2, 0, 2]))
-    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), *data, *model, False, False, False)
+    ids = torch.tensor([2, 0, 2])
+    data = (features.ptr, features.index, features.count)
+    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), None, *data, ids, *model, *[False] * 3)
     torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, inputs)
+    of = features.joint
+    of_joint = torch.randn(2 + (9 + 1) * 4 + (4 + 1) * 2, dtype=torch.float64, requires_grad=True)
+    joint_data = (of.parts, of.ptr, of.index, of.count, ids)
+    joint_inputs = (inputs[0], of_joint, *joint_data, 1, *model[1:], *[False] * 3)
+    torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, joint_inputs)
     grad = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     once = ("test_schema", "test_autograd_registration", "test_faketensor")  # sizes of its gradient depend on the ids
     for with_rows in (True, False):
@@ -233,6 +252,8 @@ def test_opcheck(native) -> None:
         features.labels,
         torch.rand(2, dtype=torch.float64),
         *data,
+        *[None] * 4,
+        ids,
         3,
         [4, 2],
         [2],
@@ -241,6 +262,9 @@ def test_opcheck(native) -> None:
         False,
         False,
     )
+    torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
+    both = torch.cat([parameters.detach(), of_joint.detach(), torch.randn(9 * 2, dtype=torch.float64)])
+    step = (step[0], both, *step[2:7], *joint_data, *step[12:])
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
 
 

@@ -17,7 +17,21 @@ def labelled_features(sizes: list[int], num_features: int, operator: str = "sym"
     return PowerFeatures.from_graphs(graphs, 2, operator)
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": False}, {"negative_slope": 0.0}, {"classifier_features": ()}])
+BRANCHES = ("hops", "joint", "both")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"attention": False},
+        {"negative_slope": 0.0},
+        {"classifier_features": ()},
+        {"branches": "joint"},
+        {"branches": "both"},
+        {"branches": "both", "attention": False},
+    ],
+)
 @pytest.mark.parametrize("num_features", [1, 20])
 def test_training_step_is_autograds(backend: str, poison: None, options: dict, num_features: int) -> None:
     """Loss and gradient of a step, over many chunks of graphs, against the unfused model."""
@@ -28,15 +42,19 @@ def test_training_step_is_autograds(backend: str, poison: None, options: dict, n
 
 
 @pytest.mark.parametrize("num_features", [1, 5])
-def test_training_step_with_operators_side_by_side(backend: str, poison: None, num_features: int) -> None:
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_training_step_with_operators_side_by_side(
+    backend: str, poison: None, num_features: int, branches: str
+) -> None:
     features = labelled_features([30, 1, 0, 60, 7] * 4, num_features, operator="sym,rw,adj")
     torch.manual_seed(0)
-    model = SPIN(num_features, 8, 2, 2, num_operators=3).double()
+    model = SPIN(num_features, 8, 2, 2, num_operators=3, branches=branches).double()
     assert_step_is_autograds(model, features[torch.randperm(20)[:15]])
 
 
 def assert_step_is_autograds(model: SPIN, selected: PowerFeatures) -> None:
-    loss = training.loss_of(model.forward_tensors(*selected.branch_rows()), selected.y)
+    joint = None if model.joint is None else selected.take().joint
+    loss = training.loss_of(model.forward_tensors(*selected.branch_rows(), joint=joint), selected.y)
     expected = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
     trainer = training.Trainer(model, learning_rate=0.0)
     torch.testing.assert_close(trainer.step(selected), loss.detach())
@@ -44,18 +62,20 @@ def assert_step_is_autograds(model: SPIN, selected: PowerFeatures) -> None:
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
 
 
+@pytest.mark.parametrize("branches", BRANCHES)
 @pytest.mark.parametrize("class_weight", [None, [0.25, 3.0], [0.0, 1.0], [0.0, 0.0]])
-def test_training_step_is_its_reference(backend: str, class_weight: list[float] | None) -> None:
+def test_training_step_is_its_reference(backend: str, class_weight: list[float] | None, branches: str) -> None:
     if backend == "reference":
         pytest.skip("there is no op then")
     features = labelled_features([30, 1, 0, 7], 5)
-    model = SPIN(5, 8, 2, 2).double()
+    model = SPIN(5, 8, 2, 2, branches=branches).double()
     flat = model.flatten_parameters()
     data = (features.rows, flat, features.labels, features.ptr)
     options = {
         "model": model.sizes,
         "index": features.index,
         "count": features.count,
+        "joint": None if model.joint is None else features.joint,
         "ids": torch.tensor([3, 1, 0, 0]),
         "class_weight": None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64),
     }

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spin_fast import SPIN, PowerFeatures, training
+from spin_fast._common import files
 from spin_fast.training import trainer as trainers
-from spin_fast.training.checkpoints import save_state
 
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[BaseException] = KeyboardInterrupt) -> None:
@@ -39,6 +39,7 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[BaseE
         ({}, "cosine", KeyboardInterrupt),
         ({}, "plateau", MemoryError),
         ({"dropout": 0.3}, "plateau", KeyboardInterrupt),
+        ({"branches": "both"}, "cosine", KeyboardInterrupt),
         ({"batch_norm": True, "attention": False}, "cosine", KeyboardInterrupt),
     ],
 )
@@ -92,11 +93,11 @@ def test_a_run_that_died_goes_on_from_any_step(digits: PowerFeatures, steps: int
         state = Path(folder) / "state"
         patch.setattr("spin_fast.training.resume.StateFile.SECONDS", 0.0)
         written = []
-        patch.setattr("spin_fast.training.resume.save_state", lambda *saved: written.append(copy.deepcopy(saved)))
+        patch.setattr(files, "write_tensors", lambda *saved: written.append(copy.deepcopy(saved)))
         training.fit(new_model(), *parts, state=state, **options)
         patch.undo()
         died = written[min(steps // 2, len(written) - 1)]
-        save_state(*died)
+        files.write_tensors(*died)
         model = new_model(seed=1)
         fit = training.fit(model, *parts, state=state, resume=True, **options)
     assert numbers(fit) == numbers(expected)

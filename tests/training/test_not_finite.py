@@ -95,7 +95,7 @@ def test_a_model_of_nan_is_not_saved(tmp_path: Path) -> None:
     model = new_model(batch_norm=True)
     training.save_checkpoint(tmp_path / "finite", model)
     model.hops.layers[0].bias.data[0] = math.nan
-    with pytest.raises(ValueError, match=r"finite parameters, got NaN or infinity in layers\.0\.bias"):
+    with pytest.raises(ValueError, match=r"finite parameters, got NaN or infinity in hops\.layers\.0\.bias"):
         training.save_checkpoint(tmp_path / "x", model)
     assert not (tmp_path / "x").exists()
 

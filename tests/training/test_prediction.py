@@ -23,7 +23,9 @@ def test_predict_order_and_batches(digits: PowerFeatures) -> None:
     assert not logits.requires_grad
 
 
-@pytest.mark.parametrize("options", [{}, {"batch_norm": True, "attention": False}, {"size_aware": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"batch_norm": True, "attention": False}, {"size_aware": True}, {"branches": "both"}]
+)
 def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     graphs = random_graphs([4, 0, 1, 60, 3, 0, 9], dtype=torch.float32)
     model = SPIN(3, 16, 4, 2, **options)
@@ -41,7 +43,9 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         training.predict_proba(model, graphs, "nosuch")
 
 
-@pytest.mark.parametrize("options", [{}, {"attention": False, "batch_norm": True}, {"dropout": 0.1}])
+@pytest.mark.parametrize(
+    "options", [{}, {"attention": False, "batch_norm": True}, {"dropout": 0.1}, {"branches": "joint"}]
+)
 def test_operators_side_by_side(tmp_path, monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     graphs = replace(random_graphs([4, 1, 60, 3, 0, 9] * 5, dtype=torch.float32), y=torch.arange(30) % 4)
     features = PowerFeatures.from_graphs(graphs, 2, ("sym", "adj"))

@@ -1,0 +1,135 @@
+"""What is read of a folder: the arguments of ``load_folder``, and the features and labels that they choose."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from .._common import check
+from .._common.check import ArgumentTypeError, ArgumentValueError
+from ..graphs.batch import EdgeOptions, GraphBatch
+from .columns import Column
+from .common import WIDEST_ONE_HOT, DatasetError, Folder
+
+Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
+Label = str | Sequence[str] | None
+
+LABEL = "label"
+WEIGHT = "weight"
+_EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
+
+
+class ReadOptions(NamedTuple):
+    """The arguments of ``load_folder``, which describes them."""
+
+    features: Features
+    classes: Sequence[str] | None
+    label: Label
+    edge_weight: str | None
+    dtype: torch.dtype
+    edge_options: EdgeOptions
+
+    def check(self) -> None:
+        """Raise a TypeError or ValueError unless all are of their types, and ``classes`` suit ``label``."""
+        label, classes = self.label, self.classes
+        chosen(self.features)
+        if label is not None and not isinstance(label, str):
+            if not isinstance(label, list | tuple) or not all(isinstance(name, str) for name in label):
+                raise ArgumentTypeError("label", "be a name, several in a list, or None", label)
+            if len(set(label)) < max(len(label), 1):
+                raise ArgumentValueError("label", "be different names, at least one", label)
+            if classes is not None:
+                raise ValueError("classes must be None where label is a list: binary tasks have none")
+        if classes is not None:
+            if not isinstance(classes, list | tuple) or not all(isinstance(name, str) for name in classes):
+                raise TypeError(f"classes must be a list of names (str), got {classes!r}")
+            if len(set(classes)) < max(len(classes), 1):
+                raise ValueError(f"classes must be different names, at least one, got {classes!r}")
+        check_dtype_and_edges(self.dtype, self.edge_options)
+
+
+def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -> None:
+    if dtype not in check.FLOATS:
+        raise TypeError(f"dtype must be float32 or float64, got {dtype}")
+    if unknown := edge_options.keys() - _EDGE_OPTIONS:
+        options = ", ".join(_EDGE_OPTIONS)
+        raise TypeError(f"{min(unknown)} is no option of reading a folder; those for edges are {options}")
+
+
+def chosen(features: Features) -> list[Column] | None:
+    """The columns that features name: none for the degree; None stands for all that there are.
+
+    Raises:
+        TypeError, ValueError: ``features`` are not of the type ``Features``.
+    """
+    if features is None:
+        return None
+    items = [features] if isinstance(features, str | Mapping) else features
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str | Mapping) for item in items):
+        raise ArgumentTypeError("features", 'be names or of the form {"column": NAME, ...}', features)
+    columns = []
+    for item in items:
+        if isinstance(item, str):
+            columns.append(Column(item, "any"))
+            continue
+        name, categories = item.get("column"), item.get("categories", "auto")
+        if not isinstance(name, str) or item.keys() - {"column", "categories"}:
+            raise ArgumentValueError("features", "have 'column', a name, and maybe 'categories'", dict(item))
+        if categories != "auto":
+            words = isinstance(categories, list | tuple) and all(isinstance(word, str) for word in categories)
+            if not words or not 0 < len(set(categories)) == len(categories) <= WIDEST_ONE_HOT:
+                expected = f"have as 'categories' different words, at least one and at most {WIDEST_ONE_HOT}, or 'auto'"
+                raise ArgumentValueError("features", expected, categories)
+            categories = list(categories)
+        columns.append(Column(name, categories if "categories" in item else "number"))
+    if len({column.name for column in columns}) < max(len(columns), 1):
+        raise ArgumentValueError("features", "be different names, at least one", features)
+    return [] if features == "degree" else columns
+
+
+def numbers_first(columns: Sequence[Column]) -> list[Column]:
+    return sorted(columns, key=lambda column: not column.is_number)
+
+
+def folder_of(graphs: GraphBatch, names: list[str], columns: Sequence[Column], weighted: bool | None) -> Folder:
+    """Graphs without labels, and the columns that became their features."""
+    features = [
+        {"column": column.name} | ({} if column.is_number else {"categories": column.categories}) for column in columns
+    ]
+    numbers = sum(column.is_number for column in columns)
+    return Folder(graphs, names, None, features or "degree", numbers, weighted=weighted)
+
+
+def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions, where: str | Path) -> Folder:
+    """The graphs with ``y``, and the names of the classes or tasks; ``labels`` are names, or numbers for each task."""
+    if labels is None or options.label is None:
+        return read
+    if not isinstance(options.label, str):
+        y = torch.from_numpy(np.array(labels, np.float64)).to(options.dtype)
+        return read._replace(graphs=replace(read.graphs, y=y), tasks=list(options.label))
+    classes = _sorted_classes({*labels}, where) if options.classes is None else list(options.classes)
+    number = {name: position for position, name in enumerate(classes)}
+    if unknown := sorted({*labels} - number.keys()):
+        known = ", ".join(map(repr, classes))
+        raise DatasetError(f"{where} has the class {unknown[0]!r}, which is none of {known}")
+    y = torch.tensor([number[label] for label in labels])
+    return read._replace(graphs=replace(read.graphs, y=y), classes=classes)
+
+
+def _sorted_classes(labels: set[str], where: str | Path) -> list[str]:
+    """Classes in sorted order, that of numbers if they are numbers."""
+    try:
+        values = {label: float(label) for label in labels}
+    except ValueError:
+        return sorted(labels)
+    if not all(map(math.isfinite, values.values())):  # words that float() takes for numbers
+        return sorted(labels)
+    if any(value != round(value) for value in values.values()):
+        raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
+    return sorted(labels, key=lambda label: (values[label], label))
