@@ -310,8 +310,9 @@ def test_wrong_weights_are_named_on_the_gpu() -> None:
 
 
 @needs_gpu
-def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    graphs, model = some_graphs(), SPIN(3, 16, 3, 2)
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, branches: str) -> None:
+    graphs, model = some_graphs(), SPIN(3, 16, 3, 2, branches=branches)
     model.operator = "sym"
     expected = training.predict_proba(model, graphs)
     for size in (256 << 20, 2000):
@@ -351,12 +352,15 @@ def test_training_agrees_with_the_cpu(digits: PowerFeatures, options: dict) -> N
 
 
 @needs_gpu
-def test_steps_are_played_back_and_do_not_wait(digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_steps_are_played_back_and_do_not_wait(
+    digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch, branches: str
+) -> None:
     features, captured, capture = digits.cuda(), [], trainers._capture
     monkeypatch.setattr(
         "spin_fast.training.trainer._capture", lambda step, device: captured.append(1) or capture(step, device)
     )
-    models = [SPIN(3, 16, 10, 2).double().cuda()]
+    models = [SPIN(3, 16, 10, 2, branches=branches).double().cuda()]
     models.append(copy.deepcopy(models[0]))
     for model in models:
         monkeypatch.setattr("spin_fast.training.trainer._is_captured", lambda device, first=model is models[0]: first)
