@@ -81,9 +81,10 @@ def test_training_epoch(
         contenders |= message_passing_epochs(family, model, data, batch_size)
         if family == "GIN" and batch_size == BATCH_SIZE:
             contenders |= compiled_epoch(session, dataset, model, data, threads)
-    spin_epochs = {name: epochs.ours(model, features, batch_size) for name, model in spins.items()}
+    joint = {"SPIN-sum, joint rows": SPIN(*shape, attention=False, branches="joint")}
+    spin_epochs = {name: epochs.ours(model, features, batch_size) for name, model in (spins | joint).items()}
     case = f"training epoch, batches of {batch_size}"
-    race(case, dataset, spin_epochs | contenders, ours=len(spins), once=loops, shortest=SHORTEST_SAMPLE)
+    race(case, dataset, spin_epochs | contenders, ours=len(spin_epochs), once=loops, shortest=SHORTEST_SAMPLE)
 
 
 def message_passing_epochs(family: str, model: gnn.Classifier, data: list[Data], batch_size: int) -> dict[str, Epoch]:

@@ -44,8 +44,8 @@ def info(
     Self-loops count; the density leaves them out.
 
     Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_edges,
-    directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, duplicates, splits,
-    splits_missing.
+    directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, joint_deduplication, duplicates,
+    splits, splits_missing.
     """
     if dataset is None:
         return _installation(data.root)
@@ -162,7 +162,7 @@ def _memory(facts: dict[str, Any]) -> dict[str, str]:
         "bytes of the graphs": size["graphs"],
         "of their powers": f"{size['powers']}, {facts['hops']} hops of {facts['operator']} in one array",
         "of PowerFeatures": f"{size['features']}, {how}",
-        "nodes per row by branch": by_branch(facts["deduplication"]),
+        "nodes per row by branch": f"{by_branch(facts['deduplication'])}  joint: {facts['joint_deduplication']:.3g}x",
     }
 
 

@@ -41,7 +41,7 @@ def summarize(
           that they are made of, and what else a TU set has, ``unused``.
         - ``classes``: name and number of graphs of each; ``tasks``: their number, names and the share of known labels.
         - ``operator``, ``hops``; ``bytes`` of the graphs, the powers and the deduplicated features; ``deduplication``:
-          nodes per stored row of each branch.
+          nodes per stored row of each branch; ``joint_deduplication``: nodes per joint row.
         - ``duplicates``: the number of graphs with a duplicate, of ``distinct`` graphs, of duplicates with
           ``contradicting`` labels, and the ``best_accuracy`` that is possible.
         - ``splits``: the sizes of each, and how many validation and test graphs have a duplicate in training.
@@ -62,6 +62,7 @@ def summarize(
             "features": replace(features, row_of_node=None).nbytes,
         },
         "deduplication": features.deduplication,
+        "joint_deduplication": graphs.num_nodes / max(len(features.joint.parts), 1),
         "duplicates": _duplicates(first, graphs.y),
         "splits": [_overlap(name, split, first) for name, split in (splits or {}).items()],
     }

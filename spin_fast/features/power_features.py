@@ -456,12 +456,12 @@ class PowerFeatures(GraphArrays):
         return PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
 
     def identical_graphs(self, *, joint: bool = False) -> Tensor:
-        """Find the graphs that no SPIN can tell apart: those with the same rows equally often in every branch.
+        """Find the graphs that no SPIN of these hops can tell apart: with the same rows equally often in every branch.
 
         Exact: rows are compared bit by bit, as they are in deduplication.
 
         Args:
-            joint: compare joint rows, by which a ``SPIN`` with a joint branch tells more graphs apart.
+            joint: with the same joint rows equally often, which a ``SPIN`` with a joint branch cannot tell apart.
 
         Returns:
             ``[G]`` int64: for each selected graph the position, in the selection, of the first one identical to it.

@@ -113,6 +113,17 @@ def test_atlas_other_choices_miss_the_pairs_whose_rows_are_equal(atlas: list[nx.
     assert missed_pairs(atlas, embeddings(atlas, "degree", "sym", attention=True)) > 20
 
 
+def test_atlas_joint_rows_tell_more_apart(atlas: list[nx.Graph]) -> None:
+    signatures, made = refined_colours(atlas, 8), PowerFeatures.from_graphs(batch_of(atlas, "constant"), 3, "adj")
+    missed = {}
+    for joint in (False, True):
+        first = made.identical_graphs(joint=joint)
+        pairs = torch.triu(first[:, None] == first, diagonal=1).nonzero().tolist()
+        missed[joint] = {(a, b) for a, b in pairs if signatures[a] != signatures[b]}
+    assert (len(missed[False]), len(missed[True])) == (6, 4)
+    assert missed[True] < missed[False]
+
+
 def test_what_refinement_cannot_see_stays_unseen() -> None:
     graphs = [nx.cycle_graph(6), nx.disjoint_union(nx.cycle_graph(3), nx.cycle_graph(3))]
     assert len(set(refined_colours(graphs, 8))) == 1

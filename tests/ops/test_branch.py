@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -515,9 +516,12 @@ def test_one_feature_with_more_intervals_than_pay(native) -> None:
 
 @pytest.mark.parametrize("num_features", [1, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_same_bits_for_any_number_of_threads(native, threads, dtype: torch.dtype, num_features: int) -> None:
+@pytest.mark.parametrize("branches", ["hops", "both"])
+def test_same_bits_for_any_number_of_threads(
+    native, threads, dtype: torch.dtype, num_features: int, branches: str
+) -> None:
     features = made_features([40, 7, 0, 900, 1, 30] * 8, num_features, dtype)
-    model = SPIN(num_features, 32, 2, 2).to(dtype)
+    model = SPIN(num_features, 32, 2, 2, branches=branches).to(dtype)
     results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)
@@ -576,11 +580,12 @@ def test_sharing_rows_changes_no_step(native, name: str, request: pytest.Fixture
     graphs = datasets.load(name) if name == "digits" else datasets.load(name, request.getfixturevalue("data_root"))
     ids = torch.randperm(len(graphs), generator=torch.Generator().manual_seed(0))[:64]
     distinct = PowerFeatures.from_graphs(graphs[ids], 3)
-    for attention in (True, False):
+    for attention, branches in itertools.product((True, False), ("hops", "both")):
         results = []
         for made in (distinct, distinct.expand()):
             torch.manual_seed(0)
-            model = SPIN(graphs.num_features, 16, int(graphs.y.max()) + 1, 3, attention=attention).double()
+            shape = (graphs.num_features, 16, int(graphs.y.max()) + 1, 3)
+            model = SPIN(*shape, attention=attention, branches=branches).double()
             trainer = training.Trainer(model, learning_rate=0.0)
             loss = trainer.step(replace(made, rows=made.rows.double()))
             results.append((loss, trainer.optimizer.param_groups[0]["params"][0].grad))
