@@ -54,6 +54,9 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, bool "
       "check_invariants) -> (Tensor loss, Tensor gradient)");
   m.def(
+      "subtree_keys(Tensor indptr, Tensor indices, Tensor x, Tensor? edge_type, int num_hops, int seed, "
+      "bool check_invariants) -> Tensor");
+  m.def(
       "distinct_rows(Tensor powers, Tensor ptr, bool wide_index, int hash_bits, bool check_invariants) "
       "-> (Tensor rows, Tensor row_ptr, Tensor ptr, Tensor index, Tensor count, Tensor row_of_node)");
 }

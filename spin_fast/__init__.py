@@ -8,7 +8,7 @@ from .features.power_features import PowerFeatures
 from .graphs.batch import GraphBatch
 from .graphs.node_features import NodeFeatures
 from .nn import PAGNN, SPIN
-from .ops import attention_readout, branch_readout, power_features, reference, sum_readout
+from .ops import attention_readout, branch_readout, power_features, reference, subtree_keys, sum_readout
 from .ops.native import available as native_available
 from .ops.native import build_info
 
@@ -27,6 +27,7 @@ __all__ = [
     "power_features",
     "reference",
     "shards",
+    "subtree_keys",
     "sum_readout",
     "training",
 ]

@@ -32,6 +32,7 @@ OPS = (
     "branch_readout_backward",
     "training_step",
     "distinct_rows",
+    "subtree_keys",
 )
 
 

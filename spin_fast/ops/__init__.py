@@ -20,6 +20,7 @@ from .native import may_use_tf32
 from .parameters import MOST_LAYERS, ModelSizes, parameter_shapes
 from .power import power_features
 from .readout import attention_readout, sum_readout
+from .subtree import subtree_keys
 from .training_step import bind_training_step, training_step
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "may_use_tf32",
     "parameter_shapes",
     "power_features",
+    "subtree_keys",
     "sum_readout",
     "training_step",
 ]

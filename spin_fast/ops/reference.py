@@ -356,6 +356,37 @@ def _hash(bits: Tensor, hash_bits: int) -> Tensor:
     return key if hash_bits == 64 else key & ((1 << hash_bits) - 1)
 
 
+def _mixed(key: Tensor) -> Tensor:
+    """As ``mixed`` of csrc/subtree.h; int64 wraps around, and the bits that ``>>`` brings in are cut off."""
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        key = (key ^ ((key >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)
+    return key
+
+
+def _signed(value: int) -> int:
+    """An unsigned number of 64 bits as the int64 of the same bits."""
+    return (value + 2**63) % 2**64 - 2**63
+
+
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+
+
+def subtree_keys(
+    indptr: Tensor, indices: Tensor, x: Tensor, num_hops: int, *, edge_type: Tensor | None = None, seed: int = 0
+) -> Tensor:
+    """Reference implementation of :func:`spin_fast.ops.subtree_keys`."""
+    columns = torch.arange(1, x.shape[1] + 1, device=x.device)
+    bits = x.double().contiguous().view(torch.int64)
+    terms = _mixed(bits ^ _mixed(columns * _GOLDEN + seed)).where(bits * 2 != 0, 0)  # neither 0 nor -0
+    keys = [_mixed(terms.sum(1) + seed + x.shape[1])]
+    row, column = run_of_entry(indptr, indices.numel()), indices.long()
+    for _ in range(num_hops):
+        terms = _mixed(keys[-1] + _GOLDEN)[column]
+        terms = terms if edge_type is None else _mixed(terms ^ _mixed(edge_type ^ _GOLDEN))
+        keys.append(_mixed(_mixed(keys[-1]) + torch.zeros_like(keys[-1]).index_add(0, row, terms)))
+    return torch.stack(keys)
+
+
 def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> str:
     """What is wrong with the contents of a CSR adjacency, or an empty string."""
     problem = check_offsets("indptr", indptr, indices.numel(), "indices")

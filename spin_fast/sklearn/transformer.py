@@ -1,4 +1,4 @@
-"""The base of both estimators, which reads ``X``; and the transformer of node features."""
+"""The base of the estimators, which reads ``X``; and the transformer of node features."""
 
 from __future__ import annotations
 
@@ -53,6 +53,12 @@ class GraphEstimator(BaseEstimator):
         if hasattr(X, "edges") or hasattr(X, "edge_index"):
             raise TypeError(f"{wanted}, got a single {type(X).__name__}: wrap it in a list")
         raise TypeError(f"{wanted}, got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}"))
+
+    def _batch(self, X: Any, with_labels: bool = False) -> GraphBatch:
+        graphs = self._graphs(X, with_labels)
+        if isinstance(graphs, PowerFeatures):
+            raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
+        return graphs
 
     def _check_features(self, graphs: Graphs) -> None:
         if graphs.num_features != self.n_features_in_:
@@ -124,12 +130,6 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         graphs = self._batch(X)
         self._check_features(graphs)
         return self.node_features_.transform(graphs)
-
-    def _batch(self, X: Any, with_labels: bool = False) -> GraphBatch:
-        graphs = self._graphs(X, with_labels)
-        if isinstance(graphs, PowerFeatures):
-            raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
-        return graphs
 
     def _fit(self, graphs: GraphBatch) -> None:
         check_finite(graphs)

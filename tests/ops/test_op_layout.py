@@ -15,13 +15,13 @@ pytestmark = pytest.mark.skipif(
     not (ROOT / "csrc").is_dir(), reason="no csrc/ beside the tests: this is not a checkout"
 )
 
-SUBJECTS = ("power", "distinct", "branch", "readout", "training_step")
+SUBJECTS = ("power", "distinct", "branch", "readout", "training_step", "subtree")
 REGISTERED = sorted(
     name.removeprefix("spin_fast::")
     for name in torch._C._dispatch_get_all_op_names()
     if name.startswith("spin_fast::") and "squares" not in name  # that of the guide
 )
-NOT_DIFFERENTIABLE = {"power_features_out", "distinct_rows", "training_step"}
+NOT_DIFFERENTIABLE = {"power_features_out", "distinct_rows", "training_step", "subtree_keys"}
 BENCHMARKS = {"distinct": "test_ours.py", "training_step": "test_training.py"}  # of others: test_<subject>.py
 
 

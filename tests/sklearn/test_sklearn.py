@@ -27,7 +27,7 @@ from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_de
 from sklearn.utils.validation import check_array
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
-from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier
+from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier, SubtreeCounts
 
 NAMES = np.array(["ring", "path", "star"])
 
@@ -62,12 +62,20 @@ class RowTransformer(TakesRows, NodeFeaturesTransformer):
         return super().fit_transform(X, y).x.numpy()
 
 
+class RowCounts(TakesRows, SubtreeCounts):
+    pass
+
+
 SMALL = {"hidden_features": 8, "num_layers": 2, "classifier_features": (8,), "epochs": 12, "random_state": 0}
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 @parametrize_with_checks(
-    [RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL), RowTransformer("log")],
+    [
+        RowClassifier(num_hops=0, learning_rate=0.02, validation_fraction=0, **SMALL),
+        RowTransformer("log"),
+        RowCounts(1, n_features=64),
+    ],
     expected_failed_checks=lambda _: {"check_sample_weight_equivalence_on_dense_data": "see the test of it"},
 )
 def test_checks_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
@@ -311,7 +319,7 @@ def test_what_is_not_finite_is_named(graphs: GraphBatch, classifier: SPINClassif
         ("features", replace(graphs, x=spoilt(graphs.x))),
         ("edge weights", replace(graphs, edge_weight=spoilt(weights))),
     ):
-        for estimator in (clone(classifier).set_params(epochs=1), NodeFeaturesTransformer("log")):
+        for estimator in (clone(classifier).set_params(epochs=1), NodeFeaturesTransformer("log"), SubtreeCounts()):
             message = f"Input X contains {name}: {part} must be finite"
             with pytest.raises(ValueError, match=message):
                 estimator.fit(wrong, graphs.y.numpy())
