@@ -29,6 +29,9 @@ class FeatureOptions:
         Degree | None,
         data_option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
     ] = None
+    one_hot: Annotated[
+        bool, data_option("--one-hot", help="Encode features that are categories, such as OGB's of atoms.")
+    ] = False
     standardize: Annotated[
         bool | None,
         data_option(

@@ -54,8 +54,9 @@ def precompute(
 ) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
-    They are hops of the features as DATASET has them: what train --degree and --standardize make of those depends on
-    the training graphs, which are not chosen yet. The files of an earlier call with the same --out are replaced.
+    They are hops of the features as DATASET has them: what train --degree, --one-hot and --standardize make of those
+    depends on the training graphs, which are not chosen yet. The files of an earlier call with the same --out are
+    replaced.
 
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
     """

@@ -86,8 +86,9 @@ def train(
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None
     if features.precomputed is not None:
-        if features.degree is not None or features.standardize:
-            option = "--standardize" if features.degree is None else f"--degree {features.degree}"
+        if features.degree is not None or features.one_hot or features.standardize:
+            option = "--one-hot" if features.one_hot else "--standardize"
+            option = option if features.degree is None else f"--degree {features.degree}"
             stored = f"--features {features.precomputed}"
             raise ValueError(f"{option}: {stored} has the hops already, and it comes before them")
         power = PowerFeatures.load(features.precomputed)
@@ -181,10 +182,12 @@ def _labels(source: datasets.Source, y: Tensor | None, metric: Metric | None) ->
 def _prepare(graphs: GraphBatch, train: Tensor, options: FeatureOptions) -> tuple[NodeFeatures, GraphBatch]:
     """Fit the preparation of node features to the training graphs, and apply it to all."""
     preprocessing = NodeFeatures(
-        options.degree, standardize="auto" if options.standardize is None else options.standardize
+        options.degree,
+        one_hot=options.one_hot,
+        standardize="auto" if options.standardize is None else options.standardize,
     ).fit(graphs, train)
     graphs, standardized = preprocessing.transform(graphs), len(preprocessing.columns_)
-    if options.degree is not None or standardized:
+    if options.degree is not None or options.one_hot or standardized:
         console.print(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
     return preprocessing, graphs
 

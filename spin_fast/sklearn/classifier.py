@@ -62,7 +62,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             :meth:`spin_fast.PowerFeatures.from_graphs`.
         readout: ``"sum"`` or ``"attention"``.
         branches: ``"hops"``, ``"joint"`` or ``"both"``: what an MLP reads, one hop of a node, or all side by side.
-        degree, standardize: those of :class:`spin_fast.NodeFeatures`.
+        degree, one_hot, standardize: those of :class:`spin_fast.NodeFeatures`.
         calibrate: scale the new weights by the training graphs, see :meth:`spin_fast.SPIN.calibrate`.
         epochs, batch_size, learning_rate, schedule, weight_decay: those of :func:`spin_fast.training.fit`.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
@@ -97,6 +97,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     branches: Literal["hops", "joint", "both"] = "hops"
     size_aware: bool = False
     degree: Degree | None = None
+    one_hot: bool | Sequence[int] = False
     standardize: bool | Literal["auto"] = "auto"
     num_layers: int = 3
     classifier_features: Sequence[int] = (32, 32)
@@ -231,8 +232,9 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         operator = check.operators(self.operator)
         if isinstance(graphs, GraphBatch):
             return
-        if self.degree is not None or self.standardize is True:
-            name = "standardize" if self.degree is None else "degree"
+        if self.degree is not None or self.one_hot is not False or self.standardize is True:
+            name = "standardize" if self.one_hot is False else "one_hot"
+            name = name if self.degree is None else "degree"
             raise ValueError(
                 f"{name} must be left out where X is PowerFeatures, which have the powers already: prepare the graphs "
                 "by NodeFeatures before"
@@ -286,7 +288,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             graphs = graphs.to(self.device)
         if isinstance(graphs, PowerFeatures):
             return graphs, None
-        node_features = NodeFeatures(self.degree, standardize=self.standardize).fit(graphs, train)
+        node_features = NodeFeatures(self.degree, one_hot=self.one_hot, standardize=self.standardize).fit(graphs, train)
         progress, node_rows = bool(self.verbose), self.dropout > 0 or self.branches != "hops"
         graphs = node_features.transform(graphs)
         made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
@@ -321,7 +323,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 if graphs.x.dtype != weight.dtype:
                     raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
                 scores = torch.cat(list(training.predict_chunks(self.model_, graphs))).cpu()
-            elif made is not None and (made.degree is not None or made.columns_):
+            elif made is not None and (made.degree is not None or any(made.categories_) or made.columns_):
                 raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
             else:
                 scores = training.predict(self.model_, graphs).cpu()

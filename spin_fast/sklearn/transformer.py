@@ -92,7 +92,7 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
     are read by ``fit_transform`` without ``y``, but not by ``transform``.
 
     Args:
-        degree, keep_x, standardize, columns: those of :class:`spin_fast.NodeFeatures`.
+        degree, max_degree, one_hot, keep_x, standardize, columns: those of :class:`spin_fast.NodeFeatures`.
 
     Attributes:
         n_features_in_: features of a node before.
@@ -101,6 +101,8 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
 
     degree: Degree | None = None
     _: KW_ONLY
+    max_degree: int | None = None
+    one_hot: bool | Sequence[int] = False
     keep_x: bool | Literal["auto"] = "auto"
     standardize: bool | Literal["auto"] = "auto"
     columns: Sequence[int] | None = None
@@ -133,5 +135,5 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
 
     def _fit(self, graphs: GraphBatch) -> None:
         check_finite(graphs)
-        made = NodeFeatures(self.degree, keep_x=self.keep_x, standardize=self.standardize, columns=self.columns)
+        made = NodeFeatures(**self.get_params())
         self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features

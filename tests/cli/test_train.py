@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import sys
 from pathlib import Path
@@ -127,3 +128,18 @@ def test_a_metric_that_is_nan_is_said_in_one_line(tmp_path: Path, monkeypatch: p
     assert result.exit_code == 0, result.output
     expected = "spin-fast: warning: metric rocauc is NaN on the validation graphs: their loss chooses the epoch, and"
     assert [line for line in result.stderr.splitlines() if "NaN" in line] == [f"{expected} when to stop"]
+
+
+def test_one_hot_codes_go_into_the_model(tmp_path: Path) -> None:
+    model, table = tmp_path / "model.safetensors", tmp_path / "p.csv"
+    options = ["--epochs", 1, "--hops", 1, "--layers", 1, "--batch-size", 200]
+    stdout = invoke("train", "power-law", "--one-hot", *options, "--out", tmp_path)
+    (width,) = re.findall(r"node features: (\d+), 0 standardised", stdout)
+    trained, _ = training.load_checkpoint(model)
+    assert trained.config["in_features"] == int(width) == len(trained.node_features.categories_[0])
+    invoke("predict", model, "power-law", "--out", table)
+    assert len(table.read_text().splitlines()) == 1001
+    stored = tmp_path / "features.safetensors"
+    invoke("precompute", "power-law", "--hops", 1, "--out", stored)
+    error = invoke("train", "power-law", "--one-hot", "--features", stored, "--out", tmp_path, exit_code=1)
+    assert f"--one-hot: --features {stored} has the hops already" in error

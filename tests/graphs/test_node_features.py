@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import networkx
 import numpy as np
 import pytest
 import torch
@@ -91,6 +92,40 @@ def test_degrees() -> None:
     assert torch.equal(beside.x, torch.cat([degree, made("log")], 1))
 
 
+def test_profile_of_the_neighbours_degrees() -> None:
+    graph = networkx.lollipop_graph(4, 3)
+    graph.add_node("alone")
+    graphs = GraphBatch.from_networkx(graph)
+    made = NodeFeatures("profile").fit(graphs).transform(graphs).x
+    for row, node in zip(made, graph, strict=True):
+        of_neighbours = [graph.degree[other] for other in graph[node]] or [0]
+        of = np.array([graph.degree[node], *(f(of_neighbours) for f in (np.min, np.max, np.mean, np.std))])
+        np.testing.assert_allclose(row, np.log1p(of), rtol=1e-6)
+
+
+def test_largest_degree_with_a_column() -> None:
+    graphs = GraphBatch.from_networkx(networkx.star_graph(5))
+    x = NodeFeatures("one-hot", max_degree=2).fit(graphs).transform(graphs).x
+    assert x.tolist() == [[0.0, 0.0, 1.0]] + [[0.0, 1.0, 0.0]] * 5
+
+
+def test_categories_of_the_training_graphs_become_columns() -> None:
+    x = torch.tensor([[7.0, 0.5, 2.0], [3.0, 1.5, 2.0], [9.0, 0.0, -1.0]])
+    graphs = graphs_with(x, [2, 1])
+    fitted = NodeFeatures(one_hot=[0, 2], standardize=False).fit(graphs, [0])
+    assert fitted.categories_ == [[3, 7], None, [2]]
+    assert fitted.transform(graphs).x.tolist() == [[0, 1, 0.5, 1], [1, 0, 1.5, 1], [0, 0, 0, 0]]
+    whole = NodeFeatures(one_hot=True).fit(replace(graphs, x=x[:, [0, 2]]))
+    assert whole.categories_ == [[3, 7, 9], [-1, 2]]
+    with pytest.raises(ValueError, match="one_hot must name columns of whole numbers; column 1 has others"):
+        NodeFeatures(one_hot=True).fit(graphs)
+    with pytest.raises(ValueError, match="one_hot must be less than 3, the number of columns, got 3"):
+        NodeFeatures(one_hot=[3]).fit(graphs)
+    many = graphs_with(torch.arange(5000.0)[:, None], [5000])
+    with pytest.raises(ValueError, match="one_hot must name columns of at most 4096 values; column 0 has 5000"):
+        NodeFeatures(one_hot=True).fit(many)
+
+
 def test_degrees_larger_than_in_training_share_the_last_column() -> None:
     star = [(0, v) for v in range(1, 6)] + [(6, 7)]
     edges = torch.tensor(star + [(v, u) for u, v in star]).t()
@@ -104,7 +139,9 @@ def test_degrees_larger_than_in_training_share_the_last_column() -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(
-    data=st.data(), degree=st.sampled_from([None, "raw", "log"]), dtype=st.sampled_from([torch.float32, torch.float64])
+    data=st.data(),
+    degree=st.sampled_from([None, "raw", "log"]),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
 )
 def test_equal_rows_stay_equal(data: st.DataObject, degree: preprocessing.Degree | None, dtype: torch.dtype) -> None:
     """Whatever stands beside them, so that they are stored once; and a graph alone becomes what it is among others."""
@@ -151,7 +188,12 @@ def test_input_is_left_as_it_is() -> None:
 @pytest.mark.parametrize("fitted", [False, True])
 def test_round_trip_through_json(fitted: bool) -> None:
     graphs = typed()
-    for made in (NodeFeatures(), NodeFeatures("one-hot", keep_x=True), NodeFeatures("log", columns=[np.int64(0), 1])):
+    for made in (
+        NodeFeatures(),
+        NodeFeatures("one-hot", max_degree=1, keep_x=True),
+        NodeFeatures("log", columns=[np.int64(0), 1]),
+        NodeFeatures("profile", one_hot=[3]),
+    ):
         if fitted:
             made.fit(graphs, [0, 3])
         again = NodeFeatures.from_dict(json.loads(json.dumps(made.to_dict(), allow_nan=False)))
@@ -202,13 +244,16 @@ def test_damaged_state(damage: dict[str, object] | None) -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"degree": "cubic"}, "degree must be one of raw, log, one-hot or None, got 'cubic'"),
+        ({"degree": "cubic"}, "degree must be one of raw, log, one-hot, profile or None, got 'cubic'"),
         ({"keep_x": None}, "keep_x must be True, False or 'auto', got None"),
         ({"standardize": "yes"}, "standardize must be True, False or 'auto', got 'yes'"),
         ({"keep_x": False}, "keep_x must not be False without degree"),
         ({"columns": [-1]}, "columns must be at least 0, got -1"),
         ({"columns": [0.5]}, "columns must be an int, got float"),
         ({"columns": [0], "standardize": False}, "columns must be None where standardize is False"),
+        ({"max_degree": 3}, "max_degree must be None where degree is None: it is of one-hot degrees"),
+        ({"degree": "one-hot", "max_degree": -1}, "max_degree must be at least 0, got -1"),
+        ({"one_hot": [-1]}, "one_hot must be at least 0, got -1"),
     ],
 )
 def test_wrong_arguments(wrong: dict[str, object], message: str) -> None:

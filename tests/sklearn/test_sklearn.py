@@ -298,7 +298,7 @@ def test_wrong_data_of_the_transformer(graphs: GraphBatch, features: PowerFeatur
         transformer.transform(graphs)
     with pytest.raises(TypeError, match="X must be graphs, of which no powers are computed yet, got PowerFeatures"):
         transformer.fit(features)
-    with pytest.raises(ValueError, match="degree must be one of raw, log, one-hot or None, got 'cubic'"):
+    with pytest.raises(ValueError, match="degree must be one of raw, log, one-hot, profile or None, got 'cubic'"):
         clone(transformer).set_params(degree="cubic").fit(graphs)
     wide = replace(graphs, x=graphs.x.expand(-1, 2))
     with pytest.raises(ValueError, match="X has 2 features, but NodeFeaturesTransformer is expecting 1 features"):
