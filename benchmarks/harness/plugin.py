@@ -136,6 +136,11 @@ SESSION = pytest.StashKey[Session]()
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[SETTINGS] = settings = Settings.of(config)
     config.stash[SESSION] = session = Session()
+    if settings.results is not None:
+        try:
+            report.check_folder(settings.results)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
     report.load()
     if find_spec("torch_geometric") is None:
         session.note(

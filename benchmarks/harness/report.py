@@ -315,6 +315,25 @@ def markdown(session: Session, info: dict[str, Any], plots: bool = True) -> str:
     return "\n".join(lines)
 
 
+def check_folder(folder: Path) -> None:
+    """Check that :func:`write` replaces nothing but what it has written.
+
+    Raises:
+        ValueError: the folder is a file, or holds others' files.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--results {folder} must be a folder, and is a file")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return
+    try:
+        found = json.loads((folder / "results.json").read_bytes())
+    except (OSError, ValueError):
+        found = None
+    is_own = isinstance(found, dict) and {"machine", "notes", "races"} <= found.keys()
+    if not is_own:
+        raise ValueError(f"--results {folder} must be a new folder, an empty one, or one that --results has written")
+
+
 def write(session: Session, info: dict[str, Any], folder: Path, plots: bool = True) -> None:
     """Write ``results.json`` (every sample), ``results.md`` and plots into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)

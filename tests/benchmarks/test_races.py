@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,18 @@ def test_what_a_visitor_gets(tmp_path: Path) -> None:
     assert len(by_default) <= 20
     assert all(any(name in race for race in by_default) for name in names)
     assert not any(name in race for race in by_default for name in ("test_edges", "test_one_large_graph"))
+
+
+def test_results_replace_nothing_of_others(tmp_path: Path) -> None:
+    file, others, own = tmp_path / "file", tmp_path / "others", tmp_path / "own"
+    file.write_text("mine")
+    for folder, content in ((others, {"races": []}), (own, {"machine": {}, "notes": [], "races": []})):
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps(content))
+    for folder, wrong in ((file, "must be a folder"), (others, "must be a new folder"), (own, "")):
+        result = run_benchmarks(tmp_path, "", "--datasets", "digits", "--collect-only", "-q", "--results", str(folder))
+        assert result.returncode == (4 if wrong else 0), result.stdout + result.stderr
+        assert f"--results {folder} {wrong}" in result.stderr or not wrong
 
 
 @pytest.mark.slow
