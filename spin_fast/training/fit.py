@@ -291,7 +291,6 @@ class _Run:
         return interrupted
 
     def _epoch(self) -> Epoch:
-        """Train for one epoch, and validate."""
         data, number, rate = self.data, len(self.state.epochs) + 1, self._rate
         start = time.perf_counter()
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
