@@ -21,8 +21,7 @@ from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..nn import GraphClassifier
-from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
-from .metrics import Metric, accuracy
+from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
 from .prediction import not_finite, predict
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
