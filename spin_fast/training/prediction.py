@@ -16,6 +16,9 @@ from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..nn import GraphClassifier
 
+CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
+GPU_CHUNK_BYTES = 256 << 20  # the same on a GPU: enough to fill it
+
 
 @torch.inference_mode()
 def predict(
@@ -33,12 +36,6 @@ def predict(
     if len(selected) == 0:
         return features.rows.new_empty(0, model.num_outputs(features))
     return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
-
-
-CHUNK_BYTES = 4 << 20
-"""Of powers, and of edges, that :func:`predict_proba` takes at a time, unless a single graph has more."""
-GPU_CHUNK_BYTES = 256 << 20
-"""The same on a GPU: enough to fill it."""
 
 
 def predict_proba(
