@@ -120,13 +120,11 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
     )
     narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(num_edges.sum())) < 2**31
     edge_index = cat("edge_index", [edge.t() if narrow else edge.t().long() for edge in edges])
-    batch = cat("batch", batches)
     assert edge_index is not None
-    assert batch is not None
     first_node, first_graph = nodes.cumsum(0) - nodes, graphs.cumsum(0) - graphs
     return Parts(
         (edge_index + first_node.to(edge_index.dtype).repeat_interleave(num_edges)[:, None]).t(),
-        batch + first_graph.repeat_interleave(nodes),
+        torch.cat(batches) + first_graph.repeat_interleave(nodes),
         sum(counts),
         cat("x", xs),
         cat("y", ys),
