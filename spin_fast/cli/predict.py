@@ -140,11 +140,7 @@ def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[st
 def _parts(
     source: datasets.Source, metadata: dict[str, Any], undirected: bool | None
 ) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
-    """Graphs, their names if they are of a folder, and how many there are in all if that is known.
-
-    Raises:
-        ValueError: they are not as those in training were.
-    """
+    """Graphs as in training, their names if they are of a folder, and how many there are in all if that is known."""
     features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
     dataset, folder = source.name, source.path if source.is_own else None
     if folder is None:  # it lists both directions of an edge, and allows no other options
@@ -195,11 +191,7 @@ Columns = dict[str, np.ndarray]
 
 
 def _table_writer(path: Path) -> Callable[[Path], AbstractContextManager[Callable[[Columns], None]]]:
-    """The writer for the format of the suffix of ``path``, which takes some rows at a time.
-
-    Raises:
-        ValueError: there is no such format. ImportError: Parquet without pyarrow.
-    """
+    """The writer for the format of the suffix of ``path``, which takes some rows at a time."""
     if path.suffix == ".csv":
         return _csv_writer
     if path.suffix != ".parquet":

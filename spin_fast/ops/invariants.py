@@ -103,11 +103,7 @@ def check_rows(
     num_branches: int | None,
     check_invariants: bool,
 ) -> int:
-    """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches.
-
-    Raises:
-        TypeError, ValueError: name the argument and what is wrong with it.
-    """
+    """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches."""
     dense = isinstance(rows, Tensor) and rows.dim() == 3
     check.tensor(name, rows, ("branches", "N", "h") if dense else ("rows", "h"), check.STORED)
     check.offsets_shape("ptr", ptr, rows.device)

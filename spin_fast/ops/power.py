@@ -70,13 +70,12 @@ def power_features(
         torch.ops.spin_fast.power_features_out.default(*graph, *options, out)
         return out
 
-    refusal = None
     if native.op_checks(x, check_invariants, float64_sums) and type(num_hops) is int:
         try:
             _check_gradients_and_memory(x, edge_weight, out)
             return call()
-        except native.REFUSALS as error:
-            refusal = error
+        except native.REFUSALS:
+            pass  # the checks below say why, or else the next call does
     check.tensor("x", x, ("N", "d"), check.STORED)
     num_hops = check.integer("num_hops", num_hops, 0)
     check.operator(operator)
@@ -98,8 +97,6 @@ def power_features(
         if not out.is_contiguous():
             raise ValueError("out must be contiguous")
     _check_gradients_and_memory(x, edge_weight, out)
-    if refusal is not None:
-        raise refusal
     if native.has_kernel(x.device):
         return call()
     if out is None:

@@ -43,12 +43,9 @@ class GraphEstimator(BaseEstimator):
         libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
         if "torch_geometric" in libraries:
             return GraphBatch.from_pyg(X, y="y" if with_labels else None)
-        if "networkx" in libraries:
-            return GraphBatch.from_networkx(X)
-        if "dgl" in libraries:
-            return GraphBatch.from_dgl(X)
-        if "scipy" in libraries:
-            return GraphBatch.from_scipy(X)
+        for library in ("networkx", "dgl", "scipy"):
+            if library in libraries:
+                return getattr(GraphBatch, f"from_{library}")(X)
         wanted = "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy"
         if hasattr(X, "edges") or hasattr(X, "edge_index"):
             raise TypeError(f"{wanted}, got a single {type(X).__name__}: wrap it in a list")
