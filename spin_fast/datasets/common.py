@@ -42,6 +42,10 @@ class DatasetError(NamingError, ValueError):
         self.argument = argument
 
 
+def impossible(argument: str, value: object, where: str) -> DatasetError:
+    return DatasetError(Argument(argument, value), f" is impossible for {where}", argument=argument)
+
+
 class Folder(NamedTuple):
     """Graphs with the names that their files have for graphs, classes and features.
 

@@ -21,7 +21,7 @@ from . import citation, downloads, folder, nel, ogb, tu
 from . import splits as _splits
 from .built_in import csl, digits, erdos_renyi, power_law, random_regular
 from .citation import NodeDataset
-from .common import DatasetError, Folder
+from .common import DatasetError, Folder, impossible
 from .options import LABEL, Features, Label, check_dtype_and_edges
 from .splits import Split
 
@@ -302,7 +302,7 @@ class Known(Source):
         return self._read(features, dtype)
 
     def _refuse(self, argument: str, value: object, why: str) -> NoReturn:
-        raise DatasetError(Argument(argument, value), f" is impossible for {self.name}, {why}", argument=argument)
+        raise impossible(argument, value, f"{self.name}, {why}")
 
     @abstractmethod
     def _read(self, features: Features, dtype: torch.dtype) -> Folder: ...

@@ -175,8 +175,7 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
             raise ValueError(f"data must have {name!r}, got none{at}{remedy}")
         return value
 
-    edge_index = attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else "")
-    edge_index = plain(edge_index)
+    edge_index = plain(attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else ""))
     check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS)
     value = None if x is None else attribute(x, "; x=None takes the degree instead")
     batch, num_graphs = item.batch, 1

@@ -163,8 +163,9 @@ def _sum_fake(z, ptr, index, count, num_branches, shared, check_invariants):  # 
 
 
 def _sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    z, ptr, index, count, ctx.num_branches, ctx.shared, _ = inputs
-    ctx.shape = z.shape
+    """Of the op and of its backward pass."""
+    rows, ptr, index, count, ctx.num_branches, *_, ctx.shared, _ = inputs
+    ctx.shape = rows.shape
     ctx.save_for_backward(ptr, index, count)
 
 
@@ -179,11 +180,6 @@ def _sum_grad(ctx: Any, grad: Tensor) -> Grads:
 
 def _sum_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, check_invariants):  # type: ignore[no-untyped-def]
     return grad.new_empty(num_rows, grad.shape[1] // num_branches)
-
-
-def _sum_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, ptr, index, count, ctx.num_branches, _, ctx.shared, _ = inputs
-    ctx.save_for_backward(ptr, index, count)
 
 
 def _sum_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
@@ -275,7 +271,7 @@ def _register(
 
 _sum = _register("sum_readout", _sum_fake, _sum_grad, _sum_setup)
 _attention = _register("attention_readout", _attention_fake, _attention_grad, _attention_setup)
-native.register("sum_readout_backward", _sum_backward_fake, _sum_backward_grad, _sum_backward_setup)
+native.register("sum_readout_backward", _sum_backward_fake, _sum_backward_grad, _sum_setup)
 native.register(
     "attention_readout_backward", _attention_backward_fake, _attention_backward_grad, _attention_backward_setup
 )

@@ -36,10 +36,8 @@ class GraphEstimator(BaseEstimator):
         if isinstance(X, np.ndarray) and X.dtype == object:
             X = list(X)
         first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
-        if isinstance(first, GraphBatch):
-            return GraphBatch.concatenate(X)
-        if isinstance(first, PowerFeatures):
-            return PowerFeatures.concatenate(X)
+        if isinstance(first, Graphs):
+            return type(first).concatenate(X)
         libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
         if "torch_geometric" in libraries:
             return GraphBatch.from_pyg(X, y="y" if with_labels else None)

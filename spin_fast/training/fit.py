@@ -21,8 +21,7 @@ from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..nn import GraphClassifier
-from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
-from .metrics import Metric, accuracy
+from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
 from .prediction import not_finite, predict
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
@@ -291,7 +290,6 @@ class _Run:
         return interrupted
 
     def _epoch(self) -> Epoch:
-        """Train for one epoch, and validate."""
         data, number, rate = self.data, len(self.state.epochs) + 1, self._rate
         start = time.perf_counter()
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
