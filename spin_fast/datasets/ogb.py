@@ -145,7 +145,6 @@ def evaluator(name: str) -> Any:
     Raises:
         ImportError: the package ogb is not installed. DatasetError: OGB has no such set.
     """
-    evaluators = library("ogb.graphproppred", f"the score of {name}")
     if not owns(name):
         raise DatasetError(f"OGB scores no set {name!r}; use accuracy, or a name such as ogbg-molhiv")
-    return evaluators.Evaluator(name.replace("_", "-"))
+    return library("ogb.graphproppred", f"the score of {name}").Evaluator(name.replace("_", "-"))

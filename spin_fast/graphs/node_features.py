@@ -81,7 +81,7 @@ class NodeFeatures:
         Raises:
             TypeError, ValueError: no nodes, ``columns`` out of range, or values to standardise that are not finite.
         """
-        _check_graphs(graphs)
+        check_graphs(graphs)
         x, degree = graphs.x.detach(), graphs.degree
         if ids is not None:
             chosen = graph_ids(ids, len(graphs), graphs.ptr.device)
@@ -130,7 +130,7 @@ class NodeFeatures:
         Raises:
             TypeError, ValueError: not fitted yet, or graphs with another number of features.
         """
-        _check_graphs(graphs)
+        check_graphs(graphs)
         if not hasattr(self, "num_features_"):
             raise ValueError("NodeFeatures must be fitted before they transform: call fit")
         if graphs.num_features != self.num_features_:
@@ -183,7 +183,7 @@ class NodeFeatures:
         return made
 
 
-def _check_graphs(graphs: Any) -> None:
+def check_graphs(graphs: Any) -> None:
     if not isinstance(graphs, GraphBatch):
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
 

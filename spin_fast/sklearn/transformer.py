@@ -100,14 +100,16 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
         """
-        self._fit(self._batch(X))
+        graphs = self._batch(X)
+        check_finite(graphs)
+        made = NodeFeatures(self.degree, keep_x=self.keep_x, standardize=self.standardize, columns=self.columns)
+        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> GraphBatch:
         """Fit to all graphs of ``X``, and transform them."""
         graphs = self._batch(X, with_labels=y is None)
-        self._fit(graphs)
-        return self.node_features_.transform(graphs)
+        return self.fit(graphs).node_features_.transform(graphs)
 
     def transform(self, X: Any) -> GraphBatch:
         """Return the graphs with prepared node features.
@@ -125,8 +127,3 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         if isinstance(graphs, PowerFeatures):
             raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
         return graphs
-
-    def _fit(self, graphs: GraphBatch) -> None:
-        check_finite(graphs)
-        made = NodeFeatures(self.degree, keep_x=self.keep_x, standardize=self.standardize, columns=self.columns)
-        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features

@@ -14,6 +14,7 @@ from .._common.progress import progress_bar
 from ..features.chunks import power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import check_graphs
 from ..nn import GraphClassifier
 
 CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
@@ -78,8 +79,7 @@ def predict_chunks(
 
     Arguments and errors are those of :func:`predict_proba`.
     """
-    if not isinstance(graphs, GraphBatch):
-        raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+    check_graphs(graphs)
     if model.node_features is not None:
         graphs = model.node_features.transform(graphs)
     if model.in_features not in (None, graphs.num_features):
