@@ -83,7 +83,7 @@ def power_features(
     check_invariants = check.flag("check_invariants", check_invariants)
     num_nodes = x.shape[0]  # len(x) would fix the size while exporting
     check_csr(indptr, indices, ptr, num_nodes, check_invariants=check_invariants, device=x.device)
-    may_be_slice = ptr is not None and not check_invariants
+    part = None if check_invariants else ptr  # maybe a slice of the offsets
     if edge_weight is not None:
         dtype = torch.float32 if x.dtype.itemsize == 2 else x.dtype
         check.tensor("edge_weight", edge_weight, (indices.numel(),), (dtype,), x.device)
@@ -91,8 +91,8 @@ def power_features(
             reference.operator_scales(indptr, operator, edge_weight)
     if out is not None:
         rows: int | str = num_nodes
-        if ptr is not None and may_be_slice:
-            rows = int(ptr[-1]) - int(ptr[0]) if contents_are_readable(ptr) else "nodes"
+        if part is not None:
+            rows = int(part[-1]) - int(part[0]) if contents_are_readable(part) else "nodes"
         check.tensor("out", out, (num_hops + 1, rows, x.shape[1]), (x.dtype,), x.device)
         if not out.is_contiguous():
             raise ValueError("out must be contiguous")
@@ -101,8 +101,8 @@ def power_features(
         return call()
     if out is None:
         return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)
-    if ptr is not None and may_be_slice:
-        first, last = int(ptr[0]), int(ptr[-1])
+    if part is not None:
+        first, last = int(part[0]), int(part[-1])
         edges = slice(int(indptr[first]), int(indptr[last]))
         indptr, indices, x = indptr[first : last + 1] - edges.start, indices[edges] - first, x[first:last]
         edge_weight = None if edge_weight is None else edge_weight[edges]
