@@ -117,7 +117,8 @@ inline ScalarType expect(const char* name, const Tensor& t, std::initializer_lis
 // Uninitialised memory, or nullopt if there is not enough. Faster than torch::stable::empty, which looks its op up by
 // name.
 inline std::optional<Tensor> allocated(Shape shape, ScalarType type, int32_t device_type, int32_t device) {
-  for (const int64_t size : shape) require(size >= 0, "sizes must be at least 0, got ", listed(shape));
+  for (const int64_t size : shape)
+    if (size < 0) refuse("sizes must be at least 0, got ", listed(shape));
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t axis = shape.size(); axis-- > 1;)
     if (__builtin_mul_overflow(strides[axis], std::max<int64_t>(shape[axis], 1), &strides[axis - 1]))
