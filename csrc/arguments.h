@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 
 #include "tensors.h"
 
@@ -37,6 +38,23 @@ inline ScalarType check_powers_gradient(const Tensor& grad) {
   require(grad.size(0) >= 1, "grad must have at least 1 branch, got 0");
   return value;
 }
+
+// Calls f(Tag<W>) for unsigned words as wide as the values.
+template <class F>
+void dispatch_words(ScalarType value, F f) {
+  dispatch_storage(value, [&]<class S>(Tag<S>) {
+    constexpr size_t bytes = sizeof(S);
+    f(Tag<std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>{});
+  });
+}
+
+// The bits of a value, 0 for those of -0.
+template <class W>
+constexpr W positive_zero(W bits) {
+  return bits == W(W{1} << (8 * sizeof(W) - 1)) ? W{0} : bits;
+}
+
+constexpr uint64_t lowest_bits(int64_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 
 inline void check_distinct(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits) {
   expect("powers", powers, {any, any, any}, stored_types);

@@ -5,6 +5,11 @@
 
 namespace spin_fast {
 
+// Where the entries of a segment begin; constexpr, so that CUDA kernels may call it.
+constexpr int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
+  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
+}
+
 // The segments of a z of [rows, width], checked. `shared`: z is the dense form, every branch reads the same ptr.
 inline Segments checked_segments(int64_t rows, int64_t width, const Tensor& ptr, const OptionalTensor& index,
                                  const OptionalTensor& count, int64_t branches, bool shared, bool check_invariants) {
@@ -22,8 +27,7 @@ inline Segments checked_segments(int64_t rows, int64_t width, const Tensor& ptr,
           segments);
   if (check_invariants) {
     const int64_t end = shared ? rows / branches : entries;
-    dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&](auto index_tag) {
-      using I = typename decltype(index_tag)::type;
+    dispatch_index(index ? index->scalar_type() : ScalarType::Long, [&]<class I>(Tag<I>) {
       const int64_t row_ptr[] = {0, index ? rows : end};
       refuse_if(check_segments(ptr.const_data_ptr<int64_t>(), segments, data<I>(index), data<int32_t>(count), end,
                                row_ptr, 1));

@@ -23,6 +23,7 @@
 namespace spin_fast {
 
 using torch::headeronly::ScalarType;
+using Shape = torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 
@@ -100,59 +101,42 @@ inline const Tensor& given(const char* name, const Tensor& t) {
 inline ScalarType expect(const char* name, const Tensor& t, std::initializer_list<Size> shape, Types types) {
   if (!is_here(given(name, t))) refuse(name, " must be on the device of the op, got ", device_of(t));
   const ScalarType type = t.scalar_type();
-  bool fits = false;
-  for (const ScalarType of : types) fits = fits || of == type;
-  if (!fits) {
+  if (std::find(types.begin(), types.end(), type) == types.end()) {
     std::string names;
     for (const ScalarType of : types) names += (names.empty() ? "" : " or ") + name_of(of);
     refuse(name, " must be ", names, ", got ", name_of(type));
   }
-  fits = t.dim() == static_cast<int64_t>(shape.size());
-  int64_t axis = 0;
-  for (const Size size : shape) {
-    fits = fits && (!size || t.size(axis) == *size);
-    ++axis;
-  }
-  if (!fits) {
-    std::vector<int64_t> sizes(t.dim());
-    for (axis = 0; axis < t.dim(); ++axis) sizes[axis] = t.size(axis);
+  const Shape sizes = t.sizes();
+  const auto fits = [](Size wanted, int64_t size) { return !wanted || *wanted == size; };
+  if (!std::equal(shape.begin(), shape.end(), sizes.begin(), sizes.end(), fits))
     refuse(name, " must have shape ", listed(shape), ", got ", listed(sizes));
-  }
   require(t.is_contiguous(), name, " must be contiguous");
   return type;
 }
 
 // Uninitialised memory, or nullopt if there is not enough. Faster than torch::stable::empty, which looks its op up by
 // name.
-inline std::optional<Tensor> allocated(std::initializer_list<int64_t> shape, ScalarType type, int32_t device_type,
-                                       int32_t device) {
-  for (const int64_t size : shape) require(size >= 0, "sizes must be at least 0, got ", listed(shape));
+inline std::optional<Tensor> allocated(Shape shape, ScalarType type, int32_t device_type, int32_t device) {
+  for (const int64_t size : shape)
+    if (size < 0) refuse("sizes must be at least 0, got ", listed(shape));
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t axis = shape.size(); axis-- > 1;)
-    if (__builtin_mul_overflow(strides[axis], std::max<int64_t>(shape.begin()[axis], 1), &strides[axis - 1]))
+    if (__builtin_mul_overflow(strides[axis], std::max<int64_t>(shape[axis], 1), &strides[axis - 1]))
       return std::nullopt;
   AtenTensorHandle handle = nullptr;
-  const AOTITorchError error = aoti_torch_empty_strided(shape.size(), shape.begin(), strides.data(),
+  const AOTITorchError error = aoti_torch_empty_strided(shape.size(), shape.data(), strides.data(),
                                                         static_cast<int32_t>(type), device_type, device, &handle);
   if (error != AOTI_TORCH_SUCCESS) return std::nullopt;
   return Tensor(handle);
 }
 
 // Fails with the message of torch's own allocator, which users search for.
-inline Tensor allocated_on_cpu(std::initializer_list<int64_t> shape, ScalarType type) {
+inline Tensor allocated_on_cpu(Shape shape, ScalarType type) {
   const std::optional<Tensor> t = allocated(shape, type, aoti_torch_device_type_cpu(), 0);
   if (!t)
     throw std::runtime_error("DefaultCPUAllocator: can't allocate memory: you tried to allocate " + listed(shape) +
                              " values of " + name_of(type));
   return *t;
-}
-
-// empty(shape, type) with the shape and the type of a tensor of up to three dimensions.
-template <class Empty>
-Tensor like(const Tensor& t, Empty empty) {
-  if (t.dim() == 1) return empty({t.size(0)}, t.scalar_type());
-  if (t.dim() == 2) return empty({t.size(0), t.size(1)}, t.scalar_type());
-  return empty({t.size(0), t.size(1), t.size(2)}, t.scalar_type());
 }
 
 template <class T>

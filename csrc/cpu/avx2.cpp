@@ -1,14 +1,7 @@
 // The CPU kernels for AVX2 with FMA (x86-64-v3).
-// The pragma stands after every include, so that no function of a header is compiled for this instruction set.
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-
-#include <cmath>
-#include <type_traits>
-#include <utility>
-
-#include "../kernels.h"
+#include "headers.h"
 
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)

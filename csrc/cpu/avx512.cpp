@@ -1,14 +1,7 @@
 // The CPU kernels for AVX-512 F, BW, DQ, VL (x86-64-v4).
-// The pragma stands after every include, so that no function of a header is compiled for this instruction set.
 #if defined(__x86_64__)
 
-#include <immintrin.h>
-
-#include <cmath>
-#include <type_traits>
-#include <utility>
-
-#include "../kernels.h"
+#include "headers.h"
 
 // GCC 12 finds its own intrinsics to read what they leave undefined on purpose.
 #if defined(__GNUC__) && !defined(__clang__)

@@ -1,15 +1,6 @@
 // The CPU kernels for whatever the compiler targets by default (x86-64-v1 on x86).
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
-
-#include <cmath>
-#include <cstring>
-#include <type_traits>
-#include <utility>
-
-#include "../kernels.h"
+#include "headers.h"
 
 namespace spin_fast::baseline {
 constexpr int vector_bytes = 16;
@@ -19,7 +10,7 @@ inline void bypass(void* to, const void* v) {
 }
 inline void settle() { _mm_sfence(); }
 #else
-inline void bypass(void* to, const void* v) { std::memcpy(to, v, vector_bytes); }
+inline void bypass(void* to, const void* v) { __builtin_memcpy(to, v, vector_bytes); }
 inline void settle() {}
 #endif
 #include "dispatch.inl"

@@ -14,7 +14,8 @@
 template <class T, class I>
 PowerKernels<T, I> power_table() {
   using A = Compute<T>;
-  return {hop<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, convert_rows<T, A>, convert_rows<A, T>};
+  return {hop_rows<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, convert_rows<T, A>,
+          convert_rows<A, T>};
 }
 
 template <class S>

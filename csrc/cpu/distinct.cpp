@@ -21,11 +21,6 @@ namespace {
 constexpr int64_t piece_nodes = 4096;  // a table of so many stays in the nearest caches
 constexpr int64_t short_list = 64;
 
-template <class W>
-W positive_zero(W bits) {
-  return bits == W(W{1} << (8 * sizeof(W) - 1)) ? W{0} : bits;
-}
-
 template <class W, class Width>
 bool equal(const W* a, const W* b, Width width) {
   W differ = 0;
@@ -360,7 +355,7 @@ class TypedDistinctRows final : public DistinctRows {
         node_rows_(node_rows),
         nodes_left_(nodes),
         graphs_left_(graphs),
-        hash_mask_(hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1),
+        hash_mask_(lowest_bits(hash_bits)),
         keys_(hash_keys(width)) {
     for (int64_t r = 0; r < branches; ++r)
       stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
@@ -500,15 +495,10 @@ std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes
   product_of("nodes", nodes, product_of("width", std::max<int64_t>(width, 1), most_bytes));
   product_of("graphs", graphs, most_bytes);
   std::unique_ptr<DistinctRows> found;
-  dispatch_storage(value, [&](auto value_tag) {
-    constexpr size_t bytes = sizeof(typename decltype(value_tag)::type);
-    using W = std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>;
-    if (wide_index)
-      found =
-          std::make_unique<TypedDistinctRows<W, int64_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
-    else
-      found =
-          std::make_unique<TypedDistinctRows<W, int32_t>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+  dispatch_words(value, [&]<class W>(Tag<W>) {
+    dispatch_index(wide_index ? ScalarType::Long : ScalarType::Int, [&]<class I>(Tag<I>) {
+      found = std::make_unique<TypedDistinctRows<W, I>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+    });
   });
   return found;
 }

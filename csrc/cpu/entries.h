@@ -1,14 +1,10 @@
-// Where the entries of a segment are, and how to prefetch them.
+// How to prefetch the entries of a segment.
 #pragma once
 
 #include "../segments.h"
 #include "ops.h"
 
 namespace spin_fast {
-
-inline int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
-  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
-}
 
 // Prefetches the entries of a segment, since graphs are chosen at random. Always inlined, because GCC drops calls of a
 // function that has no other effect.

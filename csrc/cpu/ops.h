@@ -29,7 +29,7 @@ inline bool is_here(const Tensor& t) { return t.is_cpu(); }
 // with its pages; there the request itself would cost more.
 constexpr int64_t fresh_bytes = 32 << 20;
 
-inline Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) {
+inline Tensor empty(Shape shape, ScalarType dtype) {
   Tensor t = allocated_on_cpu(shape, dtype);
 #if defined(__linux__)
   if (t.numel() * static_cast<int64_t>(t.element_size()) < fresh_bytes) return t;

@@ -187,20 +187,17 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
                     const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& operator_name,
                     bool check_invariants, F f) {
   const Operator op = parse_operator(operator_name);
-  const auto run = [&](auto value_tag, auto index_tag) {
-    using T = typename decltype(value_tag)::type;
-    using A = Compute<T>;
-    using I = typename decltype(index_tag)::type;
-    const Adjacency<A, I> a = {indptr.const_data_ptr<I>(), indices.const_data_ptr<I>(), data<A>(edge_weight), nodes,
-                               indices.numel()};
-    const int64_t* offsets = data<int64_t>(ptr);
-    const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
-    if (check_invariants) refuse_if(check_csr(a.indptr, a.indices, a.edges, offsets, graphs, nodes));
-    f(a, op, offsets, graphs, value_tag);
-  };
   check_adjacency(indptr, indices, value, nodes, ptr, edge_weight);
-  dispatch_storage(value, [&](auto value_tag) {
-    dispatch_index(indptr.scalar_type(), [&](auto index_tag) { run(value_tag, index_tag); });
+  dispatch_storage(value, [&]<class T>(Tag<T> tag) {
+    dispatch_index(indptr.scalar_type(), [&]<class I>(Tag<I>) {
+      using A = Compute<T>;
+      const Adjacency<A, I> a = {indptr.const_data_ptr<I>(), indices.const_data_ptr<I>(), data<A>(edge_weight), nodes,
+                                 indices.numel()};
+      const int64_t* offsets = data<int64_t>(ptr);
+      const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
+      if (check_invariants) refuse_if(check_csr(a.indptr, a.indices, a.edges, offsets, graphs, nodes));
+      f(a, op, offsets, graphs, tag);
+    });
   });
 }
 
@@ -210,8 +207,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
   const ScalarType value = expect("x", x, {any, any}, stored_types);
   check_num_hops(num_hops);
   with_adjacency(indptr, indices, value, x.size(0), ptr, edge_weight, operator_name, check_invariants,
-                 [&](const auto& a, Operator op, const int64_t* offsets, int64_t graphs, auto tag) {
-                   using T = typename decltype(tag)::type;
+                 [&]<class T>(const auto& a, Operator op, const int64_t* offsets, int64_t graphs, Tag<T>) {
                    const int64_t first = offsets ? offsets[0] : 0, last = offsets ? offsets[graphs] : a.nodes;
                    require(0 <= first && first <= last && last <= a.nodes, "ptr must be ascending from 0 to ", a.nodes,
                            " nodes at most, got ", first, " to ", last);
@@ -238,8 +234,7 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
   const ScalarType value = check_powers_gradient(grad);
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
   with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, operator_name, check_invariants,
-                 [&](const auto& a, Operator op, const int64_t* offsets, int64_t graphs, auto tag) {
-                   using T = typename decltype(tag)::type;
+                 [&]<class T>(const auto& a, Operator op, const int64_t* offsets, int64_t graphs, Tag<T>) {
                    if constexpr (sizeof(T) > 2)
                      powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,
                                      value, dx.mutable_data_ptr<T>());

@@ -46,14 +46,6 @@ bool scales_sources(const Powers<T, I>& powers) {
   return !powers.by_edge && powers.op == Operator::sym;
 }
 
-template <class A, class T, class I>
-void set_scales(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
-  for (int c = 0; c < classes; ++c) {
-    chunk.left[c] = scale_of<A>(powers, c);
-    chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
-  }
-}
-
 // Copies the neighbours of a short row in whole vectors, whatever they hold beyond the row.
 template <class I>
 inline void copy_short_row(const I* from, uint32_t degree, I base, int32_t stride, int32_t* to) {
@@ -367,7 +359,10 @@ void powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
   GraphChunk<A> chunk;
-  set_scales(powers, chunk);
+  for (int c = 0; c < classes; ++c) {
+    chunk.left[c] = scale_of<A>(powers, c);
+    chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
+  }
   int64_t begin = 0;
   for (int64_t g = 0; g <= graphs; ++g) {
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
@@ -380,16 +375,10 @@ void powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   if (powers.stream) settle();
 }
 
-template <class T, class I, class A>
+// Vectors of L lanes, or of fewer where these hold a row.
+template <class T, class I, class A, int L = lanes<A>>
 void powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
-  constexpr int most = vector_bytes / sizeof(A);
-  const int64_t width = powers.hop.width;
-  if (width > most / 2) return powers_by_chunks<most, T, I, A>(powers, ptr, graphs, scratch);
-  if constexpr (most > 8)
-    if (width > 4) return powers_by_chunks<8, T, I, A>(powers, ptr, graphs, scratch);
-  if constexpr (most > 4)
-    if (width > 2) return powers_by_chunks<4, T, I, A>(powers, ptr, graphs, scratch);
-  if constexpr (most > 2)
-    if (width > 1) return powers_by_chunks<2, T, I, A>(powers, ptr, graphs, scratch);
-  return powers_by_chunks<1, T, I, A>(powers, ptr, graphs, scratch);
+  if constexpr (L > 1)
+    if (powers.hop.width <= L / 2) return powers_of_graphs<T, I, A, L / 2>(powers, ptr, graphs, scratch);
+  powers_by_chunks<L, T, I, A>(powers, ptr, graphs, scratch);
 }

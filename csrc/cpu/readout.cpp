@@ -3,7 +3,6 @@
 #include <cmath>
 #include <tuple>
 #include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "transpose.h"
@@ -106,8 +105,6 @@ Scratch<T> piece_scratch(int64_t width) {
   return {aligned, aligned + 2 * tile_entries * stride, aligned + tile_entries * stride, sum.data()};
 }
 
-int64_t place_of(const Segments& seg, int64_t s) { return s % seg.graphs * seg.branches + s / seg.graphs; }
-
 // Whether dz is larger than the caches and its rows are whole cache lines.
 bool bypasses_caches(const Tensor& dz, int64_t width) {
   constexpr int64_t cache_line = 64, last_level_cache = int64_t{32} << 20;
@@ -141,22 +138,25 @@ void for_each_piece(const Partition& partition, int64_t width, F f) {
   parallel_ranges(number, run);
 }
 
-// Adds up the partial sums of the pieces of a long segment and writes its readout; returns its largest logit and
-// softmax denominator.
+// Adds up the partial sums of the pieces of each long segment and writes its readout; with attention, its largest logit
+// and softmax denominator replace those of its pieces.
 template <class T>
-std::pair<double, double> combine(const Partition& partition, const LongSegment& of, bool attention, int64_t width,
-                                  T* readout) {
-  double top = 0, total = 0;
-  std::vector<double> sum(width);
-  for (size_t i = of.first; attention && i < of.last; ++i) top = std::max(top, partition.pieces[i].partial[0]);
-  for (size_t i = of.first; i < of.last; ++i) {
-    const double* partial = partition.pieces[i].partial;
-    const double factor = attention ? std::exp(partial[0] - top) : 1;
-    total += factor * partial[1];
-    for (int64_t j = 0; j < width; ++j) sum[j] += factor * partial[2 + j];
+void combine(const Segments& seg, const Partition& partition, bool attention, T* readouts) {
+  for (const LongSegment& of : partition.longs) {
+    double top = 0, total = 0;
+    std::vector<double> sum(seg.width);
+    for (size_t i = of.first; attention && i < of.last; ++i) top = std::max(top, partition.pieces[i].partial[0]);
+    for (size_t i = of.first; i < of.last; ++i) {
+      const double* partial = partition.pieces[i].partial;
+      const double factor = attention ? std::exp(partial[0] - top) : 1;
+      total += factor * partial[1];
+      for (int64_t j = 0; j < seg.width; ++j) sum[j] += factor * partial[2 + j];
+    }
+    T* readout = readouts + (of.segment % seg.graphs * seg.branches + of.segment / seg.graphs) * seg.width;
+    for (int64_t j = 0; j < seg.width; ++j) readout[j] = static_cast<T>(attention ? sum[j] / total : sum[j]);
+    for (size_t i = of.first; attention && i < of.last; ++i)
+      partition.pieces[i].partial[0] = top, partition.pieces[i].partial[1] = total;
   }
-  for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(attention ? sum[j] / total : sum[j]);
-  return {top, total};
 }
 
 template <class S>
@@ -179,8 +179,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
   const Segments seg =
       checked_segments(num_rows, z.size(-1), ptr, index, count, num_branches, shared, check_invariants);
   Tensor readout = empty({seg.graphs, seg.branches * seg.width}, value);
-  dispatch_storage(value, [&](auto value_tag) {
-    using S = typename decltype(value_tag)::type;
+  dispatch_storage(value, [&]<class S>(Tag<S>) {
     using T = Compute<S>;
     const S* rows = stored<S>(z);
     Converted<S> result(readout, false);
@@ -190,8 +189,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
     const auto kernel = isa_kernels<ReadoutKernels<S>>().sum;
     for_each_piece<T>(partition, seg.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
-    for (const LongSegment& of : partition.longs)
-      combine(partition, of, false, seg.width, out + place_of(seg, of.segment) * seg.width);
+    combine(seg, partition, false, out);
     result.round();
   });
   return readout;
@@ -207,8 +205,7 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
                                         check_invariants);
   expect("grad", grad, {seg.graphs, seg.branches * seg.width}, {value});
   Tensor dz = empty({num_rows, seg.width}, value);
-  dispatch_storage(value, [&](auto value_tag) {
-    using S = typename decltype(value_tag)::type;
+  dispatch_storage(value, [&]<class S>(Tag<S>) {
     using T = Compute<S>;
     Converted<S> ds(grad);
     Gradients<S> of = {};
@@ -232,8 +229,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
       checked_segments(num_rows, z.size(-1), ptr, index, count, branches_of(w, z), shared, check_invariants);
   Tensor readout = empty({seg.graphs, seg.branches * seg.width}, compute_type(value));
   Tensor alpha = empty({seg.entries}, compute_type(value));
-  dispatch_storage(value, [&](auto value_tag) {
-    using S = typename decltype(value_tag)::type;
+  dispatch_storage(value, [&]<class S>(Tag<S>) {
     using T = Compute<S>;
     Converted<S> w_wide(w);
     const S* rows = stored<S>(z);
@@ -245,12 +241,8 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
     });
-    for (const LongSegment& of : partition.longs) {
-      const auto [top, total] = combine(partition, of, true, seg.width, out + place_of(seg, of.segment) * seg.width);
-      for (size_t i = of.first; i < of.last; ++i)
-        partition.pieces[i].partial[0] = top, partition.pieces[i].partial[1] = total;
-    }
     if (partition.longs.empty()) return;
+    combine(seg, partition, true, out);
     for_each_piece<T>(partition, 0, [&](const Piece& piece, const Scratch<T>&) {
       if (piece.split) kernels.weights(seg, piece, static_cast<T>(piece.partial[0]), piece.partial[1], weights);
     });
@@ -270,9 +262,8 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
   expect("readout", readout, {seg.graphs, seg.branches * seg.width}, {compute_type(value)});
   expect("alpha", alpha, {seg.entries}, {compute_type(value)});
   if (grad_alpha) expect("grad_alpha", *grad_alpha, {seg.entries}, {compute_type(value)});
-  Tensor dz = like(z, &empty), dw = like(w, &empty);
-  dispatch_storage(value, [&](auto value_tag) {
-    using S = typename decltype(value_tag)::type;
+  Tensor dz = empty(z.sizes(), value), dw = empty(w.sizes(), value);
+  dispatch_storage(value, [&]<class S>(Tag<S>) {
     using T = Compute<S>;
     const T *weights = alpha.const_data_ptr<T>(), *dalpha = data<T>(grad_alpha);
     std::vector<double> from_alpha;

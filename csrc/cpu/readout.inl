@@ -152,17 +152,21 @@ void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratc
   }
 }
 
+// n values of a, up to a register; reads beyond them where a has so many.
+template <class T>
+Vector<T> some(const T* a, int64_t at, int64_t n, int64_t size) {
+  if (at + lanes<T> <= size) return load(a + at);
+  Vector<T> v = {};
+  __builtin_memcpy(&v, a + at, (n < lanes<T> ? n : lanes<T>)*sizeof(T));
+  return v;
+}
+
 template <class T>
 void attention_weights(const Segments& seg, const Piece& piece, T top, double total, T* alpha) {
   const T scale = static_cast<T>(1 / total);
   for (int64_t e = piece.first; e < piece.last; e += lanes<T>) {
     const int64_t n = piece.last - e;
-    Vector<T> beta = {};
-    if (n >= lanes<T>)
-      beta = load(alpha + e);
-    else
-      __builtin_memcpy(&beta, alpha + e, n * sizeof(T));
-    store_first(alpha + e, exp_of<T>(beta - top) * scale, n);
+    store_first(alpha + e, exp_of<T>(some(alpha, e, n, piece.last) - top) * scale, n);
   }
   if (seg.count)
     for (int64_t e = piece.first; e < piece.last; ++e) alpha[e] *= static_cast<T>(seg.count[e]);
@@ -287,15 +291,6 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
     store_readout(sum, 1 / total, seg.width, readout + entries.place * seg.width);
     attention_weights(seg, {s, s + 1, entries.begin, entries.end, true, nullptr}, top, total, alpha);
   }
-}
-
-// n values of a, if it is not null, up to a register; reads beyond them where a has so many.
-template <class T>
-Vector<T> some(const T* a, int64_t at, int64_t n, int64_t size) {
-  if (at + lanes<T> <= size) return load(a + at);
-  Vector<T> v = {};
-  __builtin_memcpy(&v, a + at, (n < lanes<T> ? n : lanes<T>)*sizeof(T));
-  return v;
 }
 
 // dz rows of n entries: scale_i grad(i) + dbeta_i w.

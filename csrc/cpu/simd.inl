@@ -101,40 +101,22 @@ inline void store(S* to, Lanes<L, A> value) {
 }
 
 #if defined(SPIN_FAST_AVX512)
-inline Lanes<4, float> load_masked(unsigned mask, const float* from, Lanes<4, float>) {
-  return (Lanes<4, float>)_mm_maskz_loadu_ps(mask, from);
-}
-inline Lanes<8, float> load_masked(unsigned mask, const float* from, Lanes<8, float>) {
-  return (Lanes<8, float>)_mm256_maskz_loadu_ps(mask, from);
-}
-inline Lanes<16, float> load_masked(unsigned mask, const float* from, Lanes<16, float>) {
-  return (Lanes<16, float>)_mm512_maskz_loadu_ps(mask, from);
-}
-inline Lanes<4, double> load_masked(unsigned mask, const double* from, Lanes<4, double>) {
-  return (Lanes<4, double>)_mm256_maskz_loadu_pd(mask, from);
-}
-inline Lanes<8, double> load_masked(unsigned mask, const double* from, Lanes<8, double>) {
-  return (Lanes<8, double>)_mm512_maskz_loadu_pd(mask, from);
-}
-inline Lanes<8, int32_t> load_masked(unsigned mask, const int32_t* from, Lanes<8, int32_t>) {
-  return (Lanes<8, int32_t>)_mm256_maskz_loadu_epi32(mask, from);
-}
-inline Lanes<16, int32_t> load_masked(unsigned mask, const int32_t* from, Lanes<16, int32_t>) {
-  return (Lanes<16, int32_t>)_mm512_maskz_loadu_epi32(mask, from);
-}
-inline void store_masked(unsigned mask, float* to, Lanes<4, float> row) { _mm_mask_storeu_ps(to, mask, (__m128)row); }
-inline void store_masked(unsigned mask, float* to, Lanes<8, float> row) {
-  _mm256_mask_storeu_ps(to, mask, (__m256)row);
-}
-inline void store_masked(unsigned mask, float* to, Lanes<16, float> row) {
-  _mm512_mask_storeu_ps(to, mask, (__m512)row);
-}
-inline void store_masked(unsigned mask, double* to, Lanes<4, double> row) {
-  _mm256_mask_storeu_pd(to, mask, (__m256d)row);
-}
-inline void store_masked(unsigned mask, double* to, Lanes<8, double> row) {
-  _mm512_mask_storeu_pd(to, mask, (__m512d)row);
-}
+// The lanes whose bits are set in a mask; 0 in the others.
+#define SPIN_FAST_MASKED(L, T, Register, prefix, suffix)                      \
+  inline Lanes<L, T> load_masked(unsigned mask, const T* from, Lanes<L, T>) { \
+    return (Lanes<L, T>)prefix##_maskz_loadu_##suffix(mask, from);            \
+  }                                                                           \
+  inline void store_masked(unsigned mask, T* to, Lanes<L, T> row) {           \
+    prefix##_mask_storeu_##suffix(to, mask, (Register)row);                   \
+  }
+SPIN_FAST_MASKED(4, float, __m128, _mm, ps)
+SPIN_FAST_MASKED(8, float, __m256, _mm256, ps)
+SPIN_FAST_MASKED(16, float, __m512, _mm512, ps)
+SPIN_FAST_MASKED(4, double, __m256d, _mm256, pd)
+SPIN_FAST_MASKED(8, double, __m512d, _mm512, pd)
+SPIN_FAST_MASKED(8, int32_t, __m256i, _mm256, epi32)
+SPIN_FAST_MASKED(16, int32_t, __m512i, _mm512, epi32)
+#undef SPIN_FAST_MASKED
 #endif
 
 template <int From, class V, int... K>

@@ -36,9 +36,11 @@ void hop_tile(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t v
   }
 }
 
-// Rows of at least L columns.
-template <int L, class T, class I>
+// Vectors of L lanes, or of fewer where a row is shorter.
+template <class T, class I, int L = lanes<double>>
 void hop_rows(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t begin, int64_t end) {
+  if constexpr (L > 1)
+    if (hop.width < L) return hop_rows<T, I, L / 2>(hop, in, add, out, begin, end);
   for (int64_t v = begin; v < end; ++v)
     for (int64_t column = 0; column < hop.width; column += 8 * L) {
       int64_t from = column, columns = hop.width - column;
@@ -58,16 +60,4 @@ void hop_rows(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t b
       else
         hop_tile<L, 1>(hop, in, add, out, v, from, last);
     }
-}
-
-template <class T, class I>
-void hop(const Hop<T, I>& hop, const T* in, const T* add, T* out, int64_t begin, int64_t end) {
-  constexpr int most = vector_bytes / sizeof(double);
-  const int64_t width = hop.width;
-  if (width >= most) return hop_rows<most>(hop, in, add, out, begin, end);
-  if constexpr (most > 4)
-    if (width >= 4) return hop_rows<4>(hop, in, add, out, begin, end);
-  if constexpr (most > 2)
-    if (width >= 2) return hop_rows<2>(hop, in, add, out, begin, end);
-  if (width == 1) hop_rows<1>(hop, in, add, out, begin, end);
 }

@@ -10,7 +10,6 @@
 #include <bit>
 #include <cub/cub.cuh>
 #include <tuple>
-#include <type_traits>
 
 #include "../arguments.h"
 #include "device.h"
@@ -21,11 +20,6 @@ namespace {
 
 constexpr int64_t threads = 256;
 constexpr uint64_t golden = 0x9e3779b97f4a7c15;
-
-template <class W>
-__host__ __device__ W positive_zero(W bits) {
-  return bits == W(W{1} << (8 * sizeof(W) - 1)) ? W{0} : bits;
-}
 
 __host__ __device__ inline uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -198,22 +192,13 @@ Items<W> items_of(const Tensor& powers) {
           static_cast<int>(lanes)};
 }
 
-// Calls f(Tag<W>) for unsigned words as wide as the values.
-template <class F>
-void dispatch_words(ScalarType value, F f) {
-  dispatch_storage(value, [&]<class S>(Tag<S>) {
-    constexpr size_t bytes = sizeof(S);
-    f(Tag<std::conditional_t<bytes == 8, uint64_t, std::conditional_t<bytes == 4, uint32_t, uint16_t>>>{});
-  });
-}
-
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> distinct_rows(const Tensor& powers, const Tensor& node_ptr,
                                                                          bool wide_index, int64_t hash_bits, bool) {
   check_distinct(powers, node_ptr, wide_index, hash_bits);
   const ScalarType value = powers.scalar_type(), index_type = wide_index ? ScalarType::Long : ScalarType::Int;
   const int64_t branches = powers.size(0), nodes = powers.size(1), graphs = node_ptr.numel() - 1;
   const int64_t size = branches * nodes, segments = branches * graphs, *offsets = node_ptr.const_data_ptr<int64_t>();
-  const uint64_t mask = hash_bits == 64 ? ~uint64_t{0} : (uint64_t{1} << hash_bits) - 1;
+  const uint64_t mask = lowest_bits(hash_bits);
   const int row_bits = std::bit_width(static_cast<uint64_t>(size));
   const int key_bits = row_bits + std::bit_width(static_cast<uint64_t>(segments));
   require(key_bits < 64, "powers must have fewer nodes, or ptr fewer graphs: together they need ", key_bits, " bits");

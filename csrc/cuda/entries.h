@@ -11,10 +11,6 @@ struct EntryRange {
   int64_t segment, branch, begin, end;
 };
 
-__host__ __device__ inline int64_t first_entry(const Segments& seg, int64_t branch, int64_t graph) {
-  return seg.ptr[branch * seg.ptr_stride + graph] + branch * seg.entry_stride;
-}
-
 __host__ __device__ inline EntryRange entries_of(const Segments& seg, int64_t s) {
   const int64_t branch = s / seg.graphs, graph = s - branch * seg.graphs;
   return {s, branch, first_entry(seg, branch, graph), first_entry(seg, branch, graph + 1)};

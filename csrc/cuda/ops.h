@@ -74,7 +74,7 @@ class Device {
 
   // Uninitialised memory from torch's allocator. A failure is reported in torch's words, by which callers recognise
   // that memory ran out, unless it is the error of an earlier kernel.
-  Tensor empty(std::initializer_list<int64_t> shape, ScalarType dtype) const {
+  Tensor empty(Shape shape, ScalarType dtype) const {
     const std::optional<Tensor> t = allocated(shape, dtype, spin_fast_device_type(), index_);
     if (t) return *t;
     size_t free = 0, total = 0;

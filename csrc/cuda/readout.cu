@@ -347,64 +347,6 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
   return {readout, alpha};
 }
 
-template <class S>
-void attention_backward(const Device& device, const Segments& seg, const Tensor& grad, const OptionalTensor& grad_alpha,
-                        const Tensor& z, const Tensor& w, const OptionalTensor& index, const Tensor& readout,
-                        const Tensor& alpha, Tensor& dz, Tensor& dw) {
-  using T = Compute<S>;
-  const int64_t readout_rows = seg.graphs * seg.branches;
-  AttentionGradient<S> of = {};
-  of.seg = seg;
-  of.z = stored<S>(z);
-  of.w = stored<S>(w);
-  of.grad = grad.const_data_ptr<T>();
-  of.grad_alpha = data<T>(grad_alpha);
-  of.alpha = alpha.const_data_ptr<T>();
-  of.dz = index ? nullptr : static_cast<S*>(dz.mutable_data_ptr());
-
-  const Buffer<double> from_alpha(device, grad_alpha ? readout_rows : 0);
-  const Buffer<T> t(device, readout_rows);
-  if (grad_alpha) {
-    Segments entries = seg;
-    entries.narrow_index = nullptr;
-    entries.wide_index = nullptr;
-    entries.width = 1;
-    entries.rows = seg.entries;
-    double* const out = from_alpha;
-    readout_sum<T>(device,
-                   {.seg = entries, .z = of.grad_alpha, .weight = of.alpha, .out = out, .type = ScalarType::Double});
-  }
-  of.t = t;
-  device.launch(&t_kernel<T>, blocks_for("ptr", readout_rows, warps), threads, 0, of.grad, readout.const_data_ptr<T>(),
-                from_alpha, readout_rows, seg.width, t);
-
-  const Tiling tiling = tiling_of<S>(seg.width, {of.z, of.grad, of.dz});
-  of.group = tiling.group;
-  of.columns = tiling.columns;
-  of.known = tiling.tiles > 1;
-  const Buffer<T> dbeta(device, index || of.known ? seg.entries : 0);
-  of.dbeta = dbeta;
-  if (of.known) device.launch(&dbeta_kernel<S>, blocks_for("index", seg.entries, warps), threads, 0, of);
-  dispatch_tiling<S>(tiling, [&](auto v, auto k) {
-    const dim3 grid = blocks_for_entries(seg, rows_at_once(v, k) * threads / tiling.group, tiling.tiles);
-    const Buffer<double> sums(device, int64_t{grid.x} * dw.numel());
-    of.dw = sums;
-    device.launch(&attention_backward_kernel<S, v, k>, grid, threads,
-                  warps * tiling.columns * static_cast<int64_t>(sizeof(double)), of);
-    const dim3 of_columns(blocks_for("z", seg.width, columns_of_block).x, grid.y);
-    device.launch(&dw_kernel, of_columns, threads_of_columns, threads_of_columns * static_cast<int64_t>(sizeof(double)),
-                  of.dw, grid.x, seg.width, dw.mutable_data_ptr(), dw.scalar_type());
-  });
-  if (!index) return;
-  if constexpr (std::is_same_v<S, T>) {
-    rows_backward<T>(device, seg, index, of.grad, of.alpha, of.dbeta, of.w, dz);
-  } else {
-    const Buffer<T> wide(device, w.numel());
-    device.launch(&widen_kernel<S>, blocks_for("w", w.numel(), threads), threads, 0, of.w, wide, w.numel());
-    rows_backward<T>(device, seg, index, of.grad, of.alpha, of.dbeta, wide, dz);
-  }
-}
-
 std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, OptionalTensor grad_alpha, const Tensor& z,
                                                       const Tensor& w, const Tensor& ptr, OptionalTensor index,
                                                       OptionalTensor count, const Tensor& readout, const Tensor& alpha,
@@ -424,11 +366,62 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                           {"grad_alpha", grad_alpha},
                           {"readout", readout},
                           {"alpha", alpha}});
-  const auto empty = [&](std::initializer_list<int64_t> shape, ScalarType type) { return device.empty(shape, type); };
-  Tensor dz = like(z, empty), dw = like(w, empty);
+  const int64_t readout_rows = seg.graphs * seg.branches;
+  Tensor dz = device.empty(z.sizes(), value), dw = device.empty(w.sizes(), value);
   if (seg.width == 0) return {dz, dw};
   dispatch_storage(value, [&]<class S>(Tag<S>) {
-    attention_backward<S>(device, seg, grad, grad_alpha, z, w, index, readout, alpha, dz, dw);
+    using T = Compute<S>;
+    AttentionGradient<S> of = {};
+    of.seg = seg;
+    of.z = stored<S>(z);
+    of.w = stored<S>(w);
+    of.grad = grad.const_data_ptr<T>();
+    of.grad_alpha = data<T>(grad_alpha);
+    of.alpha = alpha.const_data_ptr<T>();
+    of.dz = index ? nullptr : static_cast<S*>(dz.mutable_data_ptr());
+
+    const Buffer<double> from_alpha(device, grad_alpha ? readout_rows : 0);
+    const Buffer<T> t(device, readout_rows);
+    if (grad_alpha) {
+      Segments entries = seg;
+      entries.narrow_index = nullptr;
+      entries.wide_index = nullptr;
+      entries.width = 1;
+      entries.rows = seg.entries;
+      double* const out = from_alpha;
+      readout_sum<T>(device,
+                     {.seg = entries, .z = of.grad_alpha, .weight = of.alpha, .out = out, .type = ScalarType::Double});
+    }
+    of.t = t;
+    device.launch(&t_kernel<T>, blocks_for("ptr", readout_rows, warps), threads, 0, of.grad,
+                  readout.const_data_ptr<T>(), from_alpha, readout_rows, seg.width, t);
+
+    const Tiling tiling = tiling_of<S>(seg.width, {of.z, of.grad, of.dz});
+    of.group = tiling.group;
+    of.columns = tiling.columns;
+    of.known = tiling.tiles > 1;
+    const Buffer<T> dbeta(device, index || of.known ? seg.entries : 0);
+    of.dbeta = dbeta;
+    if (of.known) device.launch(&dbeta_kernel<S>, blocks_for("index", seg.entries, warps), threads, 0, of);
+    dispatch_tiling<S>(tiling, [&](auto v, auto k) {
+      const dim3 grid = blocks_for_entries(seg, rows_at_once(v, k) * threads / tiling.group, tiling.tiles);
+      const Buffer<double> sums(device, int64_t{grid.x} * dw.numel());
+      of.dw = sums;
+      device.launch(&attention_backward_kernel<S, v, k>, grid, threads,
+                    warps * tiling.columns * static_cast<int64_t>(sizeof(double)), of);
+      const dim3 of_columns(blocks_for("z", seg.width, columns_of_block).x, grid.y);
+      device.launch(&dw_kernel, of_columns, threads_of_columns,
+                    threads_of_columns * static_cast<int64_t>(sizeof(double)), of.dw, grid.x, seg.width,
+                    dw.mutable_data_ptr(), dw.scalar_type());
+    });
+    if (!index) return;
+    if constexpr (std::is_same_v<S, T>) {
+      rows_backward<T>(device, seg, index, of.grad, of.alpha, of.dbeta, of.w, dz);
+    } else {
+      const Buffer<T> wide(device, w.numel());
+      device.launch(&widen_kernel<S>, blocks_for("w", w.numel(), threads), threads, 0, of.w, wide, w.numel());
+      rows_backward<T>(device, seg, index, of.grad, of.alpha, of.dbeta, wide, dz);
+    }
   });
   return {dz, dw};
 }

@@ -23,11 +23,7 @@ def temporary_name(path: Path) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary name to write to, renamed to ``path`` on success and removed on failure.
-
-    Raises:
-        OSError: names ``path`` and the reason.
-    """
+    """Yield a temporary name to write to, renamed to ``path`` on success and removed on failure."""
     temporary = temporary_name(path)
     try:
         _check_regular(path)
@@ -46,9 +42,6 @@ def check_writable(path: Path, is_own: Callable[[Path], bool] | None = None) -> 
 
     Args:
         is_own: whether a file that is there may be replaced; None for any. An empty one always may.
-
-    Raises:
-        OSError: names ``path`` and the reason.
     """
     try:
         _check_regular(path)

@@ -16,7 +16,6 @@ import torch
 import typer
 from rich.console import Console, RenderableType
 from rich.table import Table
-from torch import Tensor
 
 from .. import __version__, build_info, native_available
 from ._errors import one_line_errors
@@ -126,8 +125,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return value if value is None or isinstance(value, bool | int | str) else str(value)

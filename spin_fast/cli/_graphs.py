@@ -14,11 +14,7 @@ from ._app import console
 
 
 def read_dataset(source: datasets.Source, **options: Any) -> datasets.Folder:
-    """Read a dataset by ``source.read`` while the terminal says so.
-
-    Raises:
-        ValueError: ``--undirected`` although edges are listed in both directions.
-    """
+    """Read a dataset by ``source.read`` while the terminal says so; refuse ``--undirected`` if edges have a reverse."""
     with console.status(f"reading {source.title}"):
         read = source.read(**options)
         twice = options.get("undirected") and directions_of(read.graphs).twice

@@ -54,11 +54,7 @@ Fold = Annotated[int | None, data_option(min=0, help="Which of the published fol
 
 
 def device_of(wanted: Device) -> torch.device:
-    """The device to train on.
-
-    Raises:
-        ValueError: a GPU is asked for, and torch has none.
-    """
+    """The device to train on; an error if a GPU is asked for, and torch has none."""
     there = torch.cuda.is_available()
     if wanted == "auto":
         return torch.device("cuda" if there and native_available("cuda") else "cpu")

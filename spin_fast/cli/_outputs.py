@@ -21,9 +21,6 @@ def check_output(path: Path, is_own: Callable[[Path], bool], source: datasets.So
         is_own: whether a file is one that this command writes.
         source: the data set that it reads.
         inputs: other files that it reads.
-
-    Raises:
-        ValueError, OSError: names ``path`` and the reason.
     """
     place = path.resolve()
     if any(read is not None and place == read.resolve() for read in (source.path, *inputs)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +18,7 @@ from .._common.check import Argument
 from .._common.progress import progress_bar
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.convert import library
 from ._app import Report, command, console
 from ._errors import as_option
 from ._graphs import empty_graphs, read_dataset, warn_of
@@ -57,7 +58,10 @@ def predict(
     Keys of --json: model, dataset, operator, out, graphs, not_finite, predicted.
     """
     place = device_of(device)
-    table_writer = _table_writer(out)
+    if out.suffix not in (".csv", ".parquet"):
+        raise ValueError(f"--out must end with .csv or .parquet, got {out}")
+    if out.suffix == ".parquet":
+        library("pyarrow", f"--out {out}, other than .csv,")
     source = datasets.find(dataset, root)
     check_output(out, is_predictions, source, checkpoint)
     model, metadata = training.load_checkpoint(checkpoint)
@@ -91,7 +95,7 @@ def predict(
     not_finite: list[str] = []
     with (
         files.replacing(out) as temporary,
-        table_writer(temporary) as write,
+        _table_writer(temporary, out.suffix) as write,
         progress_bar("graphs", first[2], True) as advance,
     ):
         for graphs, names, _ in itertools.chain([first], parts):
@@ -140,11 +144,7 @@ def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[st
 def _parts(
     source: datasets.Source, metadata: dict[str, Any], undirected: bool | None
 ) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
-    """Graphs, their names if they are of a folder, and how many there are in all if that is known.
-
-    Raises:
-        ValueError: they are not as those in training were.
-    """
+    """Graphs as in training, their names if they are of a folder, and how many there are in all if that is known."""
     features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
     dataset, folder = source.name, source.path if source.is_own else None
     if folder is None:  # it lists both directions of an edge, and allows no other options
@@ -194,33 +194,15 @@ def _parts(
 Columns = dict[str, np.ndarray]
 
 
-def _table_writer(path: Path) -> Callable[[Path], AbstractContextManager[Callable[[Columns], None]]]:
-    """The writer for the format of the suffix of ``path``, which takes some rows at a time.
-
-    Raises:
-        ValueError: there is no such format. ImportError: Parquet without pyarrow.
-    """
-    if path.suffix == ".csv":
-        return _csv_writer
-    if path.suffix != ".parquet":
-        raise ValueError(f"--out must end with .csv or .parquet, got {path}")
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ImportError as error:
-        raise ImportError(f"--out {path}: {error}; Parquet needs: pip install pyarrow; CSV does without") from None
-    return _parquet_writer
-
-
 @contextmanager
-def _csv_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
+def _table_writer(path: Path, suffix: str) -> Iterator[Callable[[Columns], None]]:
+    """Yield a function that writes some rows at a time."""
     import pandas
 
-    with path.open("w", newline="", encoding="utf-8") as file:
-        yield lambda columns: pandas.DataFrame(columns).to_csv(file, index=False, header=file.tell() == 0)
-
-
-@contextmanager
-def _parquet_writer(path: Path) -> Iterator[Callable[[Columns], None]]:
+    if suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            yield lambda columns: pandas.DataFrame(columns).to_csv(file, index=False, header=file.tell() == 0)
+        return
     import pyarrow
     from pyarrow.parquet import ParquetWriter
 

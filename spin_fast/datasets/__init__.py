@@ -11,6 +11,7 @@ system's place for caches.
 folder, or else into the cache. Nothing is downloaded unasked.
 """
 
+from .built_in import csl, erdos_renyi, power_law, random_regular
 from .citation import NodeDataset
 from .common import DatasetError, Folder
 from .folder import iter_folder, load_folder
@@ -18,7 +19,6 @@ from .ogb import evaluator
 from .registry import Source, cora, download, find, load, names
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .summary import summarize
-from .synthetic import csl, erdos_renyi, power_law, random_regular
 
 __all__ = [
     "DatasetError",

@@ -58,11 +58,7 @@ class Words:
         self.numbers = {word: number for number, word in enumerate(column.categories if self.listed else ())}
 
     def number(self, value: object, where: Callable[[], str]) -> int:
-        """The number of a word.
-
-        Raises:
-            DatasetError: nothing is filled in, it is a number, or features list other words; says ``where()``.
-        """
+        """The number of a word; an error at ``where()`` if it is empty, a number, or not among the listed words."""
         if self.strict and not isinstance(value, str):
             raise DatasetError(f"{where()} must be a word as in files before it, got {shown(value)}; correct it")
         word = text_of(value)

@@ -42,6 +42,10 @@ class DatasetError(NamingError, ValueError):
         self.argument = argument
 
 
+def impossible(argument: str, value: object, where: str) -> DatasetError:
+    return DatasetError(Argument(argument, value), f" is impossible for {where}", argument=argument)
+
+
 class Folder(NamedTuple):
     """Graphs with the names that their files have for graphs, classes and features.
 
@@ -185,11 +189,7 @@ def node_features(
         features = PAPER_FEATURES.get(name) or next(iter(readers), "degree")
     possible = [choice for choice in FEATURES if choice == "degree" or {*choice.split("+")} <= readers.keys()]
     if not isinstance(features, str) or features not in possible:
-        why = "is impossible for" if features in FEATURES else "is unknown for"
-        choices = ", ".join(possible)
-        raise DatasetError(
-            Argument("features", features), f" {why} {path}; choose one of: {choices}", argument="features"
-        )
+        raise impossible("features", features, f"{path}; choose one of: {', '.join(possible)}")
     unused = [part for part in readers if part not in features]
     blocks: list[Tensor] = []
     width = 0

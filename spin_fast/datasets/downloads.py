@@ -2,8 +2,7 @@
 
 Neither site publishes checksums. ``SHA256SUMS`` beside this module lists those that are known all the same: of files in
 the zips of TU sets and of OGB's molhiv that independent copies agree on, and of ``pcba.zip`` as TensorFlow Datasets has
-it. Of any other set the first download is trusted: its checksums are written beside it, in a file ``*.sha256`` that
-``sha256sum -c`` reads, and are what later downloads, and every loading, are compared with.
+it. Those of other sets are kept beside them, in a form that ``sha256sum -c`` reads: see ``registry.download``.
 """
 
 from __future__ import annotations

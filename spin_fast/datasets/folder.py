@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._common import check
-from .._common.check import Argument
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import Parts
 from . import graphml, nel, tables, tu
-from .common import DatasetError, Folder
+from .common import DatasetError, Folder, impossible
 from .options import LABEL, WEIGHT, Features, Label, ReadOptions, with_labels
 
 if TYPE_CHECKING:
@@ -163,11 +162,7 @@ def _kind(path: Path) -> str:
 
 def _load_named(path: Path, options: ReadOptions) -> Folder:
     if options.label not in (None, LABEL):
-        raise DatasetError(
-            Argument("label", options.label),
-            f" is impossible for {path}, whose labels have no names; leave it out",
-            argument="label",
-        )
+        raise impossible("label", options.label, f"{path}, whose labels have no names; leave it out")
     features, classes, dtype = options.features, options.classes, options.dtype
     if path.suffix == ".nel" and path.is_file():
         where, read = str(path), nel.read(path, features=features, dtype=dtype)

@@ -178,7 +178,6 @@ class _GraphML:
         return column
 
     def _number_words(self, graph: Any, file: Path) -> None:
-        """Put numbers in the place of words."""
         for column in self.columns or []:
             if column.is_number or column.categories == "any":
                 continue

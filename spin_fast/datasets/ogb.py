@@ -11,6 +11,7 @@ import torch
 
 from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
+from ..graphs.convert import library
 from .common import DatasetError, assemble, read_numbers, reading
 from .splits import Split
 
@@ -144,10 +145,6 @@ def evaluator(name: str) -> Any:
     Raises:
         ImportError: the package ogb is not installed. DatasetError: OGB has no such set.
     """
-    try:
-        from ogb.graphproppred import Evaluator
-    except ImportError as error:
-        raise ImportError(f"{name} is scored by OGB's own Evaluator, which is missing: pip install ogb") from error
     if not owns(name):
         raise DatasetError(f"OGB scores no set {name!r}; use accuracy, or a name such as ogbg-molhiv")
-    return Evaluator(name.replace("_", "-"))
+    return library("ogb.graphproppred", f"the score of {name}").Evaluator(name.replace("_", "-"))

@@ -63,11 +63,7 @@ def check_dtype_and_edges(dtype: torch.dtype, edge_options: Mapping[str, Any]) -
 
 
 def chosen(features: Features) -> list[Column] | None:
-    """The columns that features name: none for the degree; None stands for all that there are.
-
-    Raises:
-        TypeError, ValueError: ``features`` are not of the type ``Features``.
-    """
+    """The columns that features name: none for the degree; None stands for all that there are."""
     if features is None:
         return None
     items = [features] if isinstance(features, str | Mapping) else features

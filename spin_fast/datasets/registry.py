@@ -17,19 +17,19 @@ from torch import Tensor
 from .._common import check
 from .._common.check import Argument
 from ..graphs.batch import EdgeOptions, GraphBatch
-from . import citation, digits, downloads, folder, nel, ogb, tu
+from . import citation, downloads, folder, nel, ogb, tu
 from . import splits as _splits
+from .built_in import csl, digits, erdos_renyi, power_law, random_regular
 from .citation import NodeDataset
-from .common import DatasetError, Folder
+from .common import DatasetError, Folder, impossible
 from .options import LABEL, Features, Label, check_dtype_and_edges
 from .splits import Split
-from .synthetic import csl, erdos_renyi, power_law, random_regular
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 BUILT_IN: dict[str, Callable[..., GraphBatch]] = {
-    "digits": digits.load,
+    "digits": digits,
     "erdos-renyi": partial(erdos_renyi, p=(0.05, 0.1)),
     "random-regular": partial(random_regular, degree=(3, 4)),
     "power-law": partial(power_law, num_graphs=1000, num_nodes=100, mean_degree=6.0, exponent=(2.3, 4.0)),
@@ -41,11 +41,7 @@ _FIXED = "whose features are fixed; leave them out"
 
 
 def find(name: str | Path = "digits", root: str | Path | None = None) -> Source:
-    """Find a data set, without reading it.
-
-    Args:
-        name, root: as for :func:`load`.
-    """
+    """Find a data set, without reading it; the arguments are those of :func:`load`."""
     return _find(name, _roots(root))
 
 
@@ -306,7 +302,7 @@ class Known(Source):
         return self._read(features, dtype)
 
     def _refuse(self, argument: str, value: object, why: str) -> NoReturn:
-        raise DatasetError(Argument(argument, value), f" is impossible for {self.name}, {why}", argument=argument)
+        raise impossible(argument, value, f"{self.name}, {why}")
 
     @abstractmethod
     def _read(self, features: Features, dtype: torch.dtype) -> Folder: ...

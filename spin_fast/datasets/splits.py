@@ -137,7 +137,6 @@ def locate(name: str, folders: Sequence[Path], splits: str | Path | None) -> Pat
         )
     if given is not None and not given.is_dir():
         return given
-    name = Path(name).name  # of a folder of one's own
     places = [given] if given is not None else [folder / "splits" for folder in folders]
     names = [known for known in (name, _SAME_GRAPHS.get(name)) if known is not None]
     tried = [place / f"{known}_splits.json" for place in places for known in names]

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from .._common.check import Argument
 from ..graphs.batch import GraphBatch
-from ..graphs.convert import Parts
+from ..graphs.convert import Parts, library
 from .columns import LEAVE_OUT, Column, Words, as_categories, as_task, holds_words, shown, task_of, text_of
-from .common import DatasetError, Folder, reading
+from .common import DatasetError, Folder, impossible, reading
 from .options import LABEL, WEIGHT, Label, ReadOptions, chosen, folder_of, numbers_first, with_labels
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
@@ -38,10 +38,8 @@ class Table:
         self.path = path
         with reading(str(path)):
             if path.suffix == ".parquet":
-                try:
-                    self.frame = pandas.read_parquet(path)
-                except ImportError as error:
-                    raise ImportError(f"{path} needs a package that is missing: pip install pyarrow") from error
+                library("pyarrow", str(path))
+                self.frame = pandas.read_parquet(path)
             else:
                 self.frame = pandas.read_csv(
                     path,
@@ -253,12 +251,7 @@ def load(path: Path, options: ReadOptions) -> Folder:
         columns = [] if nodes is None else nodes.features()
     if columns:
         if nodes is None:
-            raise DatasetError(
-                f"{path} has no table of nodes, which ",
-                Argument("features", features),
-                " would be columns of; leave them out",
-                argument="features",
-            )
+            raise impossible("features", features, f"{path}, which has no table of nodes; leave it out")
         x, columns = features_of(nodes, columns, dtype)
         x = x[row]
     weight = None
@@ -270,12 +263,7 @@ def load(path: Path, options: ReadOptions) -> Folder:
     if listed is not None and label is not None:
         return with_labels(read, listed.labels(label), options, listed.path)
     if label not in (None, LABEL):
-        raise DatasetError(
-            f"{path} has no table of graphs, which ",
-            Argument("label", label),
-            " would be a column of; leave it out",
-            argument="label",
-        )
+        raise impossible("label", label, f"{path}, which has no table of graphs; leave it out")
     return read
 
 

@@ -19,6 +19,8 @@ from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, read_index, wri
 HEADER_BYTES = 2048  # bound of what a file holds beside its arrays
 FILL = 0.9  # fraction of the bytes to aim at, since the size of further graphs is an estimate
 
+is_shard = partial(files.has_format, format=FORMAT)
+
 
 def compute(
     graphs: GraphBatch,
@@ -67,11 +69,6 @@ def check_path(path: Path) -> None:
     check_name(path)
     files.check_writable(path, is_shard)
     files.check_writable(index_of(path), partial(files.has_format, format=INDEX_FORMAT))
-
-
-def is_shard(path: Path) -> bool:
-    """Whether a file holds power features."""
-    return files.has_format(path, FORMAT)
 
 
 def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earlier: set[Path]) -> None:

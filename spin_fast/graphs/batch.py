@@ -351,16 +351,14 @@ class GraphBatch(GraphArrays):
         x = convert.features(x, dtype)
         if len(x) != num_nodes:
             raise ValueError(f"x must have one row per node, {num_nodes}, got {len(x)}")
-        edge_weight = parts.edge_weight
-        if edge_weight is not None:
-            edge_weight = convert.narrowed("edge_weight", edge_weight, x.dtype)
+        weight = parts.edge_weight
         graphs = cls.from_edge_index(
             parts.edge_index,
             x,
             parts.batch,
             num_graphs=parts.num_graphs,
             y=None if parts.y is None else convert.labels(parts.y, x.dtype).to(x.device),
-            edge_weight=edge_weight,
+            edge_weight=None if weight is None else convert.narrowed("edge_weight", weight, x.dtype),
             **edge_options,
         )
         return graphs if parts.x is not None else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))

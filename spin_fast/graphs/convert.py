@@ -120,13 +120,11 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
     )
     narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(num_edges.sum())) < 2**31
     edge_index = cat("edge_index", [edge.t() if narrow else edge.t().long() for edge in edges])
-    batch = cat("batch", batches)
     assert edge_index is not None
-    assert batch is not None
     first_node, first_graph = nodes.cumsum(0) - nodes, graphs.cumsum(0) - graphs
     return Parts(
         (edge_index + first_node.to(edge_index.dtype).repeat_interleave(num_edges)[:, None]).t(),
-        batch + first_graph.repeat_interleave(nodes),
+        torch.cat(batches) + first_graph.repeat_interleave(nodes),
         sum(counts),
         cat("x", xs),
         cat("y", ys),
@@ -175,8 +173,7 @@ def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_w
             raise ValueError(f"data must have {name!r}, got none{at}{remedy}")
         return value
 
-    edge_index = attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else "")
-    edge_index = plain(edge_index)
+    edge_index = plain(attribute("edge_index", ", but an adj_t: undo ToSparseTensor" if "adj_t" in item else ""))
     check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS)
     value = None if x is None else attribute(x, "; x=None takes the degree instead")
     batch, num_graphs = item.batch, 1

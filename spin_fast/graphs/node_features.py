@@ -98,7 +98,7 @@ class NodeFeatures:
         Raises:
             TypeError, ValueError: no nodes, ``columns`` out of range, or values to standardise that are not finite.
         """
-        _check_graphs(graphs)
+        check_graphs(graphs)
         x, degree, nodes = graphs.x.detach(), graphs.degree, None
         if ids is not None:
             chosen = graph_ids(ids, len(graphs), graphs.ptr.device)
@@ -167,7 +167,7 @@ class NodeFeatures:
         Raises:
             TypeError, ValueError: not fitted yet, or graphs with another number of features.
         """
-        _check_graphs(graphs)
+        check_graphs(graphs)
         if not hasattr(self, "num_features_"):
             raise ValueError("NodeFeatures must be fitted before they transform: call fit")
         if graphs.num_features != self.num_features_:
@@ -248,7 +248,7 @@ def _degree_profile(graphs: GraphBatch) -> Tensor:
     return torch.stack([degree, least, most, mean, variance.clamp(min=0).sqrt()], dim=1)
 
 
-def _check_graphs(graphs: Any) -> None:
+def check_graphs(graphs: Any) -> None:
     if not isinstance(graphs, GraphBatch):
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
 

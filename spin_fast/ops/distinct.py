@@ -41,12 +41,11 @@ def distinct_rows(
         arguments = (powers.detach().contiguous(), ptr.contiguous(), wide, 64, check_invariants)
         return torch.ops.spin_fast.distinct_rows.default(*arguments)
 
-    refusal = None
     if native.op_checks(powers, check_invariants) and index_dtype in (None, *check.INTEGERS):
         try:
             return call()
-        except native.REFUSALS as error:
-            refusal = error
+        except native.REFUSALS:
+            pass  # the checks below say why, or else the next call does
     check.tensor("powers", powers, ("branches", "N", "d"), check.STORED)
     num_branches, num_nodes, _ = powers.shape
     if num_branches == 0:
@@ -63,8 +62,6 @@ def distinct_rows(
         and (problem := reference.check_offsets("ptr", ptr, num_nodes, "nodes"))
     ):
         raise ValueError(problem)
-    if refusal is not None:
-        raise refusal
     if native.has_kernel(powers.device):
         return call()
     return reference.distinct_rows(powers.detach(), ptr, index_dtype=_row_type(powers, index_dtype))

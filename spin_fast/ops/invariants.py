@@ -107,9 +107,6 @@ def check_rows(
     """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches.
 
     ``num_rows`` is the number of rows that entries refer to, if these are not ``z``.
-
-    Raises:
-        TypeError, ValueError: name the argument and what is wrong with it.
     """
     dense = isinstance(rows, Tensor) and rows.dim() == 3
     check.tensor(name, rows, ("branches", "N", "h") if dense else ("rows", "h"), check.STORED)

@@ -32,6 +32,11 @@ BACKENDS = ("native", "reference")
 PACKAGE = Path(__file__).parents[1]
 
 
+def _warn(what: str, mend: str) -> None:
+    choice = "set SPIN_FAST_BACKEND=reference to choose this path without a warning"
+    warnings.warn(f"spin_fast: {what}. {mend}; or {choice}.", RuntimeWarning, stacklevel=3)
+
+
 def _load() -> tuple[ModuleType | None, str]:
     """Return the compiled module, or None and the reason."""
     backend = os.environ.get("SPIN_FAST_BACKEND") or "native"  # what is set to nothing counts as unset
@@ -51,12 +56,7 @@ def _load() -> tuple[ModuleType | None, str]:
         else:
             reason = f"the compiled library does not load: {error}"
             mend = f"Reinstall spin_fast against this torch ({torch.__version__}; 2.10 or newer is needed)"
-        warnings.warn(
-            f"spin_fast: {reason}. The slower pure-PyTorch path takes over. {mend}; "
-            "or set SPIN_FAST_BACKEND=reference to choose this path without a warning.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn(f"{reason}. The slower pure-PyTorch path takes over", mend)
         return None, reason
     if isa := os.environ.get("SPIN_FAST_ISA"):
         try:
@@ -106,12 +106,7 @@ def wants_cuda() -> bool:
     global _cuda_mend
     if _cuda_mend and not torch.compiler.is_compiling():
         mend, _cuda_mend = _cuda_mend, ""
-        warnings.warn(
-            f"spin_fast: {cuda_missing_reason}. The slower pure-PyTorch path takes over on the GPU. {mend}; "
-            "or set SPIN_FAST_BACKEND=reference to choose this path without a warning.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        _warn(f"{cuda_missing_reason}. The slower pure-PyTorch path takes over on the GPU", mend)
     return library is not None and not cuda_missing_reason
 
 
@@ -131,8 +126,8 @@ def is_autocast(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.is_meta and torch.is_autocast_enabled(value.device.type)
 
 
-# What an op raises on bad arguments. The checks in Python then say by name what is wrong; if they find nothing, it is
-# another failure, such as a lack of memory, and stands.
+# What an op raises on bad arguments. The checks in Python then say by name what is wrong; if they find nothing, such as
+# a lack of memory, the op is called again and its error stands.
 REFUSALS = (ValueError, RuntimeError, TypeError, AttributeError, IndexError)
 
 

@@ -70,13 +70,12 @@ def power_features(
         torch.ops.spin_fast.power_features_out.default(*graph, *options, out)
         return out
 
-    refusal = None
     if native.op_checks(x, check_invariants, float64_sums) and type(num_hops) is int:
         try:
             _check_gradients_and_memory(x, edge_weight, out)
             return call()
-        except native.REFUSALS as error:
-            refusal = error
+        except native.REFUSALS:
+            pass  # the checks below say why, or else the next call does
     check.tensor("x", x, ("N", "d"), check.STORED)
     num_hops = check.integer("num_hops", num_hops, 0)
     check.operator(operator)
@@ -84,7 +83,7 @@ def power_features(
     check_invariants = check.flag("check_invariants", check_invariants)
     num_nodes = x.shape[0]  # len(x) would fix the size while exporting
     check_csr(indptr, indices, ptr, num_nodes, check_invariants=check_invariants, device=x.device)
-    may_be_slice = ptr is not None and not check_invariants
+    part = None if check_invariants else ptr  # maybe a slice of the offsets
     if edge_weight is not None:
         dtype = torch.float32 if x.dtype.itemsize == 2 else x.dtype
         check.tensor("edge_weight", edge_weight, (indices.numel(),), (dtype,), x.device)
@@ -92,20 +91,18 @@ def power_features(
             reference.operator_scales(indptr, operator, edge_weight)
     if out is not None:
         rows: int | str = num_nodes
-        if ptr is not None and may_be_slice:
-            rows = int(ptr[-1]) - int(ptr[0]) if contents_are_readable(ptr) else "nodes"
+        if part is not None:
+            rows = int(part[-1]) - int(part[0]) if contents_are_readable(part) else "nodes"
         check.tensor("out", out, (num_hops + 1, rows, x.shape[1]), (x.dtype,), x.device)
         if not out.is_contiguous():
             raise ValueError("out must be contiguous")
     _check_gradients_and_memory(x, edge_weight, out)
-    if refusal is not None:
-        raise refusal
     if native.has_kernel(x.device):
         return call()
     if out is None:
         return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)
-    if ptr is not None and may_be_slice:
-        first, last = int(ptr[0]), int(ptr[-1])
+    if part is not None:
+        first, last = int(part[0]), int(part[-1])
         edges = slice(int(indptr[first]), int(indptr[last]))
         indptr, indices, x = indptr[first : last + 1] - edges.start, indices[edges] - first, x[first:last]
         edge_weight = None if edge_weight is None else edge_weight[edges]

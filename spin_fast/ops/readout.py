@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, overload
 
 import torch
@@ -53,18 +54,15 @@ def sum_readout(
 
     def call(branches: int) -> Tensor:
         entries = (ptr.contiguous(), native.contiguous(index), native.contiguous(count))
-        return _dispatch(_Sum, "sum_readout", z.contiguous(), *entries, branches, z.dim() == 3, check_invariants)
+        return _sum(z.contiguous(), *entries, branches, z.dim() == 3, check_invariants)
 
-    refusal = None
     if native.op_checks(z, check_invariants) and (num_branches is None or type(num_branches) is int):
         try:
             return call((z.shape[0] if z.dim() == 3 else 1) if num_branches is None else num_branches)
-        except native.REFUSALS as error:
-            refusal = error
+        except native.REFUSALS:
+            pass  # the checks below say why, or else the next call does
     branches = check_rows("z", z, ptr, index, count, num_branches, check_invariants)
     check_invariants = bool(check_invariants)  # of numpy
-    if refusal is not None:
-        raise refusal
     if native.has_kernel(z.device):
         return call(branches)
     return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
@@ -122,21 +120,20 @@ def attention_readout(
 
     def call() -> Tensor | tuple[Tensor, Tensor]:
         tensors = (z.contiguous(), w.contiguous(), ptr.contiguous(), native.contiguous(index), native.contiguous(count))
-        readout, weights = _dispatch(_Attention, "attention_readout", *tensors, z.dim() == 3, check_invariants)
+        readout, weights = _attention(*tensors, z.dim() == 3, check_invariants)
         if readout.dtype != z.dtype:  # unrounded, for the gradient
             readout = readout.to(z.dtype)
         if not return_weights:
             return readout
         return readout, weights.view(z.shape[:2]) if z.dim() == 3 else weights
 
-    refusal = None
     if native.is_autocast(z) and isinstance(w, Tensor) and {z.dtype, w.dtype} <= _AUTOCAST:
         w = w.to(z.dtype)
     if native.op_checks(z, check_invariants):
         try:
             return call()
-        except native.REFUSALS as error:
-            refusal = error
+        except native.REFUSALS:
+            pass  # the checks below say why, or else the next call does
     check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
@@ -147,8 +144,6 @@ def attention_readout(
             f"w must match z in width, dtype and device ({z.shape[-1]}, {z.dtype}, {z.device}), "
             f"got {w.shape[-1]}, {w.dtype}, {w.device}"
         )
-    if refusal is not None:
-        raise refusal
     if native.has_kernel(z.device):
         return call()
     return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
@@ -168,8 +163,9 @@ def _sum_fake(z, ptr, index, count, num_branches, shared, check_invariants):  # 
 
 
 def _sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    z, ptr, index, count, ctx.num_branches, ctx.shared, _ = inputs
-    ctx.shape = z.shape
+    """Of the op and of its backward pass."""
+    rows, ptr, index, count, ctx.num_branches, *_, ctx.shared, _ = inputs
+    ctx.shape = rows.shape
     ctx.save_for_backward(ptr, index, count)
 
 
@@ -184,11 +180,6 @@ def _sum_grad(ctx: Any, grad: Tensor) -> Grads:
 
 def _sum_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, check_invariants):  # type: ignore[no-untyped-def]
     return grad.new_empty(num_rows, grad.shape[1] // num_branches)
-
-
-def _sum_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, ptr, index, count, ctx.num_branches, _, ctx.shared, _ = inputs
-    ctx.save_for_backward(ptr, index, count)
 
 
 def _sum_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
@@ -249,42 +240,38 @@ def _attention_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor) -> Grad
     return dgrad, rest[0] if rest else None, dz, dw, None, None, None, None, None, None, None
 
 
-class _Sum(torch.autograd.Function):
-    """The op with its gradient for eager execution, at half the overhead of what ``register_autograd`` makes of it."""
+def _register(
+    name: str, fake: Callable[..., Any], gradient: Callable[..., Grads], setup: Callable[..., None]
+) -> Callable[..., Any]:
+    """Register a readout op with its gradient, and return the shortest way to call it.
 
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        output = _call("sum_readout", *inputs)
-        _sum_setup(ctx, inputs, output)
-        return output
+    That is below autograd, or as compilation needs it, or an autograd function, which has half the overhead of what
+    ``register_autograd`` makes of the same gradient.
+    """
+    native.register(name, fake, gradient, setup)
 
-    backward = staticmethod(_sum_grad)
+    class Readout(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = _call(name, *inputs)
+            setup(ctx, inputs, output)
+            return output
 
+        backward = staticmethod(gradient)
 
-class _Attention(torch.autograd.Function):
-    """As :class:`_Sum`."""
+    def call(*inputs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return getattr(torch.ops.spin_fast, name).default(*inputs)
+        if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad):
+            return Readout.apply(*inputs)
+        return _call(name, *inputs)
 
-    @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        output = _call("attention_readout", *inputs)
-        _attention_setup(ctx, inputs, output)
-        return output
-
-    backward = staticmethod(_attention_grad)
-
-
-def _dispatch(function: type[torch.autograd.Function], name: str, *inputs: Any) -> Any:
-    """Call a readout op by the shortest way: below autograd, by ``function``, or as compilation needs it."""
-    if torch.compiler.is_compiling():
-        return getattr(torch.ops.spin_fast, name).default(*inputs)
-    if torch.is_grad_enabled() and (inputs[0].requires_grad or inputs[1].requires_grad):
-        return function.apply(*inputs)
-    return _call(name, *inputs)
+    return call
 
 
-native.register("sum_readout", _sum_fake, _sum_grad, _sum_setup)
-native.register("sum_readout_backward", _sum_backward_fake, _sum_backward_grad, _sum_backward_setup)
-native.register("attention_readout", _attention_fake, _attention_grad, _attention_setup)
+_sum = _register("sum_readout", _sum_fake, _sum_grad, _sum_setup)
+_attention = _register("attention_readout", _attention_fake, _attention_grad, _attention_setup)
+native.register("sum_readout_backward", _sum_backward_fake, _sum_backward_grad, _sum_setup)
 native.register(
     "attention_readout_backward", _attention_backward_fake, _attention_backward_grad, _attention_backward_setup
 )

@@ -36,19 +36,14 @@ class GraphEstimator(BaseEstimator):
         if isinstance(X, np.ndarray) and X.dtype == object:
             X = list(X)
         first = next(iter(X), None) if isinstance(X, Iterable) and hasattr(X, "__len__") else None
-        if isinstance(first, GraphBatch):
-            return GraphBatch.concatenate(X)
-        if isinstance(first, PowerFeatures):
-            return PowerFeatures.concatenate(X)
+        if isinstance(first, Graphs):
+            return type(first).concatenate(X)
         libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
         if "torch_geometric" in libraries:
             return GraphBatch.from_pyg(X, y="y" if with_labels else None)
-        if "networkx" in libraries:
-            return GraphBatch.from_networkx(X)
-        if "dgl" in libraries:
-            return GraphBatch.from_dgl(X)
-        if "scipy" in libraries:
-            return GraphBatch.from_scipy(X)
+        for library in ("networkx", "dgl", "scipy"):
+            if library in libraries:
+                return getattr(GraphBatch, f"from_{library}")(X)
         wanted = "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy"
         if hasattr(X, "edges") or hasattr(X, "edge_index"):
             raise TypeError(f"{wanted}, got a single {type(X).__name__}: wrap it in a list")
@@ -113,14 +108,16 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
         """
-        self._fit(self._batch(X))
+        graphs = self._batch(X)
+        check_finite(graphs)
+        made = NodeFeatures(**self.get_params())
+        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> GraphBatch:
         """Fit to all graphs of ``X``, and transform them."""
         graphs = self._batch(X, with_labels=y is None)
-        self._fit(graphs)
-        return self.node_features_.transform(graphs)
+        return self.fit(graphs).node_features_.transform(graphs)
 
     def transform(self, X: Any) -> GraphBatch:
         """Return the graphs with prepared node features.
@@ -132,8 +129,3 @@ class NodeFeaturesTransformer(TransformerMixin, GraphEstimator):
         graphs = self._batch(X)
         self._check_features(graphs)
         return self.node_features_.transform(graphs)
-
-    def _fit(self, graphs: GraphBatch) -> None:
-        check_finite(graphs)
-        made = NodeFeatures(**self.get_params())
-        self.node_features_, self.n_features_in_ = made.fit(graphs), graphs.num_features

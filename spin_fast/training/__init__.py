@@ -2,8 +2,7 @@
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .fit import Epoch, Fit, fit
-from .losses import loss_of
-from .metrics import Metric, accuracy, rocauc
+from .losses import Metric, accuracy, loss_of, rocauc
 from .prediction import not_finite, predict, predict_chunks, predict_proba
 from .schedules import SCHEDULES
 from .trainer import Trainer

@@ -21,8 +21,7 @@ from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..nn import GraphClassifier
-from .losses import ClassWeight, check_labels, class_weights, loss_of, weights_of
-from .metrics import Metric, accuracy
+from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
 from .prediction import not_finite, predict
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
@@ -227,33 +226,32 @@ class _Run:
     warned: bool = False
 
     def go_on(self, file: StateFile, epochs: int, patience: int) -> None:
-        """Continue the run of a file, if one with these arguments would have come as far."""
-        state = file.read(like=replace(self.state, last=snapshot(self.trainer, self.order)))
-        self._replay(state, file.path, epochs, patience)
-        restore(self.trainer, self.order, state)
-        self.state = state
+        """Continue the run of a file, if one with these arguments would have come as far.
 
-    def _replay(self, state: TrainingState, path: Path, epochs: int, patience: int) -> None:
-        """Step the scheduler through the epochs so far, by the log alone, so that any scheduler can go on."""
+        The scheduler steps through the epochs so far by the log alone, so that any scheduler can go on.
+        """
+        state = file.read(like=replace(self.state, last=snapshot(self.trainer, self.order)))
         done, sooner = len(state.epochs), TrainingState()
         if done > epochs:
-            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {path} has, got {epochs}")
+            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {file.path} has, got {epochs}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
             for epoch in state.epochs:
                 if sooner.is_over(epochs, patience):
-                    what = f" must not stop the run of {path} before its last epoch, got {patience}"
+                    what = f" must not stop the run of {file.path} before its last epoch, got {patience}"
                     raise StateError(Argument("patience"), what)
                 if not math.isclose(self._rate, epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
                     raise StateError(
                         Argument("epochs"),
                         " and ",
                         Argument("schedule"),
-                        f" must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch {epoch.number}, "
-                        f"got {self._rate:.6g}: a cosine needs the number of epochs that it began with",
+                        f" must give the learning rates of {file.path}, {epoch.learning_rate:.6g} in epoch "
+                        f"{epoch.number}, got {self._rate:.6g}: a cosine needs the number of epochs that it began with",
                     )
                 sooner = sooner.after(epoch, {}, {})
                 advance(self.scheduler, epoch.validation_loss, epoch.validation)
+        restore(self.trainer, self.order, state)
+        self.state = state
 
     @property
     def _rate(self) -> float:
@@ -292,7 +290,6 @@ class _Run:
         return interrupted
 
     def _epoch(self) -> Epoch:
-        """Train for one epoch, and validate."""
         data, number, rate = self.data, len(self.state.epochs) + 1, self._rate
         start = time.perf_counter()
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)

@@ -14,7 +14,11 @@ from .._common.progress import progress_bar
 from ..features.chunks import power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import check_graphs
 from ..nn import GraphClassifier
+
+CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
+GPU_CHUNK_BYTES = 256 << 20  # the same on a GPU: enough to fill it
 
 
 @torch.inference_mode()
@@ -33,12 +37,6 @@ def predict(
     if len(selected) == 0:
         return features.rows.new_empty(0, model.num_outputs(features))
     return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
-
-
-CHUNK_BYTES = 4 << 20
-"""Of powers, and of edges, that :func:`predict_proba` takes at a time, unless a single graph has more."""
-GPU_CHUNK_BYTES = 256 << 20
-"""The same on a GPU: enough to fill it."""
 
 
 def predict_proba(
@@ -81,8 +79,7 @@ def predict_chunks(
 
     Arguments and errors are those of :func:`predict_proba`.
     """
-    if not isinstance(graphs, GraphBatch):
-        raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
+    check_graphs(graphs)
     if model.node_features is not None:
         graphs = model.node_features.transform(graphs)
     if model.in_features not in (None, graphs.num_features):

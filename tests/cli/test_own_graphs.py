@@ -147,16 +147,16 @@ def test_a_mistyped_folder_is_not_there(option: str, tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("option", "value", "said"),
     [
-        ("--label", "it's", """tables has no table of graphs, which --label "it's" would be a column of"""),
-        ("--label", 'it"s', """which --label 'it"s' would be"""),
-        ("--label", "a, b,it's", """which --label "a,b,it's" would be"""),
-        ("--label", '["a, b", "it\'s"]', """which --label '["a, b", "it\'"'"\'s"]' would be"""),
+        ("--label", "it's", """--label "it's" is impossible for tables, which has no table of graphs"""),
+        ("--label", 'it"s', """--label 'it"s' is impossible for"""),
+        ("--label", "a, b,it's", """--label "a,b,it's" is impossible for"""),
+        ("--label", '["a, b", "it\'s"]', """--label '["a, b", "it\'"'"\'s"]' is impossible for"""),
         ("--label", "[1]", "--label must be a name, several in a list, or None, got [1]"),
         ("--label", "a,a", "--label must be different names, at least one, got ['a', 'a']"),
         (
             "--node-features",
             "it's",
-            """tables has no table of nodes, which --node-features "it's" would be columns of""",
+            """--node-features "it's" is impossible for tables, which has no table of nodes""",
         ),
         ("--node-features", "{}", "--node-features must have 'column', a name, and maybe 'categories', got {}"),
         ("--node-features", "[1]", '--node-features must be names or of the form {"column": NAME, ...}, got [1]'),
@@ -172,8 +172,8 @@ def test_names_in_errors_are_as_they_are_typed(
         error = invoke(command, "tables/", option, value, exit_code=1)
         assert said in error
         assert error.count("\n") == 1
-    if "would be" in said:
-        typed = shlex.split(re.search(f"which {option} (.*) would be", error)[1])
+    if "is impossible" in said:
+        typed = shlex.split(re.search(f"{option} (.*) is impossible for", error)[1])
         assert invoke("info", "tables/", option, *typed, exit_code=1) == error  # what is said can be typed
 
 

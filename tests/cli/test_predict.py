@@ -85,7 +85,9 @@ def test_predict_names_what_is_wrong(checkpoint: Path, tmp_path: Path, monkeypat
         checkpoint, "erdos-renyi", "x.csv"
     )
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert "Parquet needs: pip install pyarrow" in error(checkpoint, "digits", "x.parquet")
+    assert "x.parquet, other than .csv, needs a package that is missing: pip install pyarrow" in error(
+        checkpoint, "digits", "x.parquet"
+    )
     operator = training.load_checkpoint(checkpoint)[1]["operator"]
     other = "adj" if operator != "adj" else "sym"
     assert f"--operator {other}: {checkpoint} was trained with {operator}" in invoke(

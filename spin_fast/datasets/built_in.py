@@ -1,8 +1,8 @@
-"""Seeded random graphs, all in numpy: Erdos-Renyi, random regular, power-law (Chung-Lu), circular skip links.
+"""Data sets without files: handwritten digits as graphs of inked pixels, and seeded random graphs, all in numpy.
 
-Of the first three, the parameter that shapes the graphs takes one value or one per class: graph ``g`` has class
-``g % C`` and is drawn with the value of its class, so that the label is what a model has to read off the graph. One
-value gives a single class.
+Of Erdos-Renyi, random regular and power-law (Chung-Lu) graphs, the parameter that shapes them takes one value or one
+per class: graph ``g`` has class ``g % C`` and is drawn with the value of its class, so that the label is what a model
+has to read off the graph. One value gives a single class.
 """
 
 from __future__ import annotations
@@ -13,11 +13,44 @@ import numpy as np
 import torch
 
 from .._common import check
+from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
 from .common import assemble
 
 SWITCHING_ROUNDS = 10
 TOP_UP_ROUNDS = 50
+HALF_OF_THE_NEIGHBOURS = ((0, 1), (1, 0), (1, 1), (1, -1))
+
+
+def digits(*, dtype: torch.dtype = torch.float32) -> GraphBatch:
+    """The 1,797 scans of 8 x 8 pixels that come with scikit-learn, about 33 nodes and 89 undirected edges each.
+
+    A node is an inked pixel (ink > 0), its features are ``(ink / 16, row / 7, column / 7)``; an edge joins two inked
+    pixels that touch, corners included.
+
+    Args:
+        dtype: float32 or float64, of the features.
+
+    Returns:
+        The graphs, ``x`` ``[N, 3]``, ``y`` int64 ``[1797]``: the digit 0..9.
+    """
+    from sklearn.datasets import load_digits
+
+    scans = load_digits()
+    ink = scans.images
+    inked = ink > 0
+    _, row, column = np.nonzero(inked)
+    node = np.cumsum(inked).reshape(inked.shape) - 1
+    ends: list[np.ndarray] = []
+    for down, right in HALF_OF_THE_NEIGHBOURS:
+        here = np.s_[:, : 8 - down, max(0, -right) : 8 - max(0, right)]
+        there = np.s_[:, down:, max(0, right) : 8 + min(0, right)]
+        both = inked[here] & inked[there]
+        ends.append(np.stack([node[here][both], node[there][both]]))
+    ptr = offsets(torch.from_numpy(inked.sum(axis=(1, 2))))
+    x = torch.from_numpy(np.stack([ink[inked] / 16, row / 7, column / 7], axis=1)).to(dtype)
+    y = torch.from_numpy(scans.target.astype(np.int64))
+    return assemble(np.concatenate(ends, axis=1), ptr, x, y, undirected=True)
 
 
 def erdos_renyi(
@@ -76,10 +109,8 @@ def random_regular(
     Args:
         degree: below ``num_nodes``, and even where ``num_nodes`` is odd; one value or one per class. The label is which
             of them a graph has.
-        num_graphs, num_nodes, num_features, seed, dtype: as for :func:`erdos_renyi`, and so is what it returns.
-
-    Raises:
-        ValueError: a number is out of range.
+        num_graphs, num_nodes, num_features, seed, dtype: as for :func:`erdos_renyi`, and so is what it returns and
+            raises.
     """
 
     def draw(rng: np.random.Generator, graphs: np.ndarray, neighbours: float) -> np.ndarray:
