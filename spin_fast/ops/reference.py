@@ -369,6 +369,7 @@ def _signed(value: int) -> int:
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
+_OF_NEIGHBOURS, _OF_EDGES, _OF_NODES = (_mixed(torch.tensor(k) * _GOLDEN) for k in (2, 3, 4))
 
 
 def subtree_keys(
@@ -378,12 +379,12 @@ def subtree_keys(
     columns = torch.arange(1, x.shape[1] + 1, device=x.device)
     bits = x.double().contiguous().view(torch.int64)
     terms = _mixed(bits ^ _mixed(columns * _GOLDEN + seed)).where(bits * 2 != 0, 0)  # neither 0 nor -0
-    keys = [_mixed(terms.sum(1) + seed + x.shape[1])]
+    keys = [_mixed(terms.sum(1) + seed + (x.shape[1] + 1) * columns.new_tensor(_GOLDEN))]
     row, column = run_of_entry(indptr, indices.numel()), indices.long()
     for _ in range(num_hops):
-        terms = _mixed(keys[-1] + _GOLDEN)[column]
-        terms = terms if edge_type is None else _mixed(terms ^ _mixed(edge_type ^ _GOLDEN))
-        keys.append(_mixed(_mixed(keys[-1]) + torch.zeros_like(keys[-1]).index_add(0, row, terms)))
+        terms = _mixed(keys[-1] + _OF_NEIGHBOURS)[column]
+        terms = terms if edge_type is None else _mixed(terms ^ _mixed(edge_type + _OF_EDGES))
+        keys.append(_mixed(_mixed(keys[-1] + _OF_NODES) + torch.zeros_like(keys[-1]).index_add(0, row, terms)))
     return torch.stack(keys)
 
 

@@ -421,7 +421,7 @@ def test_company_adds_no_more_than_rounding(backend: str, poison: None, drawn: t
     arguments, size = drawn
     alone = arguments | {"rows": arguments["rows"][:size], "ptr": arguments["ptr"][:2]}
     exact, bound = looped_branches(alone), rounding_bound(alone)
-    precision = 32 * torch.finfo(arguments["rows"].dtype).eps
+    precision = 256 * torch.finfo(arguments["rows"].dtype).eps  # that of the oracle, too, where it is float64
     for result in (spin_fast.branch_readout(**alone)[0], spin_fast.branch_readout(**arguments)[0]):
         assert ((result.double() - exact[0]).abs() <= precision * bound[0]).all()
 

@@ -39,9 +39,12 @@ def registrations(subject: str) -> dict[str, int]:
     """The ops that a module registers, and with how many functions."""
     tree = ast.parse((ROOT / f"spin_fast/ops/{subject}.py").read_text())
     calls = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "native.register"
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("native.register", "_register")
     ]
-    return {ast.literal_eval(call.args[0]): len(call.args) - 1 for call in calls}
+    named = [call for call in calls if isinstance(call.args[0], ast.Constant)]  # a helper gets the name
+    return {ast.literal_eval(call.args[0]): len(call.args) - 1 for call in named}
 
 
 def test_there_are_ops(native) -> None:
