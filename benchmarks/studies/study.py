@@ -74,6 +74,10 @@ def complete(file: Path, settings: dict[str, Any], runs: dict[str, TrainingRun])
     if kept["settings"] != settings:
         raise OtherSettings(f"{file} was made with other settings; move it away")
     done: dict[str, Scores] = kept["runs"]
+
+    def in_order() -> dict[str, Scores]:
+        return {key: done[key] for key in dict.fromkeys((*runs, *done)) if key in done}
+
     with Progress() as progress:
         task = progress.add_task(file.stem, total=len(runs))
         for key, run in runs.items():
@@ -81,9 +85,9 @@ def complete(file: Path, settings: dict[str, Any], runs: dict[str, TrainingRun])
             if key not in done:
                 done[key] = run()
                 with replacing(file) as part:
-                    part.write_text(json.dumps({"settings": settings, "machine": report.machine(), "runs": done}))
+                    part.write_text(json.dumps({"settings": settings, "machine": report.machine(), "runs": in_order()}))
             progress.advance(task)
-    return {key: done[key] for key in dict.fromkeys((*runs, *done)) if key in done}
+    return in_order()
 
 
 def by_words(done: dict[str, Scores]) -> dict[tuple[str, ...], list[Scores]]:

@@ -67,6 +67,7 @@ def write_and_report(
     from ..plots import training_curve
 
     kind = "SPIN-att" if model.config["attention"] else "SPIN-sum"
+    kind += {"hops": "", "joint": " of joint rows", "both": " of hops and joint rows"}[model.config["branches"]]
     score = None if math.isnan(test) else test
     training.save_checkpoint(outputs.model, model, dataset=dataset, metric=metric_name, test=score, **settings)
     training_curve(outputs.curve, fit, title=f"{kind} on {dataset}", metric=metric_name, test=test)

@@ -147,14 +147,14 @@ QUOTED = {
             for kind in ("as they are", "standardised")
             for readout in ("sum", "attention")
         ),
-        *(f"choices/IMDB-BINARY/{degree} degree/sym/sum" for degree in ("raw", "log", "one-hot")),
+        *(f"choices/IMDB-BINARY/{degree} degree/sym/sum" for degree in ("raw", "log", "one-hot", "profile")),
         *(
             f"accuracy/{name}/{model}"
             for name in ("PROTEINS", "NCI1", "IMDB-BINARY")
-            for model in ("SPIN-att", "SPIN-sum", "GIN")
+            for model in ("SPIN-att", "SPIN-sum", "SPIN-sum, joint rows", "GIN")
         ),
     ],
-    "README.md": ["accuracy/NCI1/SPIN-sum", "accuracy/NCI1/GIN"],
+    "README.md": [f"accuracy/NCI1/{model}" for model in ("SPIN-sum", "SPIN-sum, joint rows", "GIN")],
 }
 """The runs whose figures a page shows."""
 
