@@ -46,8 +46,7 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
       "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor? parts, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, "
-      "bool shared, "
-      "bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
+      "bool shared, bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
       "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor? ptr, Tensor? index, "
       "Tensor? count, Tensor? parts, Tensor? joint_ptr, Tensor? joint_index, Tensor? joint_count, Tensor? ids, "

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <optional>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "segments.h"
@@ -136,9 +138,15 @@ inline StepArguments step_arguments(const Tensor& rows, const Tensor& parameters
   if (ptr)
     step.hops = model_arguments(rows, std::nullopt, *ptr, index, count, ids, num_branches, widths, attention, slope,
                                 false, check_invariants);
-  if (parts)
-    step.joint = model_arguments(rows, parts, *joint_ptr, joint_index, joint_count, ids, 1, widths, attention, slope,
-                                 false, check_invariants);
+  if (parts) {
+    try {
+      step.joint = model_arguments(rows, parts, *joint_ptr, joint_index, joint_count, ids, 1, widths, attention, slope,
+                                   false, check_invariants);
+    } catch (const std::invalid_argument& error) {  // its message begins with the name of an argument
+      const std::string message = error.what(), name = message.substr(0, message.find(' '));
+      refuse(name == "ptr" || name == "index" || name == "count" ? "joint_" : "", message);
+    }
+  }
   require(!ptr || !parts || step.hops->seg.graphs == step.joint->seg.graphs,
           "joint_ptr must have as many graphs as ptr, ", step.any().seg.graphs);
   const int64_t classifier = classifier_parameters(step.readout_width(), classifier_widths);

@@ -112,6 +112,10 @@ class PowerFeatures(GraphArrays):
             check.tensor("row_of_node", self.row_of_node, (self.num_branches, num_nodes), check.INTEGERS)
         elif self.index is None and num_rows != self.num_branches * num_nodes:
             raise ValueError(f"rows must have one row per node and branch where index is None, got {num_rows}")
+        elif self.index is None:
+            starts = torch.arange(self.num_branches)[:, None] * num_nodes + self.node_ptr[:-1]
+            if self.count is not None or not torch.equal(self.ptr[:-1], starts.flatten()):
+                raise ValueError("ptr must be the offsets of the nodes of each branch, and count None, without index")
 
     def _check_entries(self) -> None:
         num_rows = len(self.rows)
@@ -466,6 +470,7 @@ class PowerFeatures(GraphArrays):
         Returns:
             ``[G]`` int64: for each selected graph the position, in the selection, of the first one identical to it.
         """
+        check.flag("joint", joint)
         whole = self.of_storage(None)
         if self.index is None or self.count is None:
             found = ops.distinct_rows(whole.dense_rows(), self.node_ptr, check_invariants=False)

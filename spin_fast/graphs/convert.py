@@ -7,6 +7,7 @@ arrays go, and there by its arguments. The libraries are imported where they are
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -376,41 +377,48 @@ def to_networkx(
 ) -> list[Any]:
     networkx = library("networkx", "to_networkx")
     kind = getattr(networkx, f"{'Multi' if multigraph else ''}{'Graph' if undirected else 'DiGraph'}")
+    source, target = graphs.edge_index.numpy()
+    weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+    ptr = graphs.ptr.numpy()
+
+    def edge(number: int) -> str:
+        graph = int(np.searchsorted(ptr, source[number], side="right")) - 1
+        return f"{source[number] - ptr[graph]} -> {target[number] - ptr[graph]} of graph {graph}"
+
+    order = np.lexsort((weight, target, source))
+    chosen = np.arange(len(source))
+    if undirected:
+        reverse = np.lexsort((weight, source, target))
+        there = np.stack([source[order], target[order], weight[order]])
+        back = np.stack([target[reverse], source[reverse], weight[reverse]])
+        if len(differ := (there != back).any(axis=0).nonzero()[0]):
+            first = differ[0]
+            lone = order[first] if tuple(there[:, first]) < tuple(back[:, first]) else reverse[first]
+            raise ValueError(
+                f"undirected must be False where edges differ from their reverse, got {edge(lone)} without its reverse"
+                + ("" if graphs.edge_weight is None else " of the same weight")
+            )
+        order = chosen = order[source[order] <= target[order]]
+    repeated = (np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)
+    if not multigraph and repeated.any():
+        raise ValueError(
+            f"multigraph must be True where edges are repeated, got {edge(order[repeated.argmax()])} twice"
+        )
+    bounds = np.searchsorted(source[chosen] if undirected else target, ptr)
     made = []
-    for number in range(len(graphs)):
-        part = graphs[number : number + 1]
-        source, target = part.edge_index.numpy()
-        weight = np.ones(len(source)) if part.edge_weight is None else part.edge_weight.numpy()
-        order = np.lexsort((weight, target, source))
-        chosen: Any = slice(None)
-        if undirected:
-            reverse = np.lexsort((weight, source, target))
-            there = np.stack([source[order], target[order], weight[order]])
-            back = np.stack([target[reverse], source[reverse], weight[reverse]])
-            if len(differ := (there != back).any(axis=0).nonzero()[0]):
-                first = differ[0]
-                lone = order[first] if tuple(there[:, first]) < tuple(back[:, first]) else reverse[first]
-                raise ValueError(
-                    "undirected must be False where edges differ from their reverse, "
-                    f"got {source[lone]} -> {target[lone]} of graph {number} without its reverse"
-                    + ("" if part.edge_weight is None else " of the same weight")
-                )
-            order = chosen = order[source[order] <= target[order]]
-        repeated = order[1:][(np.diff(source[order]) == 0) & (np.diff(target[order]) == 0)]
-        if not multigraph and len(repeated):
-            arc = f"{source[repeated[0]]} -> {target[repeated[0]]} of graph {number}"
-            raise ValueError(f"multigraph must be True where edges are repeated, got {arc} twice")
+    for number, (first, last) in enumerate(itertools.pairwise(ptr.tolist())):
         graph = kind()
-        graph.add_nodes_from(range(part.num_nodes))
+        graph.add_nodes_from(range(last - first))
         if x is not None:
-            for node, values in enumerate(part.x.tolist()):
+            for node, values in enumerate(graphs.x[first:last].tolist()):
                 graph.nodes[node][x] = values
-        ends = source[chosen].tolist(), target[chosen].tolist()
-        if part.edge_weight is None or edge_weight is None:
+        some = chosen[bounds[number] : bounds[number + 1]]
+        ends = ((source[some] - first).tolist(), (target[some] - first).tolist())
+        if graphs.edge_weight is None or edge_weight is None:
             graph.add_edges_from(zip(*ends, strict=True))
         else:
-            graph.add_weighted_edges_from(zip(*ends, weight[chosen].tolist(), strict=True), weight=edge_weight)
-        if y is not None and part.y is not None:
-            graph.graph[y] = part.y[0].tolist()
+            graph.add_weighted_edges_from(zip(*ends, weight[some].tolist(), strict=True), weight=edge_weight)
+        if y is not None and graphs.y is not None:
+            graph.graph[y] = graphs.y[number].tolist()
         made.append(graph)
     return made

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -40,7 +41,7 @@ class NodeFeatures:
             largest in the training graphs, which stands for larger ones as well; or ``"profile"``, the logarithms of
             the degree and of the minimum, maximum, mean and standard deviation of the neighbours' degrees (Cai & Wang
             2018), 0 without neighbours. None for none.
-        max_degree: with ``"one-hot"`` the largest degree that has a column; None for the largest in training.
+        max_degree: with ``"one-hot"`` the largest degree that may have a column; None for no such bound.
         one_hot: encode categories, such as OGB's atom features: True for all columns of ``x``, or the numbers of some.
             They must hold whole numbers; each value that occurs in the training graphs becomes a column, in the place
             of the one encoded, and other values have none.
@@ -79,8 +80,14 @@ class NodeFeatures:
             self.max_degree = check.integer("max_degree", self.max_degree, 0)
             if self.degree != "one-hot":
                 raise ValueError(f"max_degree must be None where degree is {self.degree!r}: it is of one-hot degrees")
-        if not isinstance(self.one_hot, bool):
+        if isinstance(self.one_hot, bool | np.bool_):
+            self.one_hot = bool(self.one_hot)
+        elif isinstance(self.one_hot, Iterable):
             self.one_hot = [check.integer("one_hot", column, 0) for column in self.one_hot]
+        else:
+            raise TypeError(f"one_hot must be a bool or numbers of columns, got {type(self.one_hot).__name__}")
+        if self.one_hot and self.keep_x is False:
+            raise ValueError("one_hot must be left out where keep_x is False: it encodes columns of x")
         for name, value in (("keep_x", self.keep_x), ("standardize", self.standardize)):
             if value is not True and value is not False and value != "auto":
                 raise ValueError(f"{name} must be True, False or 'auto', got {value!r}")
@@ -108,7 +115,8 @@ class NodeFeatures:
             raise ValueError("graphs must have nodes in the training part, got none")
         self.num_features_ = x.shape[1]
         is_degree = x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype))
-        self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and not is_degree)
+        wanted = not is_degree or bool(self.one_hot)
+        self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and wanted)
         self.max_degree_ = int(degree.max()) if self.degree == "one-hot" else None
         if self.max_degree is not None and self.max_degree_ is not None:
             self.max_degree_ = min(self.max_degree_, self.max_degree)
@@ -129,7 +137,7 @@ class NodeFeatures:
         categories: list[list[int] | None] = [None] * x.shape[1]
         for column in chosen:
             values = x[:, column].unique()
-            if not bool((values == values.round()).all()):
+            if not bool(((values == values.round()) & (values.abs() < 2**53)).all()):  # nor NaN, nor infinity
                 raise ValueError(f"one_hot must name columns of whole numbers; column {column} has others")
             if len(values) > MOST_CATEGORIES:
                 raise ValueError(
@@ -187,10 +195,11 @@ class NodeFeatures:
             return x
         made = [x] if self.keeps_x_ else []
         if self.keeps_x_ and any(self.categories_):
-            made = [
-                column if values is None else (column == x.new_tensor(values)).to(x.dtype)
-                for column, values in zip(x.split(1, dim=1), self.categories_, strict=True)
-            ]
+            made = []
+            for number, (column, values) in enumerate(zip(x.split(1, dim=1), self.categories_, strict=True)):
+                if values is not None and not bool(column.isfinite().all()):
+                    raise ValueError(f"x must be finite in columns to be encoded; column {number} is not")
+                made.append(column if values is None else (column == x.new_tensor(values)).to(x.dtype))
         if self.max_degree_ is not None:
             made.append(F.one_hot(degree.long().clamp(max=self.max_degree_), self.max_degree_ + 1).to(x.dtype))
         elif self.degree == "profile":
@@ -221,6 +230,8 @@ class NodeFeatures:
                 made.categories_ = [
                     None if values is None else [int(value) for value in values] for values in state["categories_"]
                 ]
+                if len(made.categories_) != made.num_features_:
+                    raise ValueError(f"categories_ must be of {made.num_features_} columns")
                 made.columns_ = [check.integer("columns_", column, 0) for column in state["columns_"]]
                 made.mean_, made.scale_ = ([float(value) for value in state[name]] for name in ("mean_", "scale_"))
                 if not len(made.columns_) == len(made.mean_) == len(made.scale_):

@@ -16,8 +16,6 @@ from .base import GraphClassifier
 from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
-BRANCHES = ("hops", "joint", "both")
-
 
 class SPIN(GraphClassifier):
     """Graph classifier with parallel neighbourhood aggregation (Doshi & Chepuri, arXiv 2111.11482).
@@ -86,8 +84,8 @@ class SPIN(GraphClassifier):
         check.integer("out_features", out_features, 1)
         check.integer("num_hops", num_hops, 0)
         check.integer("num_operators", num_operators, 1)
-        if branches not in BRANCHES:
-            raise ValueError(f"branches must be one of {', '.join(BRANCHES)}, got {branches!r}")
+        if not isinstance(branches, str) or branches not in ops.BRANCHES:
+            raise ValueError(f"branches must be one of {', '.join(ops.BRANCHES)}, got {branches!r}")
         attention, size_aware = check.flag("attention", attention), check.flag("size_aware", size_aware)
         batch_norm = check.flag("batch_norm", batch_norm)
         if check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
@@ -287,8 +285,8 @@ class SPIN(GraphClassifier):
             count: ``[nnz]`` int32, how often.
             joint: with the ragged form the joint rows of a model that has a branch of them, see
                 :attr:`spin_fast.PowerFeatures.joint`.
-            check_invariants: check the contents of ``ptr``, ``index`` and ``count``. They are read on the CPU
-                alone, and not in compiled code, which trusts them.
+            check_invariants: check the contents of ``ptr``, ``index``, ``count`` and ``joint``. They are read on the
+                CPU alone, and not in compiled code, which trusts them.
 
         Raises:
             TypeError, ValueError: name the argument and what is wrong with it.
@@ -297,8 +295,7 @@ class SPIN(GraphClassifier):
         drops_out = self._drops_out()
         if drops_out and not isinstance(rows, Tensor):
             raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
-        if not isinstance(rows, Tensor) and self.joint is not None and joint is None:
-            raise ValueError("joint must be given with the ragged form to a model with a joint branch")
+        self._check_joint(rows, ptr, joint, check_invariants)
         if isinstance(rows, Tensor) and not drops_out and not self._has_batch_statistics() and self.is_as_constructed():
             sizes = ptr.diff() if self.config["size_aware"] else None
             readouts = [] if self.hops is None else [self.hops.fused(rows, ptr, sizes)]
@@ -313,6 +310,24 @@ class SPIN(GraphClassifier):
         elif self.joint is not None and joint is not None:
             readouts.append(self.joint([_side_by_side(rows, joint.parts)], joint.ptr, joint.index, joint.count))
         return self._classify(readouts)
+
+    def _check_joint(self, rows: Rows, ptr: Tensor, joint: ops.JointRows | None, check_invariants: bool) -> None:
+        if isinstance(rows, Tensor) or self.joint is None:
+            if joint is not None:
+                raise ValueError("joint must be left out with dense rows, and with a model without a joint branch")
+            return
+        if not isinstance(joint, ops.JointRows):
+            got = type(joint).__name__
+            raise TypeError(f"joint must be JointRows, with the ragged form of a model with a joint branch, got {got}")
+        device, num_graphs = rows[0].device, (ptr.shape[0] - 1) // self.num_branches
+        check.tensor("joint.parts", joint.parts, ("J", self.num_branches), check.INTEGERS, device)
+        check.tensor("joint.ptr", joint.ptr, (num_graphs + 1,), (torch.int64,), device)
+        if check_invariants:
+            ops.check_parts("joint.parts", joint.parts, sum(x.shape[0] for x in rows))
+            try:
+                ops.check_segments(joint.ptr, joint.index, joint.count, joint.parts.shape[0])
+            except (TypeError, ValueError) as error:  # its message begins with the name of the array
+                raise (TypeError if isinstance(error, TypeError) else ValueError)(f"joint.{error}") from error
 
 
 def _side_by_side(rows: Rows, parts: Tensor) -> Tensor:

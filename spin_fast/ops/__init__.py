@@ -14,16 +14,17 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from .branch import branch_readout
 from .distinct import DistinctRows, distinct_rows
-from .invariants import check_csr, check_segments
+from .invariants import check_csr, check_parts, check_segments
 from .joint import JointRows, joint_rows
 from .native import may_use_tf32
-from .parameters import MOST_LAYERS, ModelSizes, parameter_shapes
+from .parameters import BRANCHES, MOST_LAYERS, ModelSizes, parameter_shapes
 from .power import power_features
 from .readout import attention_readout, sum_readout
 from .subtree import subtree_keys
 from .training_step import bind_training_step, training_step
 
 __all__ = [
+    "BRANCHES",
     "MOST_LAYERS",
     "DistinctRows",
     "JointRows",
@@ -32,6 +33,7 @@ __all__ = [
     "bind_training_step",
     "branch_readout",
     "check_csr",
+    "check_parts",
     "check_segments",
     "distinct_rows",
     "joint_rows",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .._common import check, torch_compat
 from . import native, reference
-from .invariants import check_rows, contents_are_readable, num_graphs
+from .invariants import check_parts, check_rows, contents_are_readable, num_graphs
 from .parameters import MOST_LAYERS, ModelSizes, flat_parameters, split_parameters
 
 Grads = tuple[Tensor | None, ...]
@@ -96,10 +96,8 @@ def branch_readout(
             refusal = error
     joint = None if parts is None else parts.shape[0]  # len(parts) would fix the size while exporting
     check_rows("rows", rows, ptr, index, count, num_branches, check_invariants, num_rows=joint)
-    if parts is not None and check_invariants and contents_are_readable(parts) and parts.numel():
-        low, high = int(parts.min()), int(parts.max())
-        if low < 0 or high >= len(rows):
-            raise ValueError(f"parts must be in [0, {len(rows)}), got {low} to {high}")
+    if parts is not None and check_invariants:
+        check_parts("parts", parts, rows.shape[0])
     check_invariants = bool(check_invariants)  # of numpy
     negative_slope = check.number("negative_slope", negative_slope, 0)
     if ids is not None:

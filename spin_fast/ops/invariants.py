@@ -94,6 +94,14 @@ def check_segments(
         raise ValueError(problem)
 
 
+def check_parts(name: str, parts: Tensor, num_rows: int) -> None:
+    """Check, on the CPU, that the parts of joint rows are among ``num_rows`` rows."""
+    if contents_are_readable(parts) and parts.numel():
+        low, high = int(parts.min()), int(parts.max())
+        if low < 0 or high >= num_rows:
+            raise ValueError(f"{name} must be in [0, {num_rows}), got {low} to {high}")
+
+
 def check_rows(
     name: str,
     rows: Tensor,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 MOST_LAYERS = 8
+BRANCHES = ("hops", "joint", "both")
 
 
 class ModelSizes(NamedTuple):

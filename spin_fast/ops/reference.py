@@ -248,7 +248,7 @@ def training_step(
         readouts = []
         for name, group in groups.items():
             hops: dict[str, Any] = {"ptr": ptr, "index": index, "count": count}
-            entries = hops if name == "hops" or joint is None else vars(joint)
+            entries = hops if name == "hops" else vars(joint)
             readouts.append(branch_readout(rows, *group, **entries, ids=ids, negative_slope=slope))
         scores = torch.cat(readouts, dim=1)
         for depth, (weight, bias) in enumerate(zip(classifier[::2], classifier[1::2], strict=True)):

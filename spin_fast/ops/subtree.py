@@ -33,8 +33,8 @@ def subtree_keys(
     Args:
         indptr: ``[N + 1]`` int32 or int64.
         indices: ``[E]``, dtype of ``indptr``.
-        x: ``[N, d]`` float32 or float64; values of both that are equal give equal keys. -0 is 0, a NaN equals a NaN of
-            the same bits.
+        x: ``[N, d]`` float32 or float64; values of both that are equal give equal keys. -0 is 0; a NaN
+            may equal another one.
         num_hops: ``R``, the number of rounds, at least 0.
         edge_type: ``[E]`` int64: neighbours over edges of different types are different. None for one type; that is
             not the same as equal types.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from . import native, reference
 from .joint import JointRows
-from .parameters import ModelSizes
+from .parameters import BRANCHES, ModelSizes
 
 
 def training_step(
@@ -82,6 +82,10 @@ def bind_training_step(
     check_invariants: bool,
 ) -> Callable[[Tensor | None], tuple[Tensor, Tensor]]:
     """:func:`training_step` as a function of ``ids`` alone, for a loop over batches: the rest is looked up once."""
+    if model.branches not in BRANCHES:
+        raise ValueError(f"model must have branches of {', '.join(BRANCHES)}, got {model.branches!r}")
+    if model.branches != "hops" and joint is None:
+        raise ValueError(f"joint must be given to a model of {model.branches!r} branches, got None")
     if not native.has_kernel(rows.device):
         options: dict[str, Any] = {"index": index, "count": count, "joint": joint, "class_weight": class_weight}
         return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)

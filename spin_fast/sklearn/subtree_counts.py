@@ -70,6 +70,8 @@ class SubtreeCounts(TransformerMixin, GraphEstimator):
         check.integer("seed", self.seed, 0)
         graphs = self._batch(X)
         check_finite(graphs)
+        if self.edge_types:
+            _types(graphs)
         self.n_features_in_ = graphs.num_features
         return self
 
@@ -99,7 +101,7 @@ class SubtreeCounts(TransformerMixin, GraphEstimator):
         rows = np.repeat(np.arange(len(graphs), dtype=narrow), graphs.num_nodes_per_graph.numpy())
         places = (np.tile(rows, len(columns)), columns.ravel())
         counts = coo_array((np.ones(columns.size), places), shape=(len(graphs), self.n_features)).tocsr()
-        return counts if self.norm is None else normalize(counts, self.norm)
+        return counts if self.norm is None or len(graphs) == 0 else normalize(counts, self.norm)
 
 
 def _types(graphs: GraphBatch) -> torch.Tensor:

@@ -122,7 +122,8 @@ def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = Fals
     else:
         known, highest, what = y, num_outputs - 1, f"classes in [0, {num_outputs}), the model's outputs, got"
     if known.numel() and not 0 <= known.min() <= known.max() <= highest:
-        raise ValueError(f"y must be {what} {known.min().item():g} to {known.max().item():g}")
+        low, high = (value.item() if not are_tasks else f"{value:g}" for value in (known.min(), known.max()))
+        raise ValueError(f"y must be {what} {low} to {high}")
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:

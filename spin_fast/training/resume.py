@@ -144,7 +144,8 @@ def settings_of(
         "features.num_hops": features.num_hops,
         "features.operator": features.operator,
         **options,
-        **{name: f"{len(ids)} graphs ({_digest(ids)})" for name, ids in (("train", train), ("validation", validation))},
+        "train": f"{len(train)} graphs ({_digest(train)})",
+        "validation": f"{len(validation)} graphs ({_digest(validation)})",
         **{f"model.{name}": value for name, value in config.items()},
     }
     text = json.dumps(settings, default=lambda value: _digest(value) if isinstance(value, Tensor) else repr(value))
@@ -236,14 +237,15 @@ class StateFile:
         """Check the settings, and return the epochs."""
         try:
             record = json.loads(header["record"])
-            settings, epochs = dict(record["settings"]), [Epoch(**epoch) for epoch in record["epochs"]]
-            values = [value for epoch in epochs for value in vars(epoch).values()]
-            are_numbers = all(type(value) in (int, float) for value in values)
-            if not epochs or not are_numbers or [epoch.number for epoch in epochs] != [*range(1, len(epochs) + 1)]:
-                raise ValueError("epochs must be lines of a log, numbered from 1")
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"it must have the settings and the epochs of a run: {error!r}"
-            raise StateError(f"{self.path} is damaged: {what}") from error
+            settings, epochs = record["settings"], [Epoch(**epoch) for epoch in record["epochs"]]
+        except (KeyError, TypeError, ValueError):
+            settings, epochs = None, []
+        values = [value for epoch in epochs for value in vars(epoch).values()]
+        are_numbers = all(type(value) in (int, float) for value in values)
+        numbers = [epoch.number for epoch in epochs]
+        if not isinstance(settings, dict) or not epochs or not are_numbers or numbers != [*range(1, len(epochs) + 1)]:
+            what = "it must have the settings of a run, and its epochs as lines of a log, numbered from 1"
+            raise StateError(f"{self.path} is damaged: {what}")
         pairs = {name: (settings.get(name), value) for name, value in self._settings.items()}
         if differences := {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}:
             raise _other_settings(self.path, differences)

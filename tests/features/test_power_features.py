@@ -241,6 +241,13 @@ def test_storage_is_checked_where_it_is_built(change: dict, message: str) -> Non
         replace(made, **change)
 
 
+def test_without_an_index_segments_are_those_of_the_nodes() -> None:
+    made = PowerFeatures.from_graphs(random_graphs([2, 3], density=0.5), 1, deduplicate=False)
+    for change in ({"ptr": torch.tensor([0, 3, 5, 7, 10])}, {"count": torch.ones(10, dtype=torch.int32)}):
+        with pytest.raises(ValueError, match="ptr must be the offsets of the nodes of each branch, and count None"):
+            replace(made, **change)
+
+
 def test_rows_of_nodes_need_not_be_kept() -> None:
     graphs = random_graphs([5, 3, 8])
     graphs = replace(graphs, x=graphs.x.sign())

@@ -121,6 +121,13 @@ def test_categories_of_the_training_graphs_become_columns() -> None:
         NodeFeatures(one_hot=True).fit(graphs)
     with pytest.raises(ValueError, match="one_hot must be less than 3, the number of columns, got 3"):
         NodeFeatures(one_hot=[3]).fit(graphs)
+    for value in (torch.inf, torch.nan, 1e30):
+        with pytest.raises(ValueError, match="one_hot must name columns of whole numbers; column 0 has others"):
+            NodeFeatures(one_hot=True).fit(graphs_with(torch.tensor([[1.0], [value]]), [2]))
+    with pytest.raises(ValueError, match="x must be finite in columns to be encoded; column 0 is not"):
+        fitted.transform(replace(graphs, x=x / 0))
+    path = GraphBatch.from_networkx(networkx.path_graph(3))  # x is the degree
+    assert NodeFeatures("log", one_hot=True).fit(path).transform(path).x.shape == (3, 3)
     many = graphs_with(torch.arange(5000.0)[:, None], [5000])
     with pytest.raises(ValueError, match="one_hot must name columns of at most 4096 values; column 0 has 5000"):
         NodeFeatures(one_hot=True).fit(many)
@@ -254,6 +261,8 @@ def test_damaged_state(damage: dict[str, object] | None) -> None:
         ({"max_degree": 3}, "max_degree must be None where degree is None: it is of one-hot degrees"),
         ({"degree": "one-hot", "max_degree": -1}, "max_degree must be at least 0, got -1"),
         ({"one_hot": [-1]}, "one_hot must be at least 0, got -1"),
+        ({"one_hot": 1}, "one_hot must be a bool or numbers of columns, got int"),
+        ({"degree": "log", "one_hot": True, "keep_x": False}, "one_hot must be left out where keep_x is False"),
     ],
 )
 def test_wrong_arguments(wrong: dict[str, object], message: str) -> None:

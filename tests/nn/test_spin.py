@@ -254,3 +254,32 @@ def test_wrong_tensors_are_named(make: Callable[[], torch.nn.Module]) -> None:
         for training in (False, True):
             with pytest.raises((TypeError, ValueError), match=message):
                 model.train(training).forward_tensors(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"index": torch.tensor([10**8] * 14)}, ValueError, r"joint.index must be in \[0, "),
+        ({"ptr": torch.tensor([0, 4, 9, 9, 9, 9])}, ValueError, "joint.ptr must end with the number of index"),
+        ({"ptr": torch.tensor([0, 4])}, ValueError, r"joint.ptr must have shape \[6\], got \[2\]"),
+        ({"count": torch.zeros(14, dtype=torch.int32)}, ValueError, r"joint.count must (be positive|have shape)"),
+        ({"parts": torch.zeros(9, 2, dtype=torch.int64)}, ValueError, r"joint.parts must have shape \[J, 3\]"),
+        ({"parts": torch.full((9, 3), -1)}, ValueError, r"joint.parts must be in \[0, "),
+        (None, TypeError, "joint must be JointRows, with the ragged form .*, got NoneType"),
+    ],
+)
+@pytest.mark.parametrize("branches", ["joint", "both"])
+def test_joint_rows_are_checked(branches: str, change: dict | None, error: type, message: str) -> None:
+    features = made_features()
+    model = SPIN(3, 5, 2, 2, branches=branches).double()
+    joint = None if change is None else replace(features.joint, **change)
+    with pytest.raises(error, match=message):
+        model.forward_tensors(*features.branch_rows(), joint=joint)
+
+
+def test_joint_rows_are_not_ignored() -> None:
+    features = made_features()
+    dense = (features.dense_rows(), features.node_ptr)
+    for branches, rows in (("joint", dense), ("hops", features.branch_rows())):
+        with pytest.raises(ValueError, match="joint must be left out with dense rows, and with a model without a"):
+            SPIN(3, 5, 2, 2, branches=branches).double().forward_tensors(*rows, joint=features.joint)

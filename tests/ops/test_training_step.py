@@ -91,3 +91,21 @@ def test_class_weight_is_checked(native) -> None:
     for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
         with pytest.raises(ValueError, match=f"class_weight must {wrong}"):
             ops.training_step(*data, **options, class_weight=weight)
+
+
+def test_joint_rows_are_checked(native) -> None:
+    features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2, branches="both").double()
+    data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
+    options = {"model": model.sizes, "index": features.index, "count": features.count}
+    for change, message in (
+        ({"index": features.joint.index + 99}, r"joint_index must be in \[0, "),
+        ({"count": features.joint.count * 0}, "joint_count must be positive"),
+        ({"ptr": features.joint.ptr + 1}, "joint_ptr must start with 0"),
+        ({"parts": features.joint.parts - 1}, r"parts must be in \[0, "),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.training_step(*data, **options, joint=replace(features.joint, **change))
+    with pytest.raises(ValueError, match="joint must be given to a model of 'both' branches, got None"):
+        ops.training_step(*data, **options)
+    with pytest.raises(ValueError, match="model must have branches of hops, joint, both, got 'all'"):
+        ops.training_step(*data, **options | {"model": model.sizes._replace(branches="all")})

@@ -202,7 +202,7 @@ def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
     record = json.loads(header["record"])
     (epoch,) = record["epochs"]
     content, format = path.read_bytes(), {"format": STATE_FORMAT}
-    no_run = "it must have the settings and the epochs of a run"
+    no_run = "it must have the settings of a run, and its epochs as lines of a log, numbered from 1"
 
     def write(record: object) -> None:
         save_file(tensors, path, format | {"record": json.dumps(record)})
@@ -219,20 +219,17 @@ def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
         (lambda: save_file(tensors, path, {"format": "spin_fast training-state 2"}), "its format is .*-state 2', not "),
         (lambda: save_file(tensors, path, {"format": "spin_fast training-state 99"}), "upgrade spin_fast"),
         (lambda: save_file(tensors, path, format), no_run),
-        (
-            lambda: save_file(tensors, path, format | {"record": "{"}),
-            no_run,
-        ),
+        (lambda: save_file(tensors, path, format | {"record": "{"}), no_run),
         (lambda: write([1]), no_run),
         (lambda: write({}), no_run),
         (lambda: write(record | {"settings": 3}), no_run),
         (lambda: write(record | {"epochs": None}), no_run),
         (lambda: write(record | {"settings": {}}), "is of another run: seed=None there, seed=1 here"),
-        (lambda: write(record | {"epochs": []}), "epochs must be lines of a log, numbered from 1"),
+        (lambda: write(record | {"epochs": []}), no_run),
         (lambda: write(record | {"epochs": [3]}), no_run),
         (lambda: write(record | {"epochs": [{"number": 1}]}), no_run),
-        (lambda: write(record | {"epochs": [epoch, epoch]}), "epochs must be lines of a log"),
-        (lambda: write(record | {"epochs": [epoch | {"loss": "1"}]}), "epochs must be lines of a log"),
+        (lambda: write(record | {"epochs": [epoch, epoch]}), no_run),
+        (lambda: write(record | {"epochs": [epoch | {"loss": "1"}]}), no_run),
         (lambda: write_tensors(sample=None), r"sample must be torch.float32 \[2\], got nothing"),
         (lambda: write_tensors(parameters=None), r"parameters must be torch.float32 \[3\], got nothing"),
         (lambda: write_tensors(parameters=torch.ones(1)), r"parameters must be .* got torch.float32 \[1\]"),
