@@ -89,7 +89,7 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
     assert "features.graphs=1797 there, features.graphs=150 here" in error(dataset="CSL")
     state = out / "state.safetensors"
     save_file({"x": torch.ones(1)}, state, {"format": STATE_FORMAT, "record": "{}"})
-    assert f"{state} is damaged: it must have the settings and the epochs of a run" in error()
+    assert f"{state} is damaged: it must have the settings of a run" in error()
     state.write_bytes(b"something else")
     said = f"{state} cannot be written: there is a file of another kind; remove it"
     assert said in invoke("train", *QUICK, "--resume", "--out", out, exit_code=1)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, ops, training
-from spin_fast.nn.spin import BRANCHES
+from spin_fast.ops import BRANCHES
 from spin_fast.training import trainer as trainers
 
 HAS_GPU = torch.cuda.is_available()

@@ -13,7 +13,7 @@ from helpers import random_graphs
 
 import spin_fast
 from spin_fast import SPIN, PowerFeatures, ops, reference
-from spin_fast.nn.spin import BRANCHES
+from spin_fast.ops import BRANCHES
 
 RACE, NO_RACE, HALF_A_WARP, OUTSIDE_THE_MASK, IN_A_BRANCH, SHARED_MEMORY, NOT_ALIGNED = range(7)
 NEIGHBOURS = [*range(1, 64), 0]
