@@ -1,7 +1,7 @@
 """Train and evaluate a model: early stopping, going on after an interruption, prediction, models in files."""
 
 from .checkpoints import load_checkpoint, save_checkpoint
-from .fit import Epoch, Fit, fit
+from .fit import Diverged, Epoch, Fit, fit
 from .losses import Metric, accuracy, loss_of, rocauc
 from .prediction import not_finite, predict, predict_chunks, predict_proba
 from .schedules import SCHEDULES
@@ -9,6 +9,7 @@ from .trainer import Trainer
 
 __all__ = [
     "SCHEDULES",
+    "Diverged",
     "Epoch",
     "Fit",
     "Metric",

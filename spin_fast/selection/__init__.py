@@ -1,0 +1,8 @@
+"""Settings of a model, their selection by validation alone, and the evaluation of what was selected."""
+
+from .evaluation import Evaluation, evaluate
+from .recipe import Recipe
+from .search import Search, Trial, search
+from .training_set import Settings, Trained, TrainingSet
+
+__all__ = ["Evaluation", "Recipe", "Search", "Settings", "Trained", "TrainingSet", "Trial", "evaluate", "search"]

@@ -1,0 +1,257 @@
+"""Evaluation by folds: settings are selected by validation, and the test graphs of a fold are seen once, at its end."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .._common import check, files
+from ..datasets import Split
+from ..graphs.batch import GraphBatch
+from ..training import Metric, accuracy, not_finite
+from .search import Trial, run, search
+from .training_set import Settings, TrainingSet
+
+EVALUATION_FORMAT = "spin_fast evaluation 1"
+
+
+@dataclass
+class Fold:
+    """What was selected in a fold, and how it did.
+
+    Attributes:
+        number: from 0.
+        settings: those with the best validation.
+        validation: the metric on the validation graphs, by which they were selected.
+        test: the metric on the test graphs, of each run.
+        epochs: of each run.
+        ensemble: of each run, that of the mean probabilities of the best settings; empty without an ensemble.
+        members: the settings of the ensemble.
+        trials: of all that was tried, the settings that differ, the budget of epochs, and the validation metric.
+        search_seconds, run_seconds: how long selection and final runs took.
+    """
+
+    number: int
+    settings: dict[str, Any]
+    validation: float
+    test: list[float]
+    epochs: list[int]
+    ensemble: list[float]
+    members: list[dict[str, Any]]
+    trials: list[dict[str, Any]]
+    search_seconds: float
+    run_seconds: float
+
+
+@dataclass
+class Evaluation:
+    """Folds that have been evaluated.
+
+    Attributes:
+        about: what is evaluated, and how; two evaluations with equal values give equal numbers.
+        folds: those that are done.
+    """
+
+    about: dict[str, Any]
+    folds: list[Fold] = field(default_factory=list)
+
+    def scores(self, ensemble: bool = False) -> list[float]:
+        """The metric of each fold, the mean of its runs; of a single split that of each run."""
+        runs = [fold.ensemble if ensemble else fold.test for fold in self.folds]
+        return runs[0] if self.about["folds"] == 1 and runs else [statistics.fmean(of) for of in runs if of]
+
+    def mean_and_std(self, ensemble: bool = False) -> tuple[float, float]:
+        """Mean and standard deviation (of the population, as in the literature) of :meth:`scores`."""
+        scores = self.scores(ensemble)
+        return (statistics.fmean(scores), statistics.pstdev(scores)) if scores else (math.nan, math.nan)
+
+    def save(self, path: str | Path) -> None:
+        """Write a JSON file; what was there is replaced as a whole."""
+        files.write_json(Path(path), EVALUATION_FORMAT, _without_nan(asdict(self)))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Evaluation:
+        """Read the file of :meth:`save`.
+
+        Raises:
+            FileNotFoundError: no such file. ValueError: it is another file, damaged, or of another format.
+        """
+        content = files.read_json(Path(path), EVALUATION_FORMAT)
+        try:
+            return cls(content["about"], [Fold(**fold) for fold in content["folds"]])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{path} is a damaged evaluation: {error}") from error
+
+
+def evaluate(
+    graphs: GraphBatch,
+    splits: Sequence[Split],
+    candidates: Sequence[Settings],
+    *,
+    metric: Metric = accuracy,
+    num_runs: int = 3,
+    ensemble: int = 0,
+    budgets: Sequence[int | None] = (None,),
+    seed: int = 0,
+    n_jobs: int = 1,
+    about: dict[str, Any] | None = None,
+    resume_from: Evaluation | None = None,
+    on_fold: Callable[[Evaluation], object] | None = None,
+    on_trial: Callable[[int, Trial], object] | None = None,
+) -> Evaluation:
+    """Evaluate by the protocol of a fair comparison (Errica et al. 2020).
+
+    In each fold the validation graphs select among the candidates, by :func:`search`; the selected settings are trained
+    anew ``num_runs`` times with different seeds, early stopping by the validation graphs, and each of these models sees
+    the test graphs once. Neither selection nor training is given any of these.
+
+    Args:
+        graphs: with labels.
+        splits: the folds.
+        candidates: the settings to select from; one alone needs no selection.
+        metric: from class scores and labels to a number that should rise.
+        num_runs: final models in each fold.
+        ensemble: also average the probabilities of so many of the best settings, each trained once per run; 0 for none.
+        budgets: as of :func:`search`.
+        seed: of all weights and orders: 0 selects with seed 0, and the runs have the seeds 1, 2, ...
+        n_jobs: worker processes of one CPU thread each.
+        about: what else a reader should know, kept in ``Evaluation.about``.
+        resume_from: an evaluation that was cut short; folds that it has are not done again.
+        on_fold: called with the evaluation whenever a fold is done.
+        on_trial: called with the fold's number and each :class:`Trial`, those of the final runs, too.
+
+    Raises:
+        TypeError, ValueError: an argument that is wrong; ``resume_from`` with other settings, which it names.
+    """
+    check.integer("num_runs", num_runs, 1)
+    if check.integer("ensemble", ensemble, 0) > len(candidates):
+        raise ValueError(f"ensemble must be at most {len(candidates)}, the number of candidates, got {ensemble}")
+    done = Evaluation(
+        (about or {})
+        | {
+            "graphs": len(graphs),
+            "folds": len(splits),
+            "splits_sha256": _digest([[part.tolist() for part in split] for split in splits]),
+            "candidates": len(candidates),
+            "candidates_sha256": _digest([[type(of).__name__, facts_of(of)] for of in candidates]),
+            "budgets": list(budgets),
+            "runs": num_runs,
+            "ensemble": ensemble,
+            "seed": seed,
+        }
+    )
+    if resume_from is not None:
+        _check_same(done.about, resume_from.about)
+        done.folds = list(resume_from.folds)
+    for number, split in enumerate(splits):
+        if any(fold.number == number for fold in done.folds):
+            continue
+        data = TrainingSet.of(graphs, split.train, split.validation, metric)
+        tell = None if on_trial is None else lambda trial, number=number: on_trial(number, trial)
+        start = time.perf_counter()
+        trials, chosen = [], list(candidates)
+        if len(candidates) > 1:
+            found = search(data, candidates, budgets=budgets, seed=seed, n_jobs=n_jobs, on_trial=tell)
+            trials, chosen = found.trials, [trial.settings for trial in found.ranking[: max(ensemble, 1)]]
+        selected = time.perf_counter()
+        models = [(settings, seed + 1 + of, None) for of in range(num_runs) for settings in chosen]
+        test, finals, scores = graphs[split.test], [], []
+        for trial in run(data, models, n_jobs):
+            if trial.trained is None:
+                raise ValueError(f"training diverged with the settings selected in fold {number}: {trial.settings}")
+            finals.append(trial)
+            scores.append(_tested(trial.trained.model(test), number))
+            if tell is not None:
+                tell(trial)
+        per_run = [slice(first, first + len(chosen)) for first in range(0, len(models), len(chosen))]
+        best = next((trial for trial in trials if trial.settings is chosen[0] and trial.budget == budgets[-1]), finals[0])
+        assert best.trained is not None
+        done.folds.append(
+            Fold(
+                number=number,
+                settings=facts_of(chosen[0]),
+                validation=best.trained.validation,
+                test=[metric(scores[of.start], _labels(test)) for of in per_run],
+                epochs=[trial.trained.epochs for of in per_run if (trial := finals[of.start]).trained is not None],
+                ensemble=[metric(mean_scores(scores[of], _labels(test)), _labels(test)) for of in per_run]
+                if ensemble
+                else [],
+                members=[facts_of(settings) for settings in chosen] if ensemble else [],
+                trials=_told(trials),
+                search_seconds=selected - start,
+                run_seconds=time.perf_counter() - selected,
+            )
+        )
+        if on_fold is not None:
+            on_fold(done)
+    return done
+
+
+def mean_scores(scores: Sequence[Tensor], y: Tensor) -> Tensor:
+    """Scores whose probabilities are the mean of those of several models: of classes, or of tasks where ``y`` is float."""
+    of = torch.stack([score.double() for score in scores])
+    if y.is_floating_point():
+        return of.sigmoid().mean(0).logit()
+    return of.softmax(2).mean(0).log()
+
+
+def facts_of(settings: Any) -> dict[str, Any]:
+    """Settings as values of JSON."""
+    facts: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
+    return facts
+
+
+def _labels(graphs: GraphBatch) -> Tensor:
+    assert graphs.y is not None
+    return graphs.y
+
+
+def _tested(scores: Tensor, fold: int) -> Tensor:
+    if len(wrong := not_finite(scores)):
+        raise ValueError(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite")
+    return scores
+
+
+def _told(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The trials, each with the settings that are not the same in all."""
+    settings = [facts_of(trial.settings) for trial in trials]
+    differ = [name for name in (settings[0] if settings else ()) if len({str(of.get(name)) for of in settings}) > 1]
+    return [
+        {name: of.get(name) for name in differ}
+        | {
+            "budget": trial.budget,
+            "validation": None if trial.trained is None else trial.trained.validation,
+            "seconds": round(trial.seconds, 3),
+        }
+        for of, trial in zip(settings, trials, strict=True)
+    ]
+
+
+def _check_same(wanted: dict[str, Any], found: dict[str, Any]) -> None:
+    names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
+    if names:
+        told = ", ".join(f"{name} {found.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
+        raise ValueError(f"resume_from must be of the same evaluation, got one that differs: {told}")
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nan(of) for name, of in value.items()}
+    if isinstance(value, list):
+        return [_without_nan(of) for of in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
