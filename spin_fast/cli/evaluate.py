@@ -24,7 +24,7 @@ from ..graphs.batch import GraphBatch
 from ..selection import Evaluation, Recipe, Trial, published, spaces
 from ..selection import evaluate as evaluate_folds
 from ..selection.evaluation import EVALUATION_FORMAT
-from ..selection.search import rounds
+from ..selection.trials import rounds
 from ._app import Report, command
 from ._errors import one_line_warnings
 from ._graphs import tell

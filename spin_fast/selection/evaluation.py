@@ -22,8 +22,8 @@ from .._common import check, files
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
-from .search import Trial, rounds, run, search
 from .training_set import Settings, TrainingSet
+from .trials import Trial, rounds, run, search
 
 EVALUATION_FORMAT = "spin_fast evaluation 1"
 
