@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -75,7 +76,14 @@ def edge_types_of(graphs: GraphBatch, name: str = "graphs") -> Tensor:
 
 
 def subtree_counts(
-    graphs: GraphBatch, *, num_hops: int, num_columns: int, norm: Norm | None, edge_types: bool, seed: int
+    graphs: GraphBatch,
+    *,
+    num_hops: int,
+    num_columns: int,
+    norm: Norm | None,
+    edge_types: bool,
+    seed: int,
+    features: Sequence[int] | None = None,
 ) -> SubtreeCounts:
     """Count how often each subtree pattern occurs in each graph, after 0 to ``num_hops`` hops.
 
@@ -83,15 +91,18 @@ def subtree_counts(
     device, whatever graphs are beside it.
 
     Args:
-        graphs: whose node features are compared by their values.
+        graphs: their nodes are compared by the values of their features.
         num_hops, seed: those of :func:`spin_fast.subtree_keys`.
         num_columns: patterns share one with a chance of one to as many.
         norm: divide rows by their ``"l1"`` or ``"l2"`` norm; None for counts.
         edge_types: take the edge weights, whole numbers, as types of edges.
+        features: which columns of ``graphs.x`` are compared; None for all.
     """
+    x = graphs.x if features is None else graphs.x[:, list(features)]
     types = edge_types_of(graphs) if edge_types else None
-    arrays = (graphs.indptr, graphs.indices, graphs.x, num_hops)
-    keys = ops.subtree_keys(*arrays, edge_type=types, seed=seed, check_invariants=False)
+    keys = ops.subtree_keys(
+        graphs.indptr, graphs.indices, x, num_hops, edge_type=types, seed=seed, check_invariants=False
+    )
     beyond = num_columns - 2**64 % num_columns  # what negative keys, those from 2^63 on, are too large by
     columns = (keys.remainder(num_columns) - beyond * (keys < 0)).remainder(num_columns)
     graph = reference.run_of_entry(graphs.ptr, graphs.num_nodes)

@@ -3,6 +3,18 @@
 from .evaluation import Evaluation, evaluate
 from .recipe import Recipe
 from .search import Search, Trial, search
+from .subtree import SubtreeRecipe
 from .training_set import Settings, Trained, TrainingSet
 
-__all__ = ["Evaluation", "Recipe", "Search", "Settings", "Trained", "TrainingSet", "Trial", "evaluate", "search"]
+__all__ = [
+    "Evaluation",
+    "Recipe",
+    "Search",
+    "Settings",
+    "SubtreeRecipe",
+    "Trained",
+    "TrainingSet",
+    "Trial",
+    "evaluate",
+    "search",
+]

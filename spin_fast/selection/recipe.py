@@ -16,7 +16,7 @@ from .._common.indexing import GraphIds
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
-from ..nn import SPIN
+from ..nn import SPIN, GraphModel
 from ..training.losses import ClassWeight
 from ..training.schedules import Schedule
 from .training_set import Trained, TrainingSet
@@ -135,5 +135,5 @@ class Recipe:
         return Trained(kept.validation, kept.validation_loss, len(fit.epochs), partial(scores_of, model.eval()))
 
 
-def scores_of(model: SPIN, graphs: GraphBatch) -> Tensor:
+def scores_of(model: GraphModel, graphs: GraphBatch) -> Tensor:
     return torch.cat(list(training.predict_chunks(model, graphs)))

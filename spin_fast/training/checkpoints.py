@@ -9,12 +9,14 @@ from typing import Any
 
 from .._common import files
 from ..graphs.node_features import NodeFeatures
-from ..nn import SPIN
+from ..nn import SPIN, GraphClassifier, SubtreeLinear
 
-CHECKPOINT_FORMAT = "spin_fast checkpoint 3"
+CHECKPOINT_FORMAT = "spin_fast checkpoint 4"  # another hash of subtree patterns is another format, too
+Saved = SPIN | SubtreeLinear
+MODELS: dict[str, type[Saved]] = {model.__name__: model for model in (SPIN, SubtreeLinear)}
 
 
-def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
+def save_checkpoint(path: str | Path, model: Saved, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
     Its ``node_features``, if there are any, become ``preprocessing`` in the metadata; its ``operator`` and
@@ -23,14 +25,16 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     The file is written under a temporary name and renamed, so a reader never sees half of it.
 
     Raises:
-        TypeError: metadata that are no JSON value, named; or the model is no ``SPIN``. A ``PAGNN`` is made of any
-            modules, which a file cannot name; keep its weights by ``torch.save(model.state_dict(), path)``.
+        TypeError: metadata that are no JSON value, named; or the model is neither a ``SPIN`` nor a ``SubtreeLinear``. A
+            ``PAGNN`` is made of any modules, which a file cannot name; keep its weights by
+            ``torch.save(model.state_dict(), path)``.
         ValueError: ``operator`` is none that the model can be trained with, or another one than it was; a parameter is
             not finite.
     """
-    if not isinstance(model, SPIN):
+    kind = next((name for name, of in MODELS.items() if isinstance(model, of)), None)
+    if kind is None:
         raise TypeError(
-            f"model must be a SPIN, whose arguments a checkpoint holds, got {type(model).__name__}; "
+            f"model must be a {' or a '.join(MODELS)}, whose arguments a checkpoint holds, got {type(model).__name__}; "
             "keep the weights of others by torch.save(model.state_dict(), path)"
         )
     for name, value in metadata.items():
@@ -46,25 +50,26 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
         metadata["multilabel"] = model.multilabel
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
-    header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
+    header = {"model": kind, "config": json.dumps(model.config), "metadata": json.dumps(metadata)}
     files.write_tensors(Path(path), CHECKPOINT_FORMAT, model.state_dict(), header)
 
 
-def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
+def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
     """Read a model, with its ``node_features``, ``operator`` and ``multilabel``, and its metadata back.
 
     The model is on the CPU and in evaluation mode; to train it on in a loop of your own call ``model.train()``.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
-            newer format.
+        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of
+            another version of the format.
     """
     state, header = files.read_tensors(Path(path), CHECKPOINT_FORMAT)
-    model = SPIN(**json.loads(header["config"]))
+    model = MODELS[header["model"]](**json.loads(header["config"]))
     model.load_state_dict(state)
     metadata = json.loads(header["metadata"])
-    with suppress(TypeError, ValueError):  # the name was free once: other values are the user's
-        model.operator = model.check_operator(metadata.get("operator"))
+    if isinstance(model, GraphClassifier):
+        with suppress(TypeError, ValueError):  # the name was free once: other values are the user's
+            model.operator = model.check_operator(metadata.get("operator"))
     if isinstance(metadata.get("multilabel"), bool):
         model.multilabel = metadata["multilabel"]
     if metadata.get("preprocessing") is not None:
