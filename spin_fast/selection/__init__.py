@@ -1,6 +1,7 @@
 """Settings of a model, their selection by validation alone, and the evaluation of what was selected."""
 
-from .evaluation import Evaluation, evaluate
+from . import published, spaces
+from .evaluation import Evaluation, Fold, evaluate
 from .recipe import Recipe
 from .search import Search, Trial, search
 from .subtree import SubtreeRecipe
@@ -8,6 +9,7 @@ from .training_set import Settings, Trained, TrainingSet
 
 __all__ = [
     "Evaluation",
+    "Fold",
     "Recipe",
     "Search",
     "Settings",
@@ -16,5 +18,7 @@ __all__ = [
     "TrainingSet",
     "Trial",
     "evaluate",
+    "published",
     "search",
+    "spaces",
 ]
