@@ -85,20 +85,15 @@ def _installation(root: Path | None) -> Report:
 
 def _model(path: Path) -> Report:
     model, metadata = training.load_checkpoint(path)
-    facts = {
-        "model": path,
-        "kind": type(model).__name__,
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "config": model.config,
-        "metadata": metadata,
-    }
-    table = Table("", "", show_header=False, title=escape(f"{facts['kind']} in {path}"), title_justify="left")
-    for section in ({"parameters": f"{facts['parameters']:,}"}, model.config, metadata):
+    kind, parameters = type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
+    head = {"model": str(path), "kind": kind, "parameters": parameters}
+    table = Table(show_header=False)
+    for section in (head, model.config, metadata):
         for name, value in section.items():
             text = value if isinstance(value, str) else json.dumps(value)
             table.add_row(name, escape(shorten(text, MOST_CHARACTERS, placeholder=" ...")))
         table.add_section()
-    return Report(facts, [table])
+    return Report(head | {"config": model.config, "metadata": metadata}, [table])
 
 
 def _splits(
