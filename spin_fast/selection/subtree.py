@@ -55,29 +55,41 @@ class SubtreeRecipe:
             raise ValueError(f"C must hold numbers above 0, at least one, got {self.C!r}")
 
     def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
-        """Fit once for each ``C``; nothing in it is random, so that ``seed`` changes nothing, and it has no epochs."""
+        """Fit a new model; nothing in it is random, so that ``seed`` changes nothing, and it has no epochs."""
+        model, known = self.fit(data), data.graphs[data.validation]
+        assert known.y is not None
+        scores = scores_of(model, known)
+        loss = loss_of(scores, known.y).item()
+        return Trained(float(data.metric(scores, known.y)), loss, 1, partial(scores_of, model))
+
+    def fit(self, data: TrainingSet) -> SubtreeLinear:
+        """Fit once for each ``C``, and return the model that is best on the validation graphs, at equal metric by loss.
+
+        Raises:
+            ValueError: no training graph has nodes.
+        """
         counts, features = data.made(f"subtree {self._options}", lambda: self._counts(data))
         matrix, y = counts.to_scipy(self.num_columns), data.graphs.y
         assert y is not None
         train, validation = data.train.cpu().numpy(), data.validation.cpu().numpy()
         columns = np.unique(matrix[train].indices)
+        if len(columns) == 0:
+            raise ValueError("data must have training graphs with nodes")
         matrix, labels, known = matrix[:, columns], y[data.train].cpu().numpy(), y[data.validation].cpu()
+
+        def rank(weights: tuple[np.ndarray, np.ndarray]) -> tuple[float, float]:
+            scores = torch.from_numpy(matrix[validation] @ weights[0] + weights[1])
+            metric = float(data.metric(scores, known))
+            return -math.inf if math.isnan(metric) else metric, -loss_of(scores, known).item()
+
         with threadpool_limits(1):  # sums of several threads have other bits
-            fits = [_fitted(matrix[train], labels, data.num_outputs, C) for C in self.C]
-        scores = [torch.from_numpy(matrix[validation] @ weight + bias) for weight, bias in fits]
-        metrics = [float(data.metric(of, known)) for of in scores]
-        losses = [loss_of(of, known).item() for of in scores]
-        ranks = [
-            (-math.inf if math.isnan(metric) else metric, -loss) for metric, loss in zip(metrics, losses, strict=True)
-        ]
-        best = ranks.index(max(ranks))
+            weight, bias = max((_fitted(matrix[train], labels, data.num_outputs, C) for C in self.C), key=rank)
         sizes = (data.graphs.num_features, data.num_outputs, len(columns))
         model = SubtreeLinear(*sizes, **self._options, features=features)
-        weight, bias = fits[best]
         state = {"columns": columns.astype(np.int64), "weight": weight, "bias": bias}
         model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
         model.multilabel = y.is_floating_point()
-        return Trained(metrics[best], losses[best], 1, partial(scores_of, model.to(y.device).eval()))
+        return model.to(y.device).eval()
 
     @property
     def _options(self) -> dict[str, Any]:

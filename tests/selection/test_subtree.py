@@ -33,13 +33,13 @@ def labelled(y: torch.Tensor) -> GraphBatch:
 def fitted(y: torch.Tensor, **options) -> tuple[Trained, SubtreeLinear, GraphBatch]:
     graphs = labelled(y)
     data = TrainingSet.of(graphs, TRAIN, VALIDATION, training.accuracy)
-    trained = SubtreeRecipe(num_hops=2, num_columns=COLUMNS, **options).train(data, 0)
-    return trained, trained.model.args[0], graphs
+    recipe = SubtreeRecipe(num_hops=2, num_columns=COLUMNS, **options)
+    return recipe.train(data, 0), recipe.fit(data), graphs
 
 
 @pytest.mark.parametrize("classes", [2, 3])
 def test_it_is_the_logistic_regression_of_scikit_learn(classes: int) -> None:
-    strengths = (0.1, 1.0, 100.0)
+    strengths = (0.1, 10.0)
     trained, model, graphs = fitted(torch.arange(100) // 2 % classes, C=strengths)
     matrix, y = SubtreeCounts(2, n_features=COLUMNS).fit_transform(graphs), graphs.y.numpy()
     others = [LogisticRegression(C=C, max_iter=1000).fit(matrix[KNOWN], y[KNOWN]) for C in strengths]
@@ -88,12 +88,15 @@ def test_measured_numbers_are_not_compared() -> None:
     noise = torch.rand(graphs.num_nodes, 1, generator=torch.Generator().manual_seed(0))
     mixed = replace(graphs, x=torch.cat([noise, graphs.x], dim=1))
     sets = [TrainingSet.of(of, TRAIN, VALIDATION, training.accuracy) for of in (graphs, mixed)]
-    one, other = (SubtreeRecipe().train(of, 0).model for of in sets)
-    assert (one.args[0].config["features"], other.args[0].config["features"]) == (None, [1, 2, 3])
+    one, other = (SubtreeRecipe().fit(of) for of in sets)
+    assert (one.config["features"], other.config["features"]) == (None, [1, 2, 3])
     assert torch.equal(one(graphs), other(mixed))
 
 
-def test_bad_strengths_are_named() -> None:
+def test_what_is_wrong_is_named() -> None:
+    empty = replace(labelled(torch.arange(100) % 2)[3::5], y=torch.arange(20) % 2)
+    with pytest.raises(ValueError, match="data must have training graphs with nodes"):
+        SubtreeRecipe().fit(TrainingSet.of(empty, torch.arange(9), torch.arange(9, 20), training.accuracy))
     with pytest.raises(ValueError, match=r"C must hold numbers above 0, at least one, got \(\)"):
         SubtreeRecipe(C=())
     with pytest.raises(ValueError, match="C must hold numbers above 0"):
