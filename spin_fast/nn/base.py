@@ -52,6 +52,14 @@ class GraphModel(nn.Module):
             raise ValueError(f"operator must be left out, as {type(self).__name__} has none, got {operator!r}")
         return None
 
+    def check_training(self, features: PowerFeatures) -> None:
+        """Refuse features, which are no input here.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"model must be a GraphClassifier, as features are given, got {type(self).__name__}")
+
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores ``[g, C]`` of consecutive chunks of graphs; of no graphs one chunk without rows.
 

@@ -11,7 +11,7 @@ import torch
 from helpers import random_graphs
 from torch import Tensor
 
-from spin_fast import GraphBatch, reference, training
+from spin_fast import GraphBatch, PowerFeatures, reference, training
 from spin_fast.nn import GraphModel, SubtreeLinear
 
 COLUMNS = 64  # so few that patterns share them
@@ -116,6 +116,8 @@ def test_what_is_wrong_is_named(graphs: GraphBatch, tmp_path: Path) -> None:
     for call in (lambda: model(wider), lambda: training.predict_proba(model, wider)):
         with pytest.raises(ValueError, match="graphs must have 3 features as the model, got 5"):
             call()
+    with pytest.raises(TypeError, match="model must be a GraphClassifier, as features are given, got SubtreeLinear"):
+        training.predict(model, PowerFeatures.from_graphs(graphs, 2))
     with pytest.raises(ValueError, match="operator must be left out, as SubtreeLinear has none, got 'sym'"):
         training.predict_proba(model, graphs, "sym")
     with pytest.raises(ValueError, match="operator must be left out"):
