@@ -1,9 +1,11 @@
-"""``spin-fast info``: what is installed, and what is in a dataset."""
+"""``spin-fast info``: what is installed, what is in a dataset, and what in a file of ``spin-fast train``."""
 
 from __future__ import annotations
 
+import json
 import platform
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, Any
 
 import torch
@@ -15,13 +17,16 @@ from rich.table import Column, Table
 from rich.text import Text
 from torch import Tensor
 
-from .. import __version__, build_info, datasets
+from .. import __version__, build_info, datasets, training
+from .._common import files
+from ..training.checkpoints import CHECKPOINT_FORMAT
 from ._app import Report, by_branch, command, console, kernels_on
 from ._errors import message_of
 from ._graphs import columns_of, hint_on_edges, hint_on_features
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, Fold, Splits, data_option, operator_of, operator_option
 
 MOST_CLASSES = 10  # that the table names
+MOST_CHARACTERS = 200  # of a setting of a model
 
 
 @command("spin-fast info NCI1 --root data --hops 5")
@@ -36,6 +41,8 @@ def info(
 ) -> Report:
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
+    In the place of DATASET may be a model that spin-fast train has written: this shows its kind and its settings.
+
     Graphs are duplicates if all models of these hops and this operator give them the same scores. Where the labels of
     duplicates differ, some predictions are wrong whatever the model, which bounds the accuracy over all graphs. Test
     graphs with a duplicate in training are not new to the model; published folds are counted where they are found.
@@ -45,10 +52,12 @@ def info(
 
     Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_edges,
     directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, joint_deduplication, duplicates,
-    splits, splits_missing.
+    splits, splits_missing. Of a model: model, kind, parameters, config, metadata.
     """
     if dataset is None:
         return _installation(data.root)
+    if files.has_format(Path(dataset), CHECKPOINT_FORMAT):
+        return _model(Path(dataset))
     source, read = data.read(datasets.find(dataset, data.root))
     found, missing = _splits(source, read.graphs.y, seed, splits, fold)
     with console.status(f"computing {hops} hops of {source.title}"):
@@ -72,6 +81,19 @@ def _installation(root: Path | None) -> Report:
     for name, value in facts.items():
         table.add_row(name, ", ".join(value) if isinstance(value, list) else str(value))
     return Report({key.replace(" ", "_"): value for key, value in facts.items()}, [table])
+
+
+def _model(path: Path) -> Report:
+    model, metadata = training.load_checkpoint(path)
+    kind, parameters = type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
+    head = {"model": str(path), "kind": kind, "parameters": parameters}
+    table = Table(show_header=False)
+    for section in (head, model.config, metadata):
+        for name, value in section.items():
+            text = value if isinstance(value, str) else json.dumps(value)
+            table.add_row(name, escape(shorten(text, MOST_CHARACTERS, placeholder=" ...")))
+        table.add_section()
+    return Report(head | {"config": model.config, "metadata": metadata}, [table])
 
 
 def _splits(

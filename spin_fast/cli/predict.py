@@ -19,6 +19,7 @@ from .._common.progress import progress_bar
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import library
+from ..nn import GraphClassifier
 from ._app import Report, command, console
 from ._errors import as_option
 from ._graphs import empty_graphs, read_dataset, warn_of
@@ -67,9 +68,12 @@ def predict(
     model, metadata = training.load_checkpoint(checkpoint)
     model.to(place)
     asked = operator_of(operators)
-    if asked is not None and model.operator not in (None, asked):
+    if not isinstance(model, GraphClassifier):
+        if asked is not None:
+            raise ValueError(f"--operator {asked}: {checkpoint} is a {type(model).__name__}, which has none")
+    elif asked is not None and model.operator not in (None, asked):
         raise ValueError(f"--operator {asked}: {checkpoint} was trained with {model.operator}")
-    if asked is None and model.operator is None:
+    elif asked is None and model.operator is None:
         raise ValueError(f"--operator must be given, that of training: {checkpoint} does not tell it")
     operator = model.check_operator(asked)
     num_outputs = model.config["out_features"]

@@ -1,10 +1,11 @@
-"""Models as torch modules: from the rows of the branches to class scores."""
+"""Models as torch modules: from graphs, or the rows of the branches, to class scores."""
 
-from .base import GraphClassifier
+from .base import GraphClassifier, GraphModel
 from .export import export
 from .layers import BranchLinear, BranchNorm
 from .pagnn import PAGNN, AttentionReadout, BranchAttention, LinkPredictor
 from .spin import SPIN
+from .subtree_linear import SubtreeLinear
 
 __all__ = [
     "PAGNN",
@@ -14,6 +15,8 @@ __all__ = [
     "BranchLinear",
     "BranchNorm",
     "GraphClassifier",
+    "GraphModel",
     "LinkPredictor",
+    "SubtreeLinear",
     "export",
 ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,29 +11,86 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._common import check, torch_compat
+from ..features.chunks import power_chunks
 from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from .layers import Rows
 
 
-class GraphClassifier(nn.Module):
-    """A model from :class:`spin_fast.PowerFeatures` to class scores: what ``training`` trains and applies.
+class GraphModel(nn.Module):
+    """A model from graphs to class scores: what ``training.predict_chunks`` and ``predict_proba`` apply.
+
+    A model has :meth:`score_chunks`, and :meth:`check_operator` if it is trained with one.
 
     Attributes:
-        num_branches: ``1 + k R``, of ``k`` operators and ``R`` hops; the features must have as many.
         in_features: ``d``, or None where the model's modules decide.
         out_features: number of class scores, or None where the model's modules decide.
-        node_features: what the graphs of its training went through before the powers, which ``training.predict_proba``
-            does to those that it gets, and a checkpoint keeps; None for graphs as they are.
+        node_features: what the graphs of its training went through first, which ``training.predict_proba`` does to
+            those that it gets, and a checkpoint keeps; None for graphs as they are.
         multilabel: whether the scores are of binary tasks side by side, float ``y`` ``[G, T]``, and not of classes;
             ``training`` takes it from the labels, and a checkpoint keeps it. None if unknown.
     """
 
-    num_branches: int
     in_features: int | None = None
     out_features: int | None = None
     node_features: NodeFeatures | None = None
     multilabel: bool | None = None
+
+    @property
+    def operator(self) -> str | None:
+        """The graph operator that the model was trained with; None if unknown, or if there is none."""
+        return None
+
+    def check_operator(self, operator: str | Sequence[str] | None = None) -> str | None:
+        """Check for an operator that the model can be applied with, and return its name; here there is none.
+
+        Raises:
+            ValueError: an operator.
+        """
+        if operator is not None:
+            raise ValueError(f"operator must be left out, as {type(self).__name__} has none, got {operator!r}")
+        return None
+
+    def check_training(self, features: PowerFeatures) -> None:
+        """Refuse features, which are no input here.
+
+        Raises:
+            TypeError: always.
+        """
+        raise TypeError(f"model must be a GraphClassifier, as features are given, got {type(self).__name__}")
+
+    def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
+        """Class scores ``[g, C]`` of consecutive chunks of graphs; of no graphs one chunk without rows.
+
+        Args:
+            graphs: with the node features that the model takes, on its device.
+            operator: what :meth:`check_operator` has returned.
+            num_bytes: bounds what is computed for a chunk, unless it is a single graph.
+        """
+        raise NotImplementedError
+
+    def probabilities(self, scores: Tensor) -> Tensor:
+        """``[G, C]`` of class scores ``[G, C]``: their softmax, or of binary tasks the sigmoid of each.
+
+        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN. Where
+        ``multilabel`` is unknown, a single score is taken for that of a task.
+        """
+        of_tasks = scores.shape[1] == 1 if self.multilabel is None else self.multilabel
+        finite = scores.isfinite()
+        if of_tasks:
+            return scores.sigmoid().where(finite, torch.nan)
+        return scores.softmax(1).where(finite.all(1, keepdim=True), torch.nan)
+
+
+class GraphClassifier(GraphModel):
+    """A model from :class:`spin_fast.PowerFeatures` to class scores: what ``training`` trains, too.
+
+    Attributes:
+        num_branches: ``1 + k R``, of ``k`` operators and ``R`` hops; the features must have as many.
+    """
+
+    num_branches: int
     _operator: str | None = None
 
     def __init__(self) -> None:
@@ -160,17 +217,15 @@ class GraphClassifier(nn.Module):
             raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
         return name
 
-    def probabilities(self, scores: Tensor) -> Tensor:
-        """``[G, C]`` of class scores ``[G, C]``: their softmax, or of binary tasks the sigmoid of each.
-
-        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN. Where
-        ``multilabel`` is unknown, a single score is taken for that of a task.
-        """
-        of_tasks = scores.shape[1] == 1 if self.multilabel is None else self.multilabel
-        finite = scores.isfinite()
-        if of_tasks:
-            return scores.sigmoid().where(finite, torch.nan)
-        return scores.softmax(1).where(finite.all(1, keepdim=True), torch.nan)
+    def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
+        """Class scores of consecutive chunks, through their powers; see :meth:`GraphModel.score_chunks`."""
+        if len(graphs) == 0:
+            rows = graphs.x.new_empty(self.num_branches, 0, graphs.num_features)
+            yield self.forward_tensors(rows, graphs.ptr, check_invariants=False)
+        operator = self.check_operator(operator)
+        num_hops = (self.num_branches - 1) // len(operator.split(","))
+        for powers, ptr in power_chunks(graphs, num_hops, operator, num_bytes):
+            yield self.forward_tensors(powers, ptr, check_invariants=False)
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:

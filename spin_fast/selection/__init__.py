@@ -3,6 +3,7 @@
 from . import published, spaces
 from .evaluation import Evaluation, Fold, evaluate
 from .recipe import Recipe
+from .subtree import SubtreeRecipe
 from .training_set import Settings, Trained, TrainingSet
 from .trials import Search, Trial, search
 
@@ -12,6 +13,7 @@ __all__ = [
     "Recipe",
     "Search",
     "Settings",
+    "SubtreeRecipe",
     "Trained",
     "TrainingSet",
     "Trial",

@@ -22,6 +22,7 @@ from .._common import check, files
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
+from ..training.ensemble import mean_scores
 from .training_set import Settings, TrainingSet
 from .trials import Trial, rounds, run, search
 
@@ -188,6 +189,7 @@ def evaluate(
                     tell(trial)
         test = graphs[split.test]
         target = _labels(test)
+        tasks = target.is_floating_point()
         scores = [_scores(trial, test, data.num_outputs, number) for trial in finals]
         per_run = [slice(first, first + len(chosen)) for first in range(0, len(models), len(chosen))]
         best = (found.ranking[0] if trials else finals[0]).trained
@@ -198,7 +200,7 @@ def evaluate(
                 validation=math.nan if best is None else best.validation,
                 test=[metric(scores[of.start], target) for of in per_run],
                 epochs=[0 if (of := trial.trained) is None else of.epochs for trial in finals[:: len(chosen)]],
-                ensemble=[metric(mean_scores(scores[of], target), target) for of in per_run if ensemble],
+                ensemble=[metric(mean_scores(scores[of], tasks), target) for of in per_run if ensemble],
                 members=[numbers[id(settings)] for settings in chosen if ensemble],
                 trials=[
                     [
@@ -218,14 +220,6 @@ def evaluate(
     return done
 
 
-def mean_scores(scores: Sequence[Tensor], y: Tensor) -> Tensor:
-    """Scores whose probabilities are the mean of those of several models; float ``y`` are of tasks."""
-    of = torch.stack([score.double() for score in scores])
-    if y.is_floating_point():
-        return of.sigmoid().mean(0).logit()
-    return of.softmax(2).mean(0).log()
-
-
 def facts_of(settings: Any) -> dict[str, Any]:
     """Settings, with the name of their class, as values of JSON."""
     facts = {"kind": type(settings).__name__} | dataclasses.asdict(settings)
@@ -243,7 +237,7 @@ def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> Tens
     if trial.trained is None:
         warnings.warn(f"training diverged in a final run of fold {fold}, which counts as scores of 0", stacklevel=3)
         return torch.zeros(len(test), num_outputs)
-    scores = trial.trained.model(test)
+    scores = trial.trained.scores(test)
     if len(wrong := not_finite(scores)):
         warnings.warn(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite: 0", stacklevel=3)
         scores[wrong] = 0

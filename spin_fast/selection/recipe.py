@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from .. import training
 from .._common import check
@@ -128,8 +126,4 @@ class Recipe:
         if fit.interrupted:  # by Ctrl-C, which is to end more than this model
             raise KeyboardInterrupt
         kept = fit.epochs[fit.best_epoch]
-        return Trained(kept.validation, kept.validation_loss, len(fit.epochs), partial(scores_of, model.eval()))
-
-
-def scores_of(model: SPIN, graphs: GraphBatch) -> Tensor:
-    return torch.cat(list(training.predict_chunks(model, graphs)))
+        return Trained(kept.validation, kept.validation_loss, len(fit.epochs), model.eval())

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from .. import training
 from .._common import files
 from ..graphs.batch import GraphBatch
+from ..nn import GraphModel
 from ..training import Metric
 
 Made = TypeVar("Made")
@@ -87,13 +89,19 @@ class Trained(NamedTuple):
         validation: the metric on the validation graphs, at the kept epoch.
         loss: the validation loss there, which decides between equal metrics.
         epochs: how many it was trained for.
-        model: class scores ``[G, C]`` of graphs as they were read.
+        model: gives class scores ``[G, C]`` of graphs as they were read.
     """
 
     validation: float
     loss: float
     epochs: int
-    model: Callable[[GraphBatch], Tensor]
+    model: GraphModel | Callable[[GraphBatch], Tensor]
+
+    def scores(self, graphs: GraphBatch) -> Tensor:
+        """Class scores ``[G, C]``."""
+        if isinstance(self.model, GraphModel):
+            return torch.cat(list(training.predict_chunks(self.model, graphs)))
+        return self.model(graphs)
 
 
 class Settings(Protocol):

@@ -9,12 +9,15 @@ from typing import Any
 
 from .._common import files
 from ..graphs.node_features import NodeFeatures
-from ..nn import SPIN
+from ..nn import SPIN, GraphClassifier, GraphModel, SubtreeLinear
+from .ensemble import Ensemble
 
-CHECKPOINT_FORMAT = "spin_fast checkpoint 3"
+CHECKPOINT_FORMAT = "spin_fast checkpoint 4"  # another hash of subtree patterns is another format, too
+Saved = SPIN | SubtreeLinear | Ensemble
+MODELS: dict[str, type[Saved]] = {model.__name__: model for model in (SPIN, SubtreeLinear, Ensemble)}
 
 
-def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
+def save_checkpoint(path: str | Path, model: Saved, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
     Its ``node_features``, if there are any, become ``preprocessing`` in the metadata; its ``operator`` and
@@ -23,16 +26,15 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
     The file is written under a temporary name and renamed, so a reader never sees half of it.
 
     Raises:
-        TypeError: metadata that are no JSON value, named; or the model is no ``SPIN``. A ``PAGNN`` is made of any
-            modules, which a file cannot name; keep its weights by ``torch.save(model.state_dict(), path)``.
+        TypeError: metadata that are no JSON value, named; or the model, or a member of an ``Ensemble``, is neither a
+            ``SPIN`` nor a ``SubtreeLinear``. A ``PAGNN`` is made of any modules, which a file cannot name; keep its
+            weights by ``torch.save(model.state_dict(), path)``.
         ValueError: ``operator`` is none that the model can be trained with, or another one than it was; a parameter is
             not finite.
     """
-    if not isinstance(model, SPIN):
-        raise TypeError(
-            f"model must be a SPIN, whose arguments a checkpoint holds, got {type(model).__name__}; "
-            "keep the weights of others by torch.save(model.state_dict(), path)"
-        )
+    kind, config = _kind(model), model.config
+    if isinstance(model, Ensemble):
+        config |= {"members": [_facts(member) for member in model.members]}
     for name, value in metadata.items():
         try:
             json.dumps(value)
@@ -46,27 +48,54 @@ def save_checkpoint(path: str | Path, model: SPIN, **metadata: Any) -> None:
         metadata["multilabel"] = model.multilabel
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
-    header = {"config": json.dumps(model.config), "metadata": json.dumps(metadata)}
+    header = {"model": kind, "config": json.dumps(config), "metadata": json.dumps(metadata)}
     files.write_tensors(Path(path), CHECKPOINT_FORMAT, model.state_dict(), header)
 
 
-def load_checkpoint(path: str | Path) -> tuple[SPIN, dict[str, Any]]:
+def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
     """Read a model, with its ``node_features``, ``operator`` and ``multilabel``, and its metadata back.
 
     The model is on the CPU and in evaluation mode; to train it on in a loop of your own call ``model.train()``.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of a
-            newer format.
+        FileNotFoundError: no such file. ValueError: the file is not a checkpoint of this package, is damaged, or of
+            another version of the format.
     """
     state, header = files.read_tensors(Path(path), CHECKPOINT_FORMAT)
-    model = SPIN(**json.loads(header["config"]))
-    model.load_state_dict(state)
     metadata = json.loads(header["metadata"])
-    with suppress(TypeError, ValueError):  # the name was free once: other values are the user's
-        model.operator = model.check_operator(metadata.get("operator"))
+    named = {name: metadata.get(name) for name in ("operator", "preprocessing")}
+    model = _new_model(header["model"], json.loads(header["config"]), **named)
+    model.load_state_dict(state)
     if isinstance(metadata.get("multilabel"), bool):
         model.multilabel = metadata["multilabel"]
-    if metadata.get("preprocessing") is not None:
-        model.node_features = NodeFeatures.from_dict(metadata["preprocessing"])
     return model.eval(), metadata
+
+
+def _kind(model: GraphModel) -> str:
+    for name, of in MODELS.items():
+        if isinstance(model, of):
+            return name
+    raise TypeError(
+        f"model must be a {', '.join(MODELS)}, whose arguments a checkpoint holds, got {type(model).__name__}; "
+        "keep the weights of others by torch.save(model.state_dict(), path)"
+    )
+
+
+def _facts(member: GraphModel) -> dict[str, Any]:
+    """The arguments of :func:`_new_model` for a member of an ensemble."""
+    made = member.node_features
+    facts = {"model": _kind(member), "config": member.config, "operator": member.operator}
+    return facts | {"preprocessing": None if made is None else made.to_dict()}
+
+
+def _new_model(model: str, config: dict[str, Any], operator: Any, preprocessing: dict[str, Any] | None) -> Saved:
+    """A model of this class and arguments, with its operator and its node features."""
+    if model == Ensemble.__name__:
+        return Ensemble([_new_model(**member) for member in config["members"]])
+    made = MODELS[model](**config)
+    if isinstance(made, GraphClassifier):
+        with suppress(TypeError, ValueError):  # the name was free once: other values are the user's
+            made.operator = made.check_operator(operator)
+    if preprocessing is not None:
+        made.node_features = NodeFeatures.from_dict(preprocessing)
+    return made

@@ -11,11 +11,10 @@ from torch import Tensor
 from .._common import check
 from .._common.indexing import GraphIds
 from .._common.progress import progress_bar
-from ..features.chunks import power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import check_graphs
-from ..nn import GraphClassifier
+from ..nn import GraphClassifier, GraphModel
 
 CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
 GPU_CHUNK_BYTES = 256 << 20  # the same on a GPU: enough to fill it
@@ -40,7 +39,7 @@ def predict(
 
 
 def predict_proba(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
+    model: GraphModel, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Tensor:
     """Class probabilities ``[G, C]`` of graphs that need no features made beforehand.
 
@@ -50,7 +49,7 @@ def predict_proba(
     probabilities are NaN.
 
     Args:
-        model: a classifier; it is put into evaluation mode.
+        model: of graphs, such as a ``SPIN``; it is put into evaluation mode.
         graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
             trained with. With edge weights if those of its training had any, which a model does not know.
         operator: the one that the model was trained with, or those; None for ``model.operator``.
@@ -73,7 +72,7 @@ def not_finite(scores: Tensor) -> Tensor:
 
 
 def predict_chunks(
-    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
+    model: GraphModel, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, progress: bool = False
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
@@ -86,19 +85,15 @@ def predict_chunks(
         raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
     if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-    operator = model.check_operator(operator)
+    name = model.check_operator(operator)
     model.eval()
-    return _scores_of_chunks(model, graphs, operator, progress)
+    return _scores_of_chunks(model, graphs, name, progress)
 
 
 @torch.inference_mode()
-def _scores_of_chunks(model: GraphClassifier, graphs: GraphBatch, operator: str, progress: bool) -> Iterator[Tensor]:
-    if len(graphs) == 0:
-        rows = graphs.x.new_empty(model.num_branches, 0, graphs.num_features)
-        yield model.forward_tensors(rows, graphs.ptr, check_invariants=False)
+def _scores_of_chunks(model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool) -> Iterator[Tensor]:
     chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:
-        num_hops = (model.num_branches - 1) // len(operator.split(","))
-        for powers, ptr in power_chunks(graphs, num_hops, operator, chunk_bytes):
-            yield model.forward_tensors(powers, ptr, check_invariants=False)
-            advance("", len(ptr) - 1)
+        for scores in model.score_chunks(graphs, operator, chunk_bytes):
+            yield scores
+            advance("", len(scores))

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, ops, training
+from spin_fast.nn import SubtreeLinear
 from spin_fast.ops import BRANCHES
 from spin_fast.training import trainer as trainers
 
@@ -319,6 +320,14 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, bra
         monkeypatch.setattr("spin_fast.training.prediction.GPU_CHUNK_BYTES", size)
         result = training.predict_proba(model.cuda(), graphs.cuda())
         torch.testing.assert_close(result.cpu(), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_gpu
+def test_subtree_counts_on_the_gpu() -> None:
+    graphs, model = some_graphs(), SubtreeLinear(3, 3, 64, num_columns=64)
+    torch.nn.init.normal_(model.weight)
+    expected = training.predict_proba(model, graphs)
+    torch.testing.assert_close(training.predict_proba(model.cuda(), graphs.cuda()).cpu(), expected)
 
 
 @pytest.fixture(scope="module")

@@ -64,6 +64,7 @@ def test_bad_arguments_are_named(graphs: GraphBatch) -> None:
     for options, error, message in (
         ({"num_hops": -1}, ValueError, "num_hops must be at least 0, got -1"),
         ({"n_features": 0}, ValueError, "n_features must be at least 1, got 0"),
+        ({"n_features": 2**31 + 1}, ValueError, r"n_features must be at most 2\*\*31, got 2147483649"),
         ({"norm": "max"}, ValueError, "norm must be one of l1, l2 or None, got 'max'"),
         ({"edge_types": 1}, TypeError, "edge_types must be a bool, got int"),
         ({"seed": -1}, ValueError, "seed must be at least 0, got -1"),

@@ -39,7 +39,11 @@ def test_checkpoints_keep_the_operator(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("operator", ["our own", 7, ["sym", "adj"], None])
 def test_checkpoints_from_when_operator_was_any_metadata(tmp_path: Path, operator: Any) -> None:
-    header = {"config": json.dumps(SPIN(3, 8, 4, 2).config), "metadata": json.dumps({"operator": operator})}
+    header = {
+        "model": "SPIN",
+        "config": json.dumps(SPIN(3, 8, 4, 2).config),
+        "metadata": json.dumps({"operator": operator}),
+    }
     files.write_tensors(tmp_path / "x", checkpoints.CHECKPOINT_FORMAT, SPIN(3, 8, 4, 2).state_dict(), header)
     model, metadata = training.load_checkpoint(tmp_path / "x")
     assert (model.operator, metadata) == (None, {"operator": operator})

@@ -1,0 +1,73 @@
+"""Several models as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..features.chunks import chunks_of
+from ..graphs.batch import GraphBatch
+from ..nn import GraphModel
+from .prediction import predict_chunks
+
+
+class Ensemble(GraphModel):
+    """A model whose probabilities are the mean of those of its members.
+
+    Each member prepares graphs by its own ``node_features``, and has an operator of its own.
+
+    Args:
+        members: trained models of graphs, at least one, with as many outputs each.
+
+    Raises:
+        TypeError, ValueError: members that do not fit together.
+    """
+
+    members: Sequence[GraphModel]
+
+    def __init__(self, members: Sequence[GraphModel]) -> None:
+        super().__init__()
+        if not members or not all(isinstance(member, GraphModel) for member in members):
+            raise TypeError(f"members must be models of graphs, at least one, got {list(map(type, members))}")
+        for name in ("out_features", "multilabel"):
+            if len(found := {getattr(member, name) for member in members}) > 1:
+                raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")
+        self.members = nn.ModuleList(members)  # type: ignore[assignment]
+        self.out_features, self.multilabel = members[0].out_features, members[0].multilabel
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The numbers of node features, before any preparation, and of outputs."""
+        first = self.members[0]
+        prepared = first.node_features
+        width = first.in_features if prepared is None else prepared.num_features_
+        return {"in_features": width, "out_features": self.out_features}
+
+    def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
+        """Class scores of consecutive chunks, see :meth:`GraphModel.score_chunks`."""
+        if len(graphs) == 0:
+            yield self._scores(graphs)
+        nodes = num_bytes // max(graphs.num_features * graphs.x.element_size(), 1)
+        for begin, end in chunks_of(graphs.ptr, nodes):
+            yield self._scores(graphs[begin:end])
+
+    def _scores(self, graphs: GraphBatch) -> Tensor:
+        scores = [torch.cat(list(predict_chunks(member, graphs))) for member in self.members]
+        return mean_scores(scores, bool(self.multilabel)).to(graphs.x.dtype)
+
+
+def mean_scores(scores: Sequence[Tensor], multilabel: bool) -> Tensor:
+    """Scores, in float64, whose probabilities are the mean of those of several models."""
+    of = torch.stack([score.double() for score in scores])
+    if multilabel:
+        return _log_mean(F.logsigmoid(of)) - _log_mean(F.logsigmoid(-of))
+    return _log_mean(of.log_softmax(2))
+
+
+def _log_mean(logarithms: Tensor) -> Tensor:
+    return logarithms.logsumexp(0) - math.log(len(logarithms))
