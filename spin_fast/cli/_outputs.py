@@ -71,3 +71,8 @@ def is_log(path: Path) -> bool:
 def is_evaluation_table(path: Path) -> bool:
     with path.open("rb") as file:
         return file.readline().startswith(b"# Evaluation: ")
+
+
+def is_trials(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().startswith(b"validation,loss,epochs,budget,seconds")

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
-import typer
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
@@ -21,41 +20,25 @@ from .._common import files
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..selection import Evaluation, Recipe, Trial, published, spaces
+from ..selection import Evaluation, Trial, published, spaces
 from ..selection import evaluate as evaluate_folds
-from ..selection.evaluation import EVALUATION_FORMAT
-from ..selection.trials import rounds
+from ..selection.evaluation import EVALUATION_FORMAT, differing
 from ._app import Report, command
 from ._errors import one_line_warnings
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, show_score
 from ._options import DATASET, DataOptions, Splits, data_option, output_option
 from ._outputs import check_output, is_evaluation_table, is_picture
+from ._search import SearchOptions, search_epochs, search_option
 
 FOLDS, RUNS, RUNS_OF_ONE_SPLIT = 10, 3, 10
-PAPER = {"paper-att": "attention", "paper-sum": "sum"}
-search_option = partial(typer.Option, rich_help_panel="Search")
-Space = Annotated[
-    str,
-    search_option(
-        help="What to select from: spin, the whole family of models; paper-att or paper-sum, the paper's settings of "
-        'its own datasets; or a JSON file of lists, such as {"num_hops": [2, 3], "hidden_features": [32]}.'
-    ),
-]
-NumSettings = Annotated[int, search_option("--settings", min=1, help="At most so many, drawn from the space.")]
-NumEnsemble = Annotated[
-    int, search_option(min=0, help="Also average the probabilities of so many of the best settings.")
-]
-Jobs = Annotated[int | None, search_option(min=1, help="Processes of one thread each.", show_default="one per core")]
 
 
 @command("spin-fast evaluate IMDB-BINARY --root data --space paper-att")
 def evaluate(
     data: DataOptions,
+    options: SearchOptions,
     dataset: Annotated[str, DATASET],
-    space: Space = "spin",
-    settings: NumSettings = 64,
-    ensemble: NumEnsemble = 0,
     splits: Splits = None,
     folds: Annotated[
         int | None,
@@ -77,7 +60,6 @@ def evaluate(
             show_default=f"{RUNS}, of a single split {RUNS_OF_ONE_SPLIT}",
         ),
     ] = None,
-    jobs: Jobs = None,
     seed: Annotated[int, search_option(min=0, help="Of the folds, the settings, the weights and the order.")] = 0,
     out: Annotated[
         Path | None, output_option(help="Where to write the evaluation.", show_default="runs/DATASET/SPACE")
@@ -89,7 +71,8 @@ def evaluate(
     In each fold the validation graphs select among settings; those selected are trained anew, some times, and each of
     these models sees the test graphs once. Neither selection nor training is given any of these.
 
-    The space "spin" and that of a file are searched by successive halving, the paper's as a plain grid.
+    The space "spin" and that of a file are searched by successive halving, the paper's as a plain grid. With --ensemble
+    the mean of the probabilities of the best settings is reported beside those of the best one.
 
     --out gets evaluation.json after each fold, with all that was tried; evaluation.md, the same as a table; and
     evaluation.png, beside published results where there are any.
@@ -97,12 +80,10 @@ def evaluate(
     Keys of --json: dataset, space, metric, mean, std, ensemble_mean, ensemble_std, scores, ensemble_scores, folds,
     runs, settings, duplicates, seconds, cpu_seconds, evaluation, table, picture.
     """
-    from joblib import cpu_count
-
     source = datasets.find(dataset, data.root)
     if folds is not None and splits is not None:
         raise ValueError(f"--folds {folds}: the folds are those of --splits {splits}; leave one of them out")
-    out = Path("runs") / source.title / Path(space).stem if out is None else out
+    out = Path("runs") / source.title / Path(options.space).stem if out is None else out
     written = {"evaluation": out / "evaluation.json", "table": out / "evaluation.md", "picture": out / "evaluation.png"}
     check_output(written["evaluation"], partial(files.has_format, format=EVALUATION_FORMAT), source, splits)
     check_output(written["table"], is_evaluation_table, source, splits)
@@ -112,8 +93,7 @@ def evaluate(
         if not resume:
             raise ValueError(f"--out {out} has an evaluation; add --resume to go on, or choose another folder")
         before = Evaluation.load(written["evaluation"])
-    candidates = _candidates(space, settings, source, seed)
-    budgets = _budgets(candidates) if space not in PAPER and len(candidates) > 1 else (None,)
+    candidates, budgets = options.candidates(source, seed)
     metric_name, metric = metric_of(source, data.label, metric_choice)
     source, read = data.read(source)
     graphs = read.graphs
@@ -122,7 +102,7 @@ def evaluate(
     tell(source, read, data.node_features)
     about = {
         "dataset": source.title,
-        "space": space if not Path(space).is_file() else Path(space).name,
+        "space": options.name,
         "metric": metric_name,
         "node_features": read.features,
         "edges": data.edge_options,
@@ -131,18 +111,14 @@ def evaluate(
         "commit": _commit(),
     }
     num_runs = runs if runs is not None else RUNS if len(parts) > 1 else RUNS_OF_ONE_SPLIT
-    per_fold = sum(
-        number * _epochs(candidates[0], budget)
-        for number, budget in zip(rounds(len(candidates), len(budgets)), budgets, strict=True)
-        if len(candidates) > 1
-    )
-    per_fold += num_runs * max(ensemble, 1) * _epochs(candidates[0], None)
+    per_fold = search_epochs(candidates, budgets)
+    per_fold += num_runs * max(options.ensemble, 1) * max(map(spaces.epochs_of, candidates))
     done = 0 if before is None else len(before.folds)
     with progress_bar(source.title, len(parts) * per_fold, True, done=done * per_fold) as advance, one_line_warnings():
 
         def on_trial(fold: int, trial: Trial) -> None:
             at = "" if trial.trained is None else f", validation {show_score(metric_name, trial.trained.validation)}"
-            advance(f"fold {fold + 1} of {len(parts)}{at}", _epochs(trial.settings, trial.budget))
+            advance(f"fold {fold + 1} of {len(parts)}{at}", spaces.epochs_of(trial.settings, trial.budget))
 
         found = evaluate_folds(
             graphs,
@@ -150,38 +126,16 @@ def evaluate(
             candidates,
             metric=metric,
             num_runs=num_runs,
-            ensemble=ensemble,
+            ensemble=options.ensemble,
             budgets=budgets,
             seed=seed,
-            n_jobs=cpu_count() if jobs is None else jobs,
+            n_jobs=options.num_jobs,
             about=json.loads(json.dumps(about)),
             resume_from=before,
             on_fold=lambda evaluation: evaluation.save(written["evaluation"]),
             on_trial=on_trial,
         )
     return _report(found, written)
-
-
-def _candidates(space: str, number: int, source: datasets.Source, seed: int) -> list[Recipe]:
-    if space in PAPER:
-        found = spaces.paper(source.title, PAPER[space])  # type: ignore[arg-type]
-    elif space == "spin":
-        found = spaces.family(one_hot=source.has_official_split)
-    elif Path(space).suffix == ".json":
-        found = spaces.read(space)
-    else:
-        raise ValueError(f"--space must be spin, {', '.join(PAPER)}, or a .json file, got {space}")
-    return spaces.draw(found, number, seed=seed)
-
-
-def _budgets(candidates: Sequence[Recipe]) -> tuple[int | None, ...]:
-    """Of successive halving: a ninth of the epochs, a third, and all."""
-    epochs = max(of.epochs for of in candidates)
-    return max(epochs // 9, 1), max(epochs // 3, 1), None
-
-
-def _epochs(settings: Any, budget: int | None) -> int:
-    return settings.epochs if budget is None else budget
 
 
 def _folds(
@@ -251,13 +205,9 @@ def _rows(found: Evaluation) -> list[list[str]]:
     with_ensemble = found.about["ensemble"] > 0
     heading = ["fold", "settings", "validation", "test", *(["ensemble"] if with_ensemble else []), "epochs", "time"]
     rows = [heading]
-    values: dict[str, set[str]] = {}
-    for of in found.candidates:
-        for name, value in of.items():
-            values.setdefault(name, set()).add(str(value))
-    differing = [{name: of[name] for name in of if len(values[name]) > 1} for of in found.candidates]
+    settings = differing(found.candidates)
     for fold in found.folds:
-        chosen = ", ".join(f"{name} {value}" for name, value in differing[fold.settings].items())
+        chosen = ", ".join(f"{name} {value}" for name, value in settings[fold.settings].items())
         ensemble = [" ".join(map(show, fold.ensemble))] if with_ensemble else []
         rows.append(
             [

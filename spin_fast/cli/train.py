@@ -7,10 +7,12 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import typer
 from rich.markup import escape
 from torch import Tensor
 
@@ -27,16 +29,20 @@ from ._features_file import check_features
 from ._graphs import tell, warn_of
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of
 from ._options import DATASET, DEFAULT_HOPS, DataOptions, Device, Fold, Splits, device_of, operator_of, output_option
+from ._search import SearchOptions, search_option
 from ._train_options import FeatureOptions, FitOptions, ModelOptions, training_option
 from ._train_outputs import Outputs, score_in, write_and_report
+from ._train_search import check_options, train_by_search
 
 
 @command("spin-fast train NCI1 --root data --readout attention --epochs 50")
 def train(
+    context: typer.Context,
     data: DataOptions,
     features: FeatureOptions,
     model_options: ModelOptions,
     fit_options: FitOptions,
+    search_options: SearchOptions,
     dataset: Annotated[str, DATASET] = "digits",
     splits: Splits = None,
     fold: Fold = None,
@@ -50,6 +56,9 @@ def train(
         Device,
         training_option(help="Where to train; auto takes the GPU if torch has one and its kernels are installed."),
     ] = "auto",
+    search: Annotated[
+        bool, search_option("--search", help="Train with many settings, and take those that are best by validation.")
+    ] = False,
     out: Annotated[
         Path | None,
         output_option(help="Where to write; what another run has left there is replaced.", show_default="runs/DATASET"),
@@ -66,6 +75,9 @@ def train(
     Datasets with an official split use it; with --fold or --splits it is one of the published folds, or your own
     split; the others are split 80/10/10 by the seed, stratified.
 
+    With --search all settings are chosen by the validation graphs, in several processes; the result says which, and
+    trials.csv what was tried. --ensemble 5 takes the five best together, in one model file like any other.
+
     Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
 
     Another run to the same --out replaces the files of the one before, from the end of its first epoch on; result.json,
@@ -73,8 +85,12 @@ def train(
 
     Keys of --json: dataset, branches, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen,
     epochs, best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication,
-    parameters, kernels, model, training_curve, log, result.
+    parameters, kernels, model, training_curve, log, result. With --search: dataset, space, settings, seed, fold,
+    metric, test, validation, graphs, chosen, seconds, kernels, model, trials, result.
     """
+    of_one_model = {field.name for group in (FeatureOptions, ModelOptions, FitOptions) for field in fields(group)}
+    of_one_model = of_one_model - {"seed"} | {"device", "resume", "tensorboard"}
+    check_options(context, search, {field.name for field in fields(SearchOptions)}, of_one_model)
     place, seed = device_of(device), fit_options.seed
     source = datasets.find(dataset, data.root)
     out = Path("runs") / source.title if out is None else out
@@ -96,6 +112,18 @@ def train(
     y, num_outputs = labels_of(source, read.graphs.y, metric_choice)
     split = source.split(y, seed=seed, splits=splits, fold=fold)
     tell(source, read, data.node_features)
+    metadata: dict[str, Any] = {
+        "seed": seed,
+        "fold": fold,
+        "node_features": read.features,
+        "classes": read.classes,
+        "task_names": read.tasks,
+        "weighted": bool(read.weighted),
+        "edge_options": data.edge_options,
+        "directed": directions_of(read.graphs).one_way,
+    }
+    if search:
+        return train_by_search(search_options, outputs, source, read, split, metric, metric_name, metadata)
     preprocessing: NodeFeatures | None = None
     made: float | Path | None = features.precomputed
     if power is None:
@@ -145,18 +173,8 @@ def train(
             on_epoch=on_epoch,
             progress=True,
         )
-    settings: dict[str, Any] = {
-        "seed": seed,
-        "fold": fold,
-        "node_features": read.features,
-        "classes": read.classes,
-        "task_names": read.tasks,
-        "weighted": bool(read.weighted),
-        "edge_options": data.edge_options,
-        "directed": directions_of(read.graphs).one_way,
-    }
     test = _test(model, power, split.test, metric)
-    report = write_and_report(outputs, source.title, power, model, fit, split, metric_name, test, made, settings)
+    report = write_and_report(outputs, source.title, power, model, fit, split, metric_name, test, made, metadata)
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
         report.shown.append(on)

@@ -227,6 +227,15 @@ def facts_of(settings: Any) -> dict[str, Any]:
     return plain
 
 
+def differing(facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of several settings the values that are not the same in all."""
+    values: dict[str, set[str]] = {}
+    for of in facts:
+        for name, value in of.items():
+            values.setdefault(name, set()).add(str(value))
+    return [{name: value for name, value in of.items() if len(values[name]) > 1} for of in facts]
+
+
 def _labels(graphs: GraphBatch) -> Tensor:
     assert graphs.y is not None
     return graphs.y

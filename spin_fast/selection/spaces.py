@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 from .._common import check
 from .recipe import Recipe
+from .subtree import SubtreeRecipe
+from .training_set import Settings
 
 Space = Mapping[str, Sequence[Any]]  # values of each parameter of a Recipe
 
@@ -78,6 +80,31 @@ def family(one_hot: bool = False) -> Space:
         "epochs": [100],
         "patience": [30],
     }
+
+
+def candidates(number: int = 64, *, one_hot: bool = False, seed: int = 0) -> list[Recipe | SubtreeRecipe]:
+    """What a search without a space of its own selects from.
+
+    The default recipe comes first, then linear models of subtree counts, then recipes drawn from :func:`family`; fewer
+    than six are drawn alone.
+    """
+    known: list[Recipe | SubtreeRecipe] = [Recipe(one_hot=one_hot)]
+    known += [SubtreeRecipe(num_hops=hops) for hops in (1, 2, 3, 5)]
+    if check.integer("number", number, 1) <= len(known):
+        return [*draw(family(one_hot), number, seed=seed)]
+    return known + draw(family(one_hot), number - len(known), seed=seed)
+
+
+def budgets(of: Sequence[Settings]) -> tuple[int | None, ...]:
+    """Numbers of epochs for a search among settings by successive halving: a ninth of theirs, a third, and all."""
+    epochs = max(epochs_of(settings) for settings in of)
+    return (max(epochs // 9, 1), max(epochs // 3, 1), None) if len(of) > 1 else (None,)
+
+
+def epochs_of(settings: Settings, budget: int | None = None) -> int:
+    """At most how many epochs training takes; 1 of settings that have none."""
+    epochs: int = getattr(settings, "epochs", 1)
+    return epochs if budget is None else min(epochs, budget)
 
 
 def read(path: str | Path) -> Space:

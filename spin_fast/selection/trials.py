@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 
 from .._common import check
-from ..training import Diverged
+from ..nn import GraphModel
+from ..training import Diverged, Ensemble
 from .training_set import Settings, Trained, TrainingSet
 
 SHARE = 3  # of so many candidates one goes on
@@ -51,6 +52,21 @@ class Search:
         """The trials of the last budget that have not diverged, the best first."""
         last = [trial for trial in self.trials if trial.budget == self.trials[-1].budget]
         return _ranked(last)
+
+    def model(self, ensemble: int = 0) -> GraphModel:
+        """The best model, or an :class:`spin_fast.training.Ensemble` of so many of the best.
+
+        Raises:
+            ValueError: there are fewer. TypeError: the settings are of another method, whose models are no
+                :class:`spin_fast.nn.GraphModel`.
+        """
+        best = self.ranking[: max(check.integer("ensemble", ensemble, 0), 1)]
+        if len(best) < ensemble:
+            raise ValueError(f"ensemble must be at most {len(best)}, the models of the last budget, got {ensemble}")
+        models = [trial.trained.model for trial in best if trial.trained is not None]
+        if not all(isinstance(model, GraphModel) for model in models):
+            raise TypeError(f"the models must be of graphs, got {type(models[0]).__name__}")
+        return Ensemble(models) if ensemble else models[0]  # type: ignore[arg-type, return-value]
 
 
 def search(

@@ -17,7 +17,7 @@ Saved = SPIN | SubtreeLinear | Ensemble
 MODELS: dict[str, type[Saved]] = {model.__name__: model for model in (SPIN, SubtreeLinear, Ensemble)}
 
 
-def save_checkpoint(path: str | Path, model: Saved, **metadata: Any) -> None:
+def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> None:
     """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
 
     Its ``node_features``, if there are any, become ``preprocessing`` in the metadata; its ``operator`` and
@@ -32,9 +32,10 @@ def save_checkpoint(path: str | Path, model: Saved, **metadata: Any) -> None:
         ValueError: ``operator`` is none that the model can be trained with, or another one than it was; a parameter is
             not finite.
     """
-    kind, config = _kind(model), model.config
+    kind = _kind(model)
+    config: dict[str, Any] = model.config  # type: ignore[assignment]
     if isinstance(model, Ensemble):
-        config |= {"members": [_facts(member) for member in model.members]}
+        config = config | {"members": [_facts(member) for member in model.members]}
     for name, value in metadata.items():
         try:
             json.dumps(value)

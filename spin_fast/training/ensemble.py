@@ -39,14 +39,9 @@ class Ensemble(GraphModel):
                 raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")
         self.members = nn.ModuleList(members)  # type: ignore[assignment]
         self.out_features, self.multilabel = members[0].out_features, members[0].multilabel
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The numbers of node features, before any preparation, and of outputs."""
-        first = self.members[0]
-        prepared = first.node_features
-        width = first.in_features if prepared is None else prepared.num_features_
-        return {"in_features": width, "out_features": self.out_features}
+        prepared = members[0].node_features
+        width = members[0].in_features if prepared is None else prepared.num_features_
+        self.config: dict[str, Any] = {"in_features": width, "out_features": self.out_features}
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, see :meth:`GraphModel.score_chunks`."""

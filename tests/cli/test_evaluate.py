@@ -1,13 +1,15 @@
-"""``spin-fast evaluate``: spaces, folds, files, going on."""
+"""``spin-fast evaluate``: spaces, folds, files, going on; ``spin-fast train --search``."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
+import pandas
 import pytest
 from helpers.cli import facts_of, folder_of_graphs, invoke
 
+from spin_fast import datasets, training
 from spin_fast.selection import Evaluation
 
 SPACE = {"num_hops": [0, 1], "hidden_features": [4], "num_layers": [1], "epochs": [2], "batch_size": [400]}
@@ -64,7 +66,7 @@ def test_an_own_folder_and_the_family(tmp_path: Path) -> None:
         (["--space", "none.json"], "none.json cannot be read"),
         (["--space", "paper-sum"], "the paper has settings for DD"),
         (["--folds", 2, "--splits", "x.json"], "--folds 2: the folds are those of --splits x.json"),
-        (["--folds", 2, "--ensemble", 9], "ensemble must be at most 8"),
+        (["--folds", 2, "--ensemble", 9], "--ensemble must be at most 8, what is left of 64 settings"),
     ],
 )
 def test_mistakes(arguments: list[object], message: str, tmp_path: Path) -> None:
@@ -76,3 +78,38 @@ def test_other_files_are_kept(tmp_path: Path) -> None:
     out.mkdir()
     (out / "evaluation.md").write_text("# Mine\n")
     assert "evaluation.md cannot be written" in invoke("evaluate", "digits", "--out", out, exit_code=1)
+
+
+@pytest.mark.parametrize("ensemble", [0, 2])
+def test_train_by_search(tmp_path: Path, ensemble: int) -> None:
+    folder, out = folder_of_graphs(tmp_path / "mine", ["ring", "star"]), tmp_path / "out"
+    space = tmp_path / "small.json"
+    space.write_text(json.dumps(SPACE | {"learning_rate": [1e-1, 1e-2], "epochs": [20], "hidden_features": [2, 4, 8]}))
+    (out / "log.csv").parent.mkdir()
+    (out / "log.csv").write_text("")
+    search = ["--search", "--space", space, "--jobs", 1, "--out", out, "--ensemble", ensemble]
+    facts = json.loads(invoke("train", f"{folder}/", *search, "--json"))
+    assert {path.name for path in out.iterdir()} == {"model.safetensors", "trials.csv", "result.json"}
+    assert facts == json.loads((out / "result.json").read_text())
+    assert len(facts["chosen"]) == max(ensemble, 1)
+    model, metadata = training.load_checkpoint(out / "model.safetensors")
+    assert metadata["test"] == facts["test"]
+    assert isinstance(model, training.Ensemble) == (ensemble > 0)
+    rows = pandas.read_csv(out / "trials.csv")
+    assert len(rows) == 12 + 4 + 2
+    if not ensemble:
+        assert rows["validation"][0] == facts["validation"]
+    read = datasets.find(f"{folder}/").read().graphs
+    test = datasets.find(f"{folder}/").split(read.y).test
+    right = training.predict_proba(model, read[test]).argmax(1) == read.y[test]
+    assert right.double().mean().item() == facts["test"]
+    table = tmp_path / "p.csv"
+    invoke("predict", out / "model.safetensors", f"{folder}/", "--out", table)
+    assert set(pandas.read_csv(table)["prediction"]) <= {"ring", "star"}
+
+
+def test_options_that_a_search_chooses(tmp_path: Path) -> None:
+    out = ["--out", tmp_path / "out"]
+    assert "--hidden: --search chooses it" in invoke("train", "--search", "--hidden", 8, *out, exit_code=1)
+    assert "--resume: --search chooses it" in invoke("train", "--search", "--resume", *out, exit_code=1)
+    assert "--ensemble is of --search" in invoke("train", "--ensemble", 3, *out, exit_code=1)

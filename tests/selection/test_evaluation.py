@@ -13,7 +13,6 @@ import torch
 from spin_fast import GraphBatch, datasets, training
 from spin_fast.datasets import Split
 from spin_fast.selection import Evaluation, Recipe, Trained, TrainingSet, evaluate
-from spin_fast.selection.evaluation import mean_scores
 
 QUICK: dict[str, Any] = {"num_hops": 1, "hidden_features": 8, "num_layers": 2, "epochs": 3, "batch_size": 64}
 RECIPES = [Recipe(**QUICK, learning_rate=rate) for rate in (1e-2, 1e-3, 1e-4)]
@@ -149,14 +148,6 @@ def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Spl
     assert all(ensemble > test for ensemble, test in zip(fold.ensemble, fold.test, strict=True))
     with pytest.raises(ValueError, match="ensemble must be at most 2, the candidates of the last budget, got 3"):
         evaluate(graphs, folds[:1], candidates, ensemble=3, budgets=(1, None))
-
-
-@pytest.mark.parametrize("tasks", [False, True])
-def test_the_mean_of_probabilities(tasks: bool) -> None:
-    scores = torch.randn(3, 5, 4)
-    probabilities = scores.sigmoid().mean(0) if tasks else scores.softmax(2).mean(0)
-    mean = mean_scores(list(scores), torch.zeros(5, 4) if tasks else torch.zeros(5, dtype=torch.int64))
-    torch.testing.assert_close((mean.sigmoid() if tasks else mean.softmax(1)).float(), probabilities)
 
 
 def test_what_diverges_counts_as_zeros(graphs: GraphBatch, folds: list[Split]) -> None:

@@ -1,0 +1,138 @@
+"""``spin-fast train --search``."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from .. import datasets, training
+from .._common import files
+from .._common.progress import progress_bar
+from ..selection import Search, TrainingSet, Trial, search, spaces
+from ..selection.evaluation import differing, facts_of
+from ._app import Report, document_of, kernels_on
+from ._errors import one_line_warnings
+from ._metric import show_score
+from ._outputs import check_output, is_trials
+from ._search import SearchOptions, search_epochs
+from ._train_outputs import Outputs
+
+SHOWN = 5  # of the ranking
+
+
+def check_options(context: typer.Context, searches: bool, of_search: set[str], of_one_model: set[str]) -> None:
+    """Refuse options of a search where there is none, and with one those that it would choose."""
+    for parameter in context.command.params:
+        source = context.get_parameter_source(parameter.name or "")
+        if source is None or source.name != "COMMANDLINE":
+            continue
+        if searches and parameter.name in of_one_model:
+            raise ValueError(
+                f"{parameter.opts[0]}: --search chooses it itself; leave it out, or name a --space FILE.json"
+            )
+        if not searches and parameter.name in of_search:
+            raise ValueError(f"{parameter.opts[0]} is of --search, which is not given")
+
+
+def train_by_search(
+    options: SearchOptions,
+    outputs: Outputs,
+    source: datasets.Source,
+    read: datasets.Folder,
+    split: datasets.Split,
+    metric: training.Metric,
+    metric_name: str,
+    metadata: dict[str, Any],
+) -> Report:
+    """Search by the validation graphs; write the best model, or the ensemble of the best, and report its test."""
+    trials_path = outputs.result.with_name("trials.csv")
+    check_output(trials_path, is_trials, source)
+    seed = metadata["seed"]
+    candidates, budgets = options.candidates(source, seed)
+    data = TrainingSet.of(read.graphs, split.train, split.validation, metric)
+    start = time.perf_counter()
+    with progress_bar(source.title, search_epochs(candidates, budgets) or None, True) as advance, one_line_warnings():
+
+        def on_trial(trial: Trial) -> None:
+            at = "diverged" if trial.trained is None else show_score(metric_name, trial.trained.validation)
+            advance(f"validation {at}", spaces.epochs_of(trial.settings, trial.budget))
+
+        found = search(data, candidates, budgets=budgets, seed=seed, n_jobs=options.num_jobs, on_trial=on_trial)
+    model = found.model(options.ensemble)
+    validation, test = (_score(model, read, ids, metric) for ids in (split.validation, split.test))
+    seconds = time.perf_counter() - start
+    training.save_checkpoint(outputs.model, model, dataset=source.title, metric=metric_name, test=test, **metadata)
+    _write_trials(trials_path, found)
+    for stale in (outputs.state, outputs.curve, outputs.log):  # of a run before
+        stale.unlink(missing_ok=True)
+    chosen = found.ranking[: max(options.ensemble, 1)]
+    facts = {
+        "dataset": source.title,
+        "space": options.name,
+        "settings": len(candidates),
+        "seed": seed,
+        "fold": metadata["fold"],
+        "metric": metric_name,
+        "test": test,
+        "validation": validation,
+        "graphs": {part: len(ids) for part, ids in split._asdict().items()},
+        "chosen": [facts_of(trial.settings) for trial in chosen],
+        "seconds": seconds,
+        "kernels": kernels_on(torch.device("cpu")),
+        "model": outputs.model,
+        "trials": trials_path,
+        "result": outputs.result,
+    }
+    of = f"{len(chosen)} models together" if options.ensemble else "the best model"
+    table = Table(show_header=False, title=f"{of} of {len(candidates)} settings on {escape(source.title)}")
+    table.add_row(f"test {metric_name}", f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)")
+    table.add_row(
+        f"validation {metric_name}", f"{show_score(metric_name, validation)}  ({len(split.validation)} graphs)"
+    )
+    table.add_row("search", f"{len(found.trials)} models in {seconds:.0f} s")
+    for name in ("model", "trials", "result"):
+        table.add_row(name, escape(str(facts[name])))
+    ranking = Table("rank", "validation", "loss", "settings", title="the best by validation", title_justify="left")
+    for rank, (trial, settings) in enumerate(zip(found.ranking, _settings(found.ranking), strict=True), 1):
+        if rank <= max(SHOWN, len(chosen)) and trial.trained is not None:
+            told = ", ".join(f"{name} {value}" for name, value in settings.items())
+            score = show_score(metric_name, trial.trained.validation)
+            ranking.add_row(
+                f"{rank}{' *' if rank <= len(chosen) else ''}", score, f"{trial.trained.loss:.3f}", escape(told)
+            )
+    report = Report(facts, [table, ranking, "* is in the model"])
+    with files.replacing(outputs.result) as temporary:  # last: it says that all others are there
+        temporary.write_text(document_of(report) + "\n")
+    return report
+
+
+def _score(model: Any, read: datasets.Folder, ids: torch.Tensor, metric: training.Metric) -> float:
+    graphs = read.graphs[ids]
+    assert graphs.y is not None
+    return metric(torch.cat(list(training.predict_chunks(model, graphs))), graphs.y)
+
+
+def _write_trials(path: Path, found: Search) -> None:
+    """A row per trained model, best first where the budget is all epochs."""
+    last = [*found.ranking, *(trial for trial in found.trials if trial not in found.ranking)]
+    settings = _settings(last)
+    names = list(dict.fromkeys(name for of in settings for name in of))
+    with files.replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        rows = csv.DictWriter(file, ["validation", "loss", "epochs", "budget", "seconds", *names])
+        rows.writeheader()
+        for trial, of in zip(last, settings, strict=True):
+            kept = {} if trial.trained is None else trial.trained._asdict()
+            facts = {name: kept.get(name) for name in ("validation", "loss", "epochs")}
+            rows.writerow(facts | {"budget": trial.budget, "seconds": round(trial.seconds, 3)} | of)
+
+
+def _settings(trials: Sequence[Trial]) -> list[dict[str, Any]]:
+    return differing([facts_of(trial.settings) for trial in trials])
