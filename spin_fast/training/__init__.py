@@ -1,6 +1,7 @@
-"""Train and evaluate a model: early stopping, going on after an interruption, prediction, models in files."""
+"""Train a model, stop early, go on after an interruption; predict, and explain what is predicted; models in files."""
 
 from .checkpoints import load_checkpoint, save_checkpoint
+from .explanation import Explanation, explain
 from .fit import Epoch, Fit, fit
 from .losses import Metric, accuracy, loss_of, rocauc
 from .prediction import not_finite, predict, predict_chunks, predict_proba
@@ -10,10 +11,12 @@ from .trainer import Trainer
 __all__ = [
     "SCHEDULES",
     "Epoch",
+    "Explanation",
     "Fit",
     "Metric",
     "Trainer",
     "accuracy",
+    "explain",
     "fit",
     "load_checkpoint",
     "loss_of",

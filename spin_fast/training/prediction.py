@@ -79,6 +79,17 @@ def predict_chunks(
 
     Arguments and errors are those of :func:`predict_proba`.
     """
+    graphs, operator = prepared(model, graphs, operator)
+    return _scores_of_chunks(model, graphs, operator, progress)
+
+
+def prepared(
+    model: GraphClassifier, graphs: GraphBatch, operator: str | Sequence[str] | None
+) -> tuple[GraphBatch, str]:
+    """The graphs with the node features of the model's training, and its operator; the model evaluates from here on.
+
+    Arguments and errors are those of :func:`predict_proba`.
+    """
     check_graphs(graphs)
     if model.node_features is not None:
         graphs = model.node_features.transform(graphs)
@@ -88,7 +99,7 @@ def predict_chunks(
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
     operator = model.check_operator(operator)
     model.eval()
-    return _scores_of_chunks(model, graphs, operator, progress)
+    return graphs, operator
 
 
 @torch.inference_mode()
