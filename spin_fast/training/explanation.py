@@ -35,7 +35,7 @@ class Explanation:
         contributions: ``[B, N]``, what each node adds in each branch, the joint branch last.
         attention: ``[B, N]``, the attention weights, which sum to 1 in each branch of each graph; None without.
         branches: how far the rows of each branch see: ``B`` texts such as ``"within 2 hops"``, with the operator where
-            there are several; ``"joint, within 2 hops"`` of joint rows.
+            there are several; ``"within 2 hops, joint"`` of joint rows.
     """
 
     ptr: Tensor
@@ -156,4 +156,4 @@ def _branches(model: SPIN, operator: str) -> list[str]:
     if model.hops is not None:
         by = [f" by {name}" if len(names) > 1 else "" for name in names]
         found = [within[0], *(text + name for name in by for text in within[1:])]
-    return found if model.joint is None else [*found, f"joint, {within[-1]}"]
+    return found if model.joint is None else [*found, f"{within[-1]}, joint"]

@@ -137,10 +137,10 @@ def test_branches_say_that_rows_are_neighbourhoods() -> None:
     graphs = random_graphs([3])
     hops = ["within 0 hops", "within 1 hop", "within 2 hops"]
     assert training.explain(model_of(), graphs).branches == hops
-    assert training.explain(model_of(branches="joint"), graphs).branches == ["joint, within 2 hops"]
+    assert training.explain(model_of(branches="joint"), graphs).branches == ["within 2 hops, joint"]
     explained = training.explain(model_of(num_operators=2, branches="both"), graphs)
     by = [f"{text} by {name}" for name in ("sym", "adj") for text in hops[1:]]
-    assert explained.branches == [hops[0], *by, "joint, within 2 hops"]
+    assert explained.branches == [hops[0], *by, "within 2 hops, joint"]
     assert len(explained.contributions) == len(explained.branches)
 
 
