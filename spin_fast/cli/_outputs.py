@@ -72,3 +72,8 @@ def is_log(path: Path) -> bool:
 
     with path.open("rb") as file:
         return file.readline().rstrip() == ",".join(COLUMNS).encode()
+
+
+def is_evaluation_table(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().startswith(b"# Evaluation: ")

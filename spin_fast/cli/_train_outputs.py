@@ -19,13 +19,8 @@ from ..nn import SPIN
 from ..training.checkpoints import CHECKPOINT_FORMAT
 from ..training.resume import STATE_FORMAT
 from ._app import Report, by_branch, document_of, kernels_on
+from ._metric import show_score
 from ._outputs import check_output, is_log, is_picture, is_result
-
-
-def show_score(metric_name: str, value: float) -> str:
-    if math.isnan(value):
-        return "none"
-    return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"
 
 
 class Outputs:

@@ -2,7 +2,7 @@
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .explanation import Explanation, explain
-from .fit import Epoch, Fit, fit
+from .fit import Diverged, Epoch, Fit, fit
 from .losses import Metric, accuracy, loss_of, rocauc
 from .prediction import not_finite, predict, predict_chunks, predict_proba
 from .schedules import SCHEDULES
@@ -10,6 +10,7 @@ from .trainer import Trainer
 
 __all__ = [
     "SCHEDULES",
+    "Diverged",
     "Epoch",
     "Explanation",
     "Fit",

@@ -28,6 +28,10 @@ from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
 
 
+class Diverged(ValueError):
+    """Training has led to numbers that are not finite."""
+
+
 @dataclass
 class Fit:
     """What :func:`fit` leaves behind; the model holds the weights of ``epochs[best_epoch]``."""
@@ -157,7 +161,7 @@ def fit(
             run.go_on(run.file, epochs, patience)
     interrupted = run.train(epochs, patience, on_epoch, progress)
     if not run.state.has_best:
-        raise ValueError(
+        raise Diverged(
             "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a lower "
             "learning_rate, and look for node features that are too large"
         )
@@ -299,7 +303,7 @@ class _Run:
             if not bool(rows.isfinite().all()):
                 found = "NaN" if bool(rows.isnan().any()) else "infinity"
                 raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
-            raise ValueError(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
+            raise Diverged(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
         return Epoch(number, loss, *self._validate(number), rate, seconds)
 
     def _validate(self, number: int) -> tuple[float, float]:

@@ -1,0 +1,103 @@
+"""What a selection may see, and what it selects from."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from .._common import files
+from ..graphs.batch import GraphBatch
+from ..training import Metric
+
+Made = TypeVar("Made")
+KEPT = 2  # of what settings share; one data set may have features of hundreds of megabytes
+
+
+@dataclass
+class TrainingSet:
+    """Graphs to learn from, without any test graph.
+
+    Attributes:
+        graphs: with labels.
+        train: ids of the graphs to train on.
+        validation: ids of the graphs that choose the epoch and the settings.
+        metric: from class scores and labels to a number that should rise.
+        num_outputs: classes, or tasks; those that only test graphs have are among them.
+        folder: where processes share what they have made; None to make it in memory.
+    """
+
+    graphs: GraphBatch
+    train: Tensor
+    validation: Tensor
+    metric: Metric
+    num_outputs: int
+    folder: Path | None = None
+    _made: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, graphs: GraphBatch, train: Tensor, validation: Tensor, metric: Metric) -> TrainingSet:
+        """Leave out all graphs but those of ``train`` and ``validation``, ids in ``graphs``."""
+        if graphs.y is None:
+            raise ValueError("graphs must have labels (y) to train on")
+        outputs = graphs.y.shape[1] if graphs.y.is_floating_point() else int(graphs.y.max()) + 1
+        known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
+        return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)
+
+    @contextmanager
+    def shared(self, n_jobs: int) -> Iterator[TrainingSet]:
+        """The same for so many processes, which share what they make while this lasts."""
+        if n_jobs == 1 or self.folder is not None:
+            yield self
+            return
+        with tempfile.TemporaryDirectory(prefix="spin_fast-") as folder:
+            yield replace(self, folder=Path(folder), _made={})
+
+    def made(self, key: str, make: Callable[[], Made]) -> Made:
+        """What ``make`` returns for ``key``, such as features that several settings share; the last few are kept."""
+        if key not in self._made:
+            while len(self._made) >= KEPT:
+                del self._made[next(iter(self._made))]
+            self._made[key] = make() if self.folder is None else self._mapped(key, make)
+        found: Made = self._made[key]
+        return found
+
+    def _mapped(self, key: str, make: Callable[[], Made]) -> Made:
+        """The same in a file, which all processes map; two that want it first at the same time both make it."""
+        assert self.folder is not None
+        path = self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.pt"
+        if not path.exists():
+            with files.replacing(path) as temporary:
+                torch.save(make(), temporary)
+        found: Made = torch.load(path, mmap=True, weights_only=False)
+        return found
+
+
+class Trained(NamedTuple):
+    """A trained model.
+
+    Attributes:
+        validation: the metric on the validation graphs, at the kept epoch.
+        loss: the validation loss there, which decides between equal metrics.
+        epochs: how many it was trained for.
+        model: class scores ``[G, C]`` of graphs as they were read.
+    """
+
+    validation: float
+    loss: float
+    epochs: int
+    model: Callable[[GraphBatch], Tensor]
+
+
+class Settings(Protocol):
+    """Settings that can be trained with: a :class:`Recipe`, or those of another method; a dataclass."""
+
+    def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
+        """Train a new model; ``epochs`` is a budget smaller than its own."""

@@ -1,0 +1,138 @@
+"""Selection by validation: all candidates, or successive halving, in worker processes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from .._common import check
+from ..training import Diverged
+from .training_set import Settings, Trained, TrainingSet
+
+SHARE = 3  # of so many candidates one goes on
+
+
+class Trial(NamedTuple):
+    """A model that a search has trained.
+
+    Attributes:
+        settings: what it was trained with.
+        budget: at most so many epochs; None for those of the settings.
+        trained: None where training diverged.
+        seconds: the CPU time that it took.
+    """
+
+    settings: Settings
+    budget: int | None
+    trained: Trained | None
+    seconds: float
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """What ranks it: the metric on the validation graphs, of equal ones the lower loss."""
+        if self.trained is None or math.isnan(self.trained.validation):
+            return -math.inf, -math.inf
+        return self.trained.validation, -self.trained.loss
+
+
+@dataclass
+class Search:
+    """The trials of :func:`search`, in their order."""
+
+    trials: list[Trial]
+
+    @property
+    def ranking(self) -> list[Trial]:
+        """The trials of the last budget that have not diverged, the best first."""
+        last = [trial for trial in self.trials if trial.budget == self.trials[-1].budget]
+        return _ranked(last)
+
+
+def search(
+    data: TrainingSet,
+    candidates: Sequence[Settings],
+    *,
+    budgets: Sequence[int | None] = (None,),
+    seed: int = 0,
+    n_jobs: int = 1,
+    on_trial: Callable[[Trial], object] | None = None,
+) -> Search:
+    """Train with each of the candidates, and rank them by the validation graphs alone.
+
+    With several budgets it is successive halving (Jamieson & Talwalkar 2016): all are trained for the first number of
+    epochs, the best third of them anew for the second, and so on. Results are the same bits for any ``n_jobs``.
+
+    Args:
+        data: the training graphs, and the validation graphs.
+        candidates: at least one.
+        budgets: numbers of epochs, rising; None for those of the candidates themselves.
+        seed: of the weights and the order of the graphs.
+        n_jobs: worker processes, of one CPU thread each; with 1 all is done here.
+        on_trial: called with each :class:`Trial`, in their order.
+
+    Raises:
+        TypeError, ValueError: an argument that is wrong; training diverged with all candidates.
+    """
+    if not candidates:
+        raise ValueError("candidates must hold at least one, got none")
+    check.integer("n_jobs", n_jobs, 1)
+    trials: list[Trial] = []
+    left = list(candidates)
+    with data.shared(n_jobs) as shared:
+        for number, budget in enumerate(budgets):
+            now = []
+            for trial in run(shared, [(settings, seed, budget) for settings in left], n_jobs):
+                now.append(trial)
+                if on_trial is not None:
+                    on_trial(trial)
+            trials += now
+            best = _ranked(now)
+            if not best:
+                raise ValueError("training diverged with all candidates; try lower learning rates")
+            if number + 1 < len(budgets):
+                left = [trial.settings for trial in best[: math.ceil(len(left) / SHARE)]]
+    return Search(trials)
+
+
+def _ranked(trials: Sequence[Trial]) -> list[Trial]:
+    known = (trial for trial in trials if trial.trained is not None)
+    return sorted(known, key=lambda trial: trial.score, reverse=True)
+
+
+def rounds(candidates: int, budgets: int) -> list[int]:
+    """How many models a search trains of each budget, if none diverges."""
+    numbers = [candidates]
+    while len(numbers) < budgets:
+        numbers.append(math.ceil(numbers[-1] / SHARE))
+    return numbers
+
+
+def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n_jobs: int) -> Iterator[Trial]:
+    """Train models of some settings, seed and budget, and yield their trials in this order."""
+    if n_jobs == 1:
+        yield from (_train(data, *model) for model in models)
+        return
+    from joblib import Parallel, delayed
+
+    tasks = (delayed(_train_alone)(data, *model) for model in models)
+    for trial, (settings, _, _) in zip(Parallel(n_jobs, return_as="generator")(tasks), models, strict=True):
+        yield trial._replace(settings=settings)  # not the copy that has come back
+
+
+def _train_alone(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> Trial:
+    torch.set_num_threads(1)
+    return _train(data, settings, seed, budget)
+
+
+def _train(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> Trial:
+    start = time.process_time()
+    try:
+        trained = settings.train(data, seed, budget)
+    except Diverged:
+        trained = None
+    return Trial(settings, budget, trained, time.process_time() - start)
