@@ -7,12 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+from torch import Tensor
+
 from ._common import files
+from .graphs.drawing import Drawing
 from .selection import Evaluation
+from .training.explanation import Explanation
 from .training.fit import Fit
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.collections import PathCollection
     from matplotlib.figure import Figure
+
+WIDTH = 8  # inches of a graph
 
 
 def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test: float | None = None) -> None:
@@ -78,7 +87,110 @@ def evaluation_picture(
     _write(figure, Path(path))
 
 
+def explained_graph(path: str | Path, drawing: Drawing, explained: Explanation, *, title: str) -> None:
+    """Draw a graph with nodes shaded by what they add to a class score; below, by their attention in each branch.
+
+    Args:
+        path: where to write; its ending chooses the format, such as ``.png`` or ``.svg``.
+        drawing: what :func:`spin_fast.graphs.drawing.draw` makes of the graph.
+        explained: what :func:`spin_fast.training.explain` returns for it alone.
+        title: above it.
+    """
+    from matplotlib.figure import Figure
+
+    totals, weights = explained.totals.cpu(), explained.attention
+    shape = np.ptp(drawing.positions, axis=0) + 1
+    height = float(np.clip(min(WIDTH / shape[0], 1.2) * shape[1], 2.5, 7))  # at most 1.2 inches to a unit
+    columns = 4
+    rows = 0 if weights is None else math.ceil(len(weights) / columns)
+    small = height / columns + 0.3
+    figure = Figure(figsize=(WIDTH + 1.2, height + rows * small + 1), layout="constrained")
+    grid = figure.add_gridspec(1 + rows, columns, height_ratios=[height] + [small] * rows)
+    axes = figure.add_subplot(grid[0, :])
+    most = float(totals.abs().max()) or 1.0
+    shades = _shaded(axes, drawing, totals, "RdBu_r", (-most, most), min(WIDTH / shape[0], height / shape[1]))
+    figure.colorbar(shades, ax=axes, label="added to the score", shrink=0.9, aspect=30, panchor=False)
+    if weights is not None:
+        below = [figure.add_subplot(grid[1 + place // columns, place % columns]) for place in range(len(weights))]
+        limits, scale = (0.0, float(weights.max())), min(WIDTH / shape[0], height / shape[1]) / (columns + 0.5)
+        for axes, name, values in zip(below, explained.branches, weights.cpu(), strict=True):
+            shades = _shaded(axes, drawing, values, "Greys", limits, scale)
+            axes.set_title(name, fontsize=8)
+        figure.colorbar(shades, ax=below).ax.set_title("attention", fontsize=8)
+    figure.suptitle(title, fontsize=11)
+    note = "shaded by what its rows add, and a row of hop r describes the neighbourhood within r hops"
+    figure.supxlabel(f"a node is {note}, not the node alone", fontsize=8)
+    _write(figure, Path(path))
+
+
+def _shaded(
+    axes: Axes, drawing: Drawing, values: Tensor, colours: str, limits: tuple[float, float], scale: float
+) -> PathCollection:
+    """Draw the graph, ``scale`` inches to a unit of length."""
+    from matplotlib.collections import LineCollection
+    from scipy.spatial import cKDTree
+
+    positions, ends = drawing.positions, drawing.positions[np.array(drawing.pairs, dtype=int).reshape(-1, 2)]
+    apart = cKDTree(positions).query(positions, 2)[0][:, 1] if len(positions) > 1 else np.ones(1)
+    width = float(np.clip(0.65 * 72 * scale * np.median(apart), 2, 24))  # of a node, in points
+    across = np.stack([ends[:, 0, 1] - ends[:, 1, 1], ends[:, 1, 0] - ends[:, 0, 0]], axis=1)
+    lines = [
+        end + 0.12 * (number - (bonds - 1) / 2) * side
+        for end, side, bonds in zip(ends, across, drawing.bonds, strict=True)
+        for number in range(bonds)
+    ]
+    thickness = float(np.clip(width / 12, 0.3, 1.2))
+    faint = float(np.clip(6 * len(positions) / max(len(lines), 1), 0.15, 1))  # where lines are many
+    axes.add_collection(LineCollection(lines, colors="0.55", linewidths=thickness, alpha=faint, zorder=1))
+    if any(drawing.directed):
+        one_way = ends[drawing.directed]
+        middle = 0.6 * (one_way[:, 1] - one_way[:, 0])
+        axes.quiver(
+            *one_way[:, 0].T,
+            *middle.T,
+            angles="xy",
+            scale_units="xy",
+            scale=1,
+            units="inches",
+            width=thickness / 72,
+            color="0.55",
+            headwidth=8,
+            headlength=8,
+            headaxislength=7,
+            zorder=1,
+        )
+    low, high = limits
+    order = values.abs().argsort(stable=True)  # what adds most is on top
+    shades = axes.scatter(
+        positions[order, 0],
+        positions[order, 1],
+        s=width**2,
+        c=values[order],
+        cmap=colours,
+        vmin=low,
+        vmax=high,
+        edgecolors="0.35",
+        linewidths=min(0.8, width / 12),
+        zorder=2,
+    )
+    if width >= 12:
+        size = width / (1.4 + 0.4 * max(map(len, drawing.labels)))
+        for (x, y), label, value in zip(positions, drawing.labels, values.tolist(), strict=True):
+            colour = "white" if abs(value) > 0.65 * high else "black"
+            axes.text(x, y, label, ha="center", va="center", fontsize=size, color=colour, zorder=3)
+    axes.set(aspect="equal", xlim=_around(positions[:, 0]), ylim=_around(positions[:, 1]))
+    axes.axis("off")
+    return shades
+
+
+def _around(values: np.ndarray) -> tuple[float, float]:
+    return values.min() - 0.5, values.max() + 0.5
+
+
 def _write(figure: Figure, path: Path) -> None:
-    with files.replacing(path) as temporary:
-        kind = path.suffix[1:] or "png"
-        figure.savefig(temporary, dpi=120, format=kind, metadata={"Software": "spin_fast"} if kind == "png" else None)
+    from matplotlib import rc_context
+
+    kind = path.suffix[1:] or "png"
+    metadata = {"png": {"Software": "spin_fast"}, "svg": {"Creator": "spin_fast", "Date": None}}.get(kind)
+    with files.replacing(path) as temporary, rc_context({"svg.hashsalt": "spin_fast"}):
+        figure.savefig(temporary, dpi=120, format=kind, metadata=metadata)

@@ -4,6 +4,7 @@
 # isort: off
 from . import train as train
 from . import predict as predict
+from . import explain as explain
 from . import precompute as precompute
 from . import evaluate as evaluate
 from . import info as info

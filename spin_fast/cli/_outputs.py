@@ -57,8 +57,14 @@ def is_result(path: Path) -> bool:
 
 def is_picture(path: Path) -> bool:
     with path.open("rb") as file:
-        head = file.read(256)
-    return head.startswith(b"\x89PNG") and b"Software\0spin_fast" in head
+        head = file.read(1024)
+    is_png = head.startswith(b"\x89PNG") and b"Software\0spin_fast" in head
+    return is_png or (b"<svg" in head and b"<dc:title>spin_fast</dc:title>" in head)
+
+
+def is_explanation(path: Path) -> bool:
+    with path.open("rb") as file:
+        return re.match(rb"node,total,within_", file.readline()) is not None
 
 
 def is_log(path: Path) -> bool:

@@ -14,38 +14,25 @@ from rich.text import Text
 
 from .. import datasets, training
 from .._common import files
-from .._common.check import Argument
 from .._common.progress import progress_bar
-from ..datasets.summary import directions_of
-from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import library
-from ..nn import GraphClassifier
-from ._app import Report, command, console
-from ._errors import as_option
-from ._graphs import empty_graphs, read_dataset, warn_of
-from ._options import DATASET, Device, Download, Root, data_option, device_of, operator_of, operator_option
+from ._app import Report, command
+from ._graphs import empty_graphs, warn_of
+from ._options import DATASET, Download, Root, device_of
 from ._outputs import check_output, is_predictions
-
-CHUNK_GRAPHS = 1024  # of a folder that are read at a time
+from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Trained, UndirectedAsTrained
 
 
 @command("spin-fast predict runs/NCI1/model.safetensors NCI1 --root data --out probabilities.csv")
 def predict(
-    checkpoint: Annotated[Path, typer.Argument(metavar="MODEL", help="A model that spin-fast train has written.")],
+    checkpoint: Checkpoint,
     dataset: Annotated[str, DATASET],
     root: Root = None,
     download: Download = False,
     out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
-    undirected: Annotated[
-        bool | None,
-        data_option(
-            "--undirected/--no-undirected",
-            help="Your own graphs: each edge is listed once, for both directions, or in both.",
-            show_default="as in training",
-        ),
-    ] = None,
-    operators: Annotated[list[str] | None, operator_option("that of the model")] = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = "auto",
+    undirected: UndirectedAsTrained = None,
+    operators: OperatorsAsTrained = None,
+    device: ComputeDevice = "auto",
 ) -> Report:
     """Write the class probabilities of all graphs of DATASET, chunk by chunk, in their order.
 
@@ -65,48 +52,27 @@ def predict(
         library("pyarrow", f"--out {out}, other than .csv,")
     source = datasets.find(dataset, root)
     check_output(out, is_predictions, source, checkpoint)
-    model, metadata = training.load_checkpoint(checkpoint)
-    model.to(place)
-    asked = operator_of(operators)
-    if not isinstance(model, GraphClassifier):
-        if asked is not None:
-            raise ValueError(f"--operator {asked}: {checkpoint} is a {type(model).__name__}, which has none")
-    elif asked is not None and model.operator not in (None, asked):
-        raise ValueError(f"--operator {asked}: {checkpoint} was trained with {model.operator}")
-    elif asked is None and model.operator is None:
-        raise ValueError(f"--operator must be given, that of training: {checkpoint} does not tell it")
-    operator = model.check_operator(asked)
-    num_outputs = model.config["out_features"]
-    classes = _classes(checkpoint, metadata, num_outputs)
-    task_names = metadata.get("task_names") or range(num_outputs)
-    predicted = np.zeros(num_outputs, np.int64)
+    trained = Trained.load(checkpoint, place, operators)
+    model, num_outputs = trained.model, trained.model.config["out_features"]
+    predicted, done = np.zeros(num_outputs, np.int64), 0
     if download:
         source = source.downloaded()
-    parts = _parts(source, metadata, undirected)
-    first = next(parts, None)
-    if first is None or len(first[0]) == 0:
-        raise ValueError(f"{dataset} has no graphs to predict")
-    width, wanted = first[0].num_features, model.config["in_features"]
-    if model.node_features is None and width != wanted:
-        how = "; node_features=... in save_checkpoint says which to read" if "node_features" not in metadata else ""
-        raise ValueError(f"{dataset} has {width} feature(s) per node, and {checkpoint} takes {wanted}{how}")
-    y, done = first[0].y, 0
-    if model.multilabel is None:  # the checkpoint does not tell
-        model.multilabel = num_outputs == 1 or (y is not None and y.is_floating_point())
-    tasks = model.multilabel
-    heads = [f"task_{name}" for name in task_names] if tasks else [f"class_{name}" for name in classes]
+    parts = trained.read(source, undirected)
+    first = next(parts)
+    classes = None if model.multilabel else trained.names
+    heads = [f"{'task' if classes is None else 'class'}_{name}" for name in trained.names]
     empty: list[str] = []
     not_finite: list[str] = []
     with (
         files.replacing(out) as temporary,
         _table_writer(temporary, out.suffix) as write,
-        progress_bar("graphs", first[2], True) as advance,
+        progress_bar("graphs", first.num_graphs, True) as advance,
     ):
         for graphs, names, _ in itertools.chain([first], parts):
             known = names or list(map(str, range(done, done + len(graphs))))
             empty += empty_graphs(graphs, known)
             start = 0
-            for scores in training.predict_chunks(model, graphs.to(place), operator):
+            for scores in training.predict_chunks(model, graphs.to(place), trained.operator):
                 chunk = slice(start, start := start + len(scores))
                 wrong = training.not_finite(scores).cpu().numpy()
                 not_finite += [known[chunk][number] for number in wrong]
@@ -114,7 +80,7 @@ def predict(
                 columns: Columns = {"graph": np.arange(done, done + len(scores))}
                 if names is not None:
                     columns["name"] = np.array(names[chunk], dtype=object)
-                if not tasks:
+                if classes is not None:
                     best = probabilities.argmax(1)
                     predicted += np.bincount(np.delete(best, wrong), minlength=num_outputs)
                     columns["prediction"] = np.array(classes, dtype=object)[best]
@@ -127,72 +93,13 @@ def predict(
     facts = {
         "model": checkpoint,
         "dataset": source.title,
-        "operator": operator,
+        "operator": trained.operator,
         "out": out,
         "graphs": done,
         "not_finite": len(not_finite),
-        "predicted": None if tasks else dict(zip(classes, predicted.tolist(), strict=True)),
+        "predicted": None if classes is None else dict(zip(classes, predicted.tolist(), strict=True)),
     }
     return Report(facts, [Text(f"{out}: {done:,} graphs")])
-
-
-def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[str]:
-    """The names of the classes; their numbers if the checkpoint has no names."""
-    if (classes := metadata.get("classes")) is None:
-        return list(map(str, range(number)))
-    if not isinstance(classes, list) or len({*map(str, classes)}) != number or len(classes) != number:
-        raise ValueError(f"classes of {checkpoint} must be {number} different names, one per output, got {classes}")
-    return list(map(str, classes))
-
-
-def _parts(
-    source: datasets.Source, metadata: dict[str, Any], undirected: bool | None
-) -> Iterator[tuple[GraphBatch, list[str] | None, int | None]]:
-    """Graphs as in training, their names if they are of a folder, and how many there are in all if that is known."""
-    features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
-    dataset, folder = source.name, source.path if source.is_own else None
-    if folder is None:  # it lists both directions of an edge, and allows no other options
-        others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
-        if others:
-            raise ValueError(
-                f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
-                "instead of a name give the path of a folder with its files"
-            )
-        edge_options = EdgeOptions()
-    asked = edge_options if undirected is None else edge_options | EdgeOptions(undirected=undirected)
-    num_graphs = None
-    try:
-        if folder is None:
-            read = read_dataset(source, features=features, **asked)
-            parts, num_graphs = iter([read]), len(read.graphs)
-        else:
-            weight = None if metadata.get("weighted") is False else "weight"
-            parts = datasets.iter_folder(
-                folder, CHUNK_GRAPHS, features=features, label=None, edge_weight=weight, **asked
-            )
-        with console.status(f"reading {source.title}"):
-            first = next(parts, None)
-    except datasets.DatasetError as error:
-        if error.argument == "features":  # nobody has asked for them here
-            columns: Any = [features] if isinstance(features, str) else features
-            names = ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in columns)
-            raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
-        raise
-    for part in itertools.chain([] if first is None else [first], parts):
-        if metadata.get("weighted") and part.weighted is False and part.graphs.num_edges:
-            raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-        directions = directions_of(part.graphs) if undirected is None else None
-        if directions and directions.twice and edge_options.get("undirected"):
-            raise ValueError(
-                f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
-                "--no-undirected takes them as they are"
-            )
-        if directions and directions.one_way and metadata.get("directed") is False:
-            raise ValueError(
-                f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
-                "if each edge is listed once, for both directions, or else --no-undirected"
-            )
-        yield part.graphs, None if folder is None else part.names, num_graphs
 
 
 Columns = dict[str, np.ndarray]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +102,15 @@ def _read(folder: Path, file: str, dtype: type = np.int32, columns: int | None =
     path = folder / f"{file}.csv.gz"
     with reading(str(path)), gzip.open(path) as stream:
         return read_numbers(stream, str(path), dtype, columns=columns, missing=dtype is np.float64)
+
+
+def smiles(path: str | Path, graph: int) -> str | None:
+    """The SMILES of a molecule, from ``mapping/mol.csv.gz``; None without that file."""
+    file = Path(path) / "mapping" / "mol.csv.gz"
+    if not file.is_file():
+        return None
+    with reading(str(file)), gzip.open(file, "rt", newline="", encoding="utf-8") as lines:
+        return next(islice(csv.DictReader(lines), graph, None), {}).get("smiles")
 
 
 def scaffold_split(path: str | Path, num_graphs: int) -> Split:

@@ -209,6 +209,10 @@ class Source(ABC):
             **options: ``features``, ``label``, ``dtype`` and those of edges, as for :func:`load`.
         """
 
+    def smiles(self, graph: int) -> str | None:
+        """The SMILES of a graph that is a molecule; None where none is known."""
+        return None
+
     def split(self, y: Tensor, *, seed: int = 0, splits: str | Path | None = None, fold: int | None = None) -> Split:
         """Divide the graphs into training, validation and test.
 
@@ -348,6 +352,9 @@ class Ogb(Known):
         if features is not None:
             self._refuse("features", features, _FIXED)
         return _numbered(ogb.load(self.path, dtype=dtype), 0)
+
+    def smiles(self, graph: int) -> str | None:
+        return ogb.smiles(self.path, graph)
 
     def _split(self, y: Tensor, seed: int) -> Split:
         return ogb.scaffold_split(self.path, len(y))

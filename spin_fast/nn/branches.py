@@ -38,6 +38,10 @@ class Branches(nn.Module):
 
     def forward(self, rows: Rows, ptr: Tensor, index: Tensor | None = None, count: Tensor | None = None) -> Tensor:
         """Readouts ``[G, num_branches * h]``, module by module; arguments as in :meth:`SPIN.forward_tensors`."""
+        return self._readout(self.transformed(rows, index, count), ptr, index, count)
+
+    def transformed(self, rows: Rows, index: Tensor | None = None, count: Tensor | None = None) -> Tensor:
+        """The rows after all layers, which the readout sums."""
         sizes = None if isinstance(rows, Tensor) else [x.shape[0] for x in rows]
         times = None
         if sizes is not None and self.has_batch_statistics():
@@ -49,7 +53,7 @@ class Branches(nn.Module):
             z = F.leaky_relu(z, self.config["negative_slope"])
             z = F.dropout(z, self.config["dropout"], self.training)
             rows = z if sizes is None else z.split(sizes)
-        return self._readout(z, ptr, index, count)
+        return z
 
     def fused(self, rows: Tensor, ptr: Tensor, nodes_per_graph: Tensor | None, **segments: Tensor | None) -> Tensor:
         """The same by :func:`spin_fast.branch_readout`, BatchNorm folded into the layers before it.

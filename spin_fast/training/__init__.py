@@ -1,7 +1,8 @@
-"""Train and evaluate a model: early stopping, going on after an interruption, prediction, models in files."""
+"""Train a model, stop early, go on after an interruption; predict, and explain what is predicted; models in files."""
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .ensemble import Ensemble
+from .explanation import Explanation, explain
 from .fit import Diverged, Epoch, Fit, fit
 from .losses import Metric, accuracy, loss_of, rocauc
 from .prediction import not_finite, predict, predict_chunks, predict_proba
@@ -13,10 +14,12 @@ __all__ = [
     "Diverged",
     "Ensemble",
     "Epoch",
+    "Explanation",
     "Fit",
     "Metric",
     "Trainer",
     "accuracy",
+    "explain",
     "fit",
     "load_checkpoint",
     "loss_of",

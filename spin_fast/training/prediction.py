@@ -78,6 +78,17 @@ def predict_chunks(
 
     Arguments and errors are those of :func:`predict_proba`.
     """
+    graphs, name = prepared(model, graphs, operator)
+    return _scores_of_chunks(model, graphs, name, progress)
+
+
+def prepared(
+    model: GraphModel, graphs: GraphBatch, operator: str | Sequence[str] | None
+) -> tuple[GraphBatch, str | None]:
+    """The graphs with the node features of the model's training, and its operator; the model evaluates from here on.
+
+    Arguments and errors are those of :func:`predict_proba`.
+    """
     check_graphs(graphs)
     if model.node_features is not None:
         graphs = model.node_features.transform(graphs)
@@ -87,7 +98,7 @@ def predict_chunks(
         raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
     name = model.check_operator(operator)
     model.eval()
-    return _scores_of_chunks(model, graphs, name, progress)
+    return graphs, name
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ import pytest
 from helpers.cli import edges_once, facts_of, folder_of_graphs, invoke
 
 from spin_fast import PowerFeatures, datasets, training
-from spin_fast.cli import predict as predict_command
+from spin_fast.cli import _trained
 
 
 def test_own_features_of_a_dataset(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,7 +39,7 @@ def test_a_folder_of_your_own(labels: list[str], tmp_path: Path, monkeypatch: py
     assert trained["model"] == "runs/known/model.safetensors"
     edges = datasets.load("known/").num_edges / 30  # not half of them, for who lists each edge once
     assert f"{edges:.2f} directed edges on average" in invoke("precompute", "known", "--hops", 1)
-    monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
+    monkeypatch.setattr(_trained, "CHUNK_GRAPHS", 4)
     said = facts_of("predict", trained["model"], tmp_path / "new", "--out", "p.csv")
     assert (said["dataset"], said["graphs"]) == ("new", 11)
     table = pandas.read_csv("p.csv", dtype={"prediction": str})

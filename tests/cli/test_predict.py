@@ -15,8 +15,7 @@ from helpers.cli import facts_of, folder_of_graphs, invoke
 from typer.testing import CliRunner
 
 from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, training
-from spin_fast.cli import app
-from spin_fast.cli import predict as predict_command
+from spin_fast.cli import _trained, app
 from spin_fast.datasets import registry
 
 
@@ -138,7 +137,7 @@ def test_graphs_without_nodes_are_told(tmp_path: Path, monkeypatch: pytest.Monke
     assert facts_of("info", "new/")["empty_graphs"] == 1
     with (folder / "graphs.csv").open("a") as file:
         file.write("TYPO2,a\n")
-    monkeypatch.setattr(predict_command, "CHUNK_GRAPHS", 4)
+    monkeypatch.setattr(_trained, "CHUNK_GRAPHS", 4)
     result = CliRunner().invoke(app, ["predict", model, "new/", "--out", "p.csv"])
     assert result.stderr.endswith("2 of 32 graphs have no nodes, the first is TYPO1\n")
 

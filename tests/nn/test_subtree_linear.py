@@ -122,5 +122,5 @@ def test_what_is_wrong_is_named(graphs: GraphBatch, tmp_path: Path) -> None:
         training.predict_proba(model, graphs, "sym")
     with pytest.raises(ValueError, match="operator must be left out"):
         training.save_checkpoint(tmp_path / "x", model, operator="sym")
-    with pytest.raises(TypeError, match=r"model must be a SPIN or a SubtreeLinear, .* got GraphModel"):
+    with pytest.raises(TypeError, match=r"model must be a SPIN, SubtreeLinear, .* got GraphModel"):
         training.save_checkpoint(tmp_path / "x", GraphModel())

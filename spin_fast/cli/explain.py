@@ -1,0 +1,176 @@
+"""``spin-fast explain``: what the nodes of a graph add to a class score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from .. import datasets, training
+from .._common import files
+from ..graphs.batch import GraphBatch
+from ..graphs.convert import library
+from ..graphs.drawing import draw
+from ..nn import SPIN
+from ._app import Report, command, console
+from ._options import DATASET, Download, Root, device_of
+from ._outputs import check_output, is_explanation, is_picture
+from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained
+
+if TYPE_CHECKING:
+    import pandas
+
+MOST_NODES = 10  # that the table names
+
+
+@command("spin-fast explain runs/NCI1/model.safetensors NCI1 --root data --graph 7 --out graph-7.png")
+def explain(
+    checkpoint: Checkpoint,
+    dataset: Annotated[str, DATASET],
+    graph: Annotated[
+        str, typer.Option(help="Which graph: its name, if it is from a folder of your own, or its number, from 0.")
+    ],
+    root: Root = None,
+    download: Download = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--class",
+            "--task",
+            help="Whose score to explain: the name of a class of the training set, or of a task, or its number where "
+            "training knew no names.",
+            show_default="the predicted class",
+        ),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Where to draw: .png or .svg; the table has this name with .csv.")] = Path(
+        "explanation.png"
+    ),
+    undirected: UndirectedAsTrained = None,
+    operators: OperatorsAsTrained = None,
+    device: ComputeDevice = "auto",
+) -> Report:
+    """Show what every node of a graph of DATASET adds to the score of a class: a picture, and a table of all nodes.
+
+    The score, that before the softmax or sigmoid, is a constant and the sum over nodes and branches of what each adds,
+    exactly. What a node adds in a branch of hop r is due to its neighbourhood within r hops, and not to the node alone.
+    Where a model has attention, the picture and the table have its weights as well, which sum to 1 in each branch.
+
+    A row of the table has the number of the node, from 0, in the order of the files; what it adds in all; what it adds
+    in each branch; and its attention weight in each. Molecules of OGB are drawn as such where RDKit is installed (pip
+    install rdkit), with element and number of each atom.
+
+    Keys of --json: model, dataset, operator, graph, name, target, probability, score, constant, sum, branches, nodes,
+    top, out, table.
+    """
+    place = device_of(device)
+    if out.suffix not in (".png", ".svg"):
+        raise ValueError(f"--out must end with .png or .svg, got {out}")
+    library("networkx", f"--out {out}, a picture of a graph,")
+    source = datasets.find(dataset, root)
+    table = out.with_suffix(".csv")
+    check_output(out, is_picture, source, checkpoint)
+    check_output(table, is_explanation, source, checkpoint)
+    trained = Trained.load(checkpoint, place, operators)
+    if not isinstance(trained.model, SPIN):
+        raise ValueError(f"{checkpoint} is a {type(trained.model).__name__}, and only the scores of a SPIN are divided")
+    if download:
+        source = source.downloaded()
+    chosen, number, name = _chosen(trained.read(source, undirected), graph, dataset)
+    if chosen.num_nodes == 0:
+        raise ValueError(f"--graph {graph}: it has no nodes")
+    wanted = _target(trained, target)
+    explained = training.explain(trained.model, chosen.to(place), trained.operator, target=wanted)
+    columns = _columns(explained)
+    with files.replacing(table) as temporary:
+        columns.to_csv(temporary, index_label="node")
+    score, constant, probability = (
+        float(value[0]) for value in (explained.scores, explained.constants, explained.probabilities)
+    )
+    kind, named = "task" if trained.model.multilabel else "class", trained.names[int(explained.targets[0])]
+    known = f"graph {number}" if name is None else f"graph {number}, {name}"
+    title = f"{source.title}, {known}: {kind} {named}, probability {probability:.3g}"
+    added, nodes = score - constant, f"{chosen.num_nodes:,} node{'s' * (chosen.num_nodes > 1)}"
+    equation = f"score {score:.4g} = constant {constant:.4g} {'+-'[added < 0]} {abs(added):.4g}, added by {nodes}"
+    with console.status(f"drawing {nodes}"):
+        from ..plots import explained_graph
+
+        explained_graph(out, draw(chosen, source.smiles(number)), explained, title=f"{title}\n{equation}")
+    totals, branches = columns["total"], columns.columns[1 : 1 + len(explained.branches)]
+    order = totals.abs().sort_values(ascending=False, kind="stable").index[:MOST_NODES]
+    facts = {
+        "model": checkpoint,
+        "dataset": source.title,
+        "operator": trained.operator,
+        "graph": number,
+        "name": name,
+        "target": named,
+        "probability": probability,
+        "score": score,
+        "constant": constant,
+        "sum": added,
+        "branches": columns[branches].sum().to_dict(),
+        "nodes": chosen.num_nodes,
+        "top": [{"node": node, "total": totals[node]} for node in order.tolist()],
+        "out": out,
+        "table": table,
+    }
+    sections = [
+        {"score": score, "constant": constant, f"added by {nodes}": added},
+        {
+            f"neighbourhoods {text}": facts["branches"][name]
+            for text, name in zip(explained.branches, branches, strict=True)
+        },
+        {f"neighbourhoods of node {node}": totals[node] for node in order},
+    ]
+    if others := len(totals) - len(order):
+        sections[-1][f"of {others:,} others"] = totals.drop(order).sum()
+    shown = Table(show_header=False, title=escape(title))
+    for section in sections:
+        for text, value in section.items():
+            shown.add_row(text, f"{value:.4g}")
+        shown.add_section()
+    return Report(facts, [shown, Text(f"{out}, {table}")])
+
+
+def _chosen(parts: Iterator[Part], wanted: str, dataset: str) -> tuple[GraphBatch, int, str | None]:
+    """The graph, its number, and its name if it has one; a name goes before a number."""
+    found, begin, example = None, 0, ""
+    for graphs, names, _ in parts:
+        if names is not None and wanted in names:
+            position = names.index(wanted)
+            return graphs[[position]], begin + position, wanted
+        if wanted.isdecimal() and begin <= (number := int(wanted)) < begin + len(graphs):
+            found = graphs[[number - begin]], number, None if names is None else names[number - begin]
+        example = example or ("" if names is None else f", or a name such as {names[0]}")
+        begin += len(graphs)
+    if found is None:
+        raise ValueError(f"--graph must be one of 0 to {begin - 1}, the graphs of {dataset}{example}, got {wanted}")
+    return found
+
+
+def _target(trained: Trained, wanted: str | None) -> int | None:
+    names = trained.names
+    if wanted is None:
+        if trained.model.multilabel and len(names) > 1:
+            raise ValueError(f"--task must be given, one of {', '.join(names)}")
+        return None
+    if wanted not in names:
+        option = "--task" if trained.model.multilabel else "--class"
+        raise ValueError(f"{option} must be one of {', '.join(names)}, got {wanted}")
+    return names.index(wanted)
+
+
+def _columns(explained: training.Explanation) -> pandas.DataFrame:
+    import pandas
+
+    names = [re.sub(r"\W+", "_", text) for text in explained.branches]
+    columns = {"total": explained.totals, **dict(zip(names, explained.contributions, strict=True))}
+    if explained.attention is not None:
+        columns |= {f"attention_{name}": weights for name, weights in zip(names, explained.attention, strict=True)}
+    return pandas.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})

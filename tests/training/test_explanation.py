@@ -1,0 +1,180 @@
+"""What nodes add to a class score: sums, the constant, and each part of them by an oracle."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from helpers import dense_powers, random_graphs
+from torch.nn import functional as F
+
+from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
+from spin_fast.nn.branches import Branches
+
+SIZES = [4, 1, 9, 3, 0, 1, 12]
+KINDS = [
+    {"attention": attention, "branches": branches, "size_aware": size_aware, "batch_norm": batch_norm}
+    for attention, size_aware in ((False, False), (True, False), (True, True))
+    for branches in ("hops", "joint", "both")
+    for batch_norm in (False, True)
+]
+
+
+def model_of(out_features: int = 4, num_operators: int = 1, **options: Any) -> SPIN:
+    """In float64, with the statistics of a BatchNorm that are not those of new ones."""
+    torch.manual_seed(0)
+    model = SPIN(3, 8, out_features, 2, num_operators=num_operators, **options).double()
+    model.operator = ["sym", "adj", "rw"][:num_operators]
+    for name, buffer in model.named_buffers():
+        if name.endswith(("running_mean", "running_var")):
+            buffer.copy_(torch.rand_like(buffer) + 0.5)
+    return model
+
+
+def sums(explanation: training.Explanation) -> torch.Tensor:
+    return torch.stack([part.sum() for part in explanation.totals.split(explanation.ptr.diff().tolist())])
+
+
+def looped_rows(model: SPIN, group: Branches, powers: torch.Tensor) -> torch.Tensor:
+    """The rows ``[B, N, h]`` after all layers, branch by branch."""
+    rows = []
+    for branch, z in enumerate(powers):
+        for depth, layer in enumerate(group.layers):
+            z = z @ layer.weight[branch] + layer.bias[branch]
+            if group.norms:
+                norm = group.norms[depth]
+                parts = (norm.running_mean, norm.running_var, norm.weight, norm.bias)
+                mean, var, weight, bias = (part.view(len(powers), -1)[branch] for part in parts)
+                z = (z - mean) / (var + norm.eps).sqrt() * weight + bias
+            z = F.leaky_relu(z, model.config["negative_slope"])
+        rows.append(z)
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("num_operators", [1, 2])
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: "-".join(map(str, options.values())))
+def test_every_contribution(options: dict[str, Any], num_operators: int) -> None:
+    """Against loops over graphs, branches and nodes, with the Jacobian of torch.func."""
+    model, graphs = model_of(num_operators=num_operators, **options), random_graphs(SIZES, weighted=True)
+    explained = training.explain(model, graphs, target=2)
+    powers = [dense_powers(graphs, 2, name) for name in model.operator.split(",")]
+    powers = torch.cat([powers[0], *(power[1:] for power in powers[1:])])
+    groups = [] if model.hops is None else [(model.hops, powers)]
+    groups += [] if model.joint is None else [(model.joint, torch.cat([*powers], dim=1)[None])]
+    model.eval()
+    for graph, (begin, end) in enumerate(itertools.pairwise(graphs.ptr.tolist())):
+        rows, weights = [], []
+        for group, inputs in groups:
+            z = looped_rows(model, group, inputs[:, begin:end])
+            alpha = torch.ones(z.shape[:2]).double()
+            if group.attention is not None:
+                alpha = torch.einsum("bnh,bh->bn", z, group.attention).relu().softmax(1)
+                weights.append(alpha)
+            times = end - begin if options["size_aware"] else 1
+            rows.append(z * alpha[:, :, None] * times)
+        rows = torch.cat(rows)
+        readout = rows.sum(1).flatten()
+        score = model.classifier(readout)[2]
+        jacobian = torch.func.jacrev(model.classifier)(readout)[2].view(len(rows), -1)
+        contributions = torch.einsum("bnh,bh->bn", rows, jacobian)
+        torch.testing.assert_close(explained.contributions[:, begin:end], contributions)
+        torch.testing.assert_close(explained.scores[graph], score)
+        torch.testing.assert_close(explained.constants[graph], score - jacobian.flatten() @ readout)
+        if options["attention"]:
+            torch.testing.assert_close(explained.attention[:, begin:end], torch.cat(weights))
+    torch.testing.assert_close(sums(explained), explained.scores - explained.constants, rtol=1e-12, atol=1e-12)
+    scores = training.predict(model, PowerFeatures.from_graphs(graphs, 2, model.operator))
+    torch.testing.assert_close(explained.scores, scores[:, 2])
+    torch.testing.assert_close(explained.probabilities, scores.softmax(1)[:, 2])
+    assert (explained.attention is None) != options["attention"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_without_biases_the_constant_is_zero(dtype: torch.dtype) -> None:
+    """The classifier is then J s alone."""
+    model = model_of(attention=False).to(dtype)
+    for layer in model.classifier[::2]:
+        torch.nn.init.zeros_(layer.bias)
+    explained = training.explain(model, random_graphs(SIZES, dtype=dtype))
+    torch.testing.assert_close(explained.constants, torch.zeros(len(SIZES)).double(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(sums(explained), explained.scores)
+
+
+def test_targets() -> None:
+    graphs = random_graphs(SIZES)
+    model = model_of(5)
+    scores = training.predict(model, PowerFeatures.from_graphs(graphs, 2))
+    explained = training.explain(model, graphs)
+    assert torch.equal(explained.targets, scores.argmax(1))
+    torch.testing.assert_close(explained.scores, scores.amax(1))
+    torch.testing.assert_close(explained.probabilities, scores.softmax(1).amax(1))
+    model.multilabel = True
+    with pytest.raises(ValueError, match="target must be given: the model has 5 tasks"):
+        training.explain(model, graphs)
+    explained = training.explain(model, graphs, target=4)
+    assert explained.targets.tolist() == [4] * len(SIZES)
+    torch.testing.assert_close(explained.probabilities, scores[:, 4].sigmoid())
+    one = model_of(1)
+    explained = training.explain(one, graphs)
+    assert explained.targets.tolist() == [0] * len(SIZES)
+    torch.testing.assert_close(explained.probabilities, training.predict_proba(one, graphs)[:, 0])
+
+
+def test_graphs_without_edges() -> None:
+    """Only the branch of hop 0, the joint one and the biases have anything to add."""
+    graphs = GraphBatch.from_edge_index(torch.empty(2, 0).long(), torch.randn(5, 3).double(), torch.tensor([0] * 5))
+    for options in ({"attention": False}, {}, {"branches": "both"}):
+        explained = training.explain(model_of(**options), graphs)
+        torch.testing.assert_close(sums(explained), explained.scores - explained.constants)
+        for branch in (1, 2):  # the rows of all nodes are zeros there
+            assert len(explained.contributions[branch].unique()) == 1
+    assert training.explain(model_of(), graphs[:0]).contributions.shape == (3, 0)
+
+
+def test_branches_say_that_rows_are_neighbourhoods() -> None:
+    graphs = random_graphs([3])
+    hops = ["within 0 hops", "within 1 hop", "within 2 hops"]
+    assert training.explain(model_of(), graphs).branches == hops
+    assert training.explain(model_of(branches="joint"), graphs).branches == ["within 2 hops, joint"]
+    explained = training.explain(model_of(num_operators=2, branches="both"), graphs)
+    by = [f"{text} by {name}" for name in ("sym", "adj") for text in hops[1:]]
+    assert explained.branches == [hops[0], *by, "within 2 hops, joint"]
+    assert len(explained.contributions) == len(explained.branches)
+
+
+def test_node_features_of_training() -> None:
+    graphs = random_graphs(SIZES)
+    model = model_of()
+    features = NodeFeatures().fit(graphs, range(4))
+    want = training.explain(model, features.transform(graphs))
+    model.node_features = features
+    assert torch.equal(training.explain(model, graphs).contributions, want.contributions)
+
+
+def test_the_model_is_as_it_was() -> None:
+    model, graphs = model_of(dropout=0.5), random_graphs(SIZES)
+    with torch.inference_mode():
+        first = training.explain(model, graphs)
+    assert torch.equal(first.contributions, training.explain(model, graphs).contributions)
+    assert not first.contributions.requires_grad
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_errors() -> None:
+    model, graphs = model_of(), random_graphs(SIZES)
+    with pytest.raises(TypeError, match="model must be a SPIN, whose readouts are sums over nodes, got PAGNN"):
+        training.explain(PAGNN([torch.nn.Linear(3, 4)] * 3, torch.nn.Linear(12, 2)), graphs)
+    for target, message in ((4, "less than 4, the number of class scores, got 4"), (-1, "at least 0"), ("a", "int")):
+        with pytest.raises((TypeError, ValueError), match=f"target must be .*{message}"):
+            training.explain(model, graphs, target=target)
+    with pytest.raises(ValueError, match="operator"):
+        training.explain(model, graphs, "adj")
+    broken = model_of()
+    broken.classifier[-1].bias.data[1] = torch.nan
+    with pytest.raises(ValueError, match="scores must be finite, those of graph 0 are not"):
+        training.explain(broken, graphs)
+    model.register_forward_hook(lambda *_: torch.ones(len(SIZES), 4).double())
+    with pytest.raises(ValueError, match="model must compute what its branches and classifier do in turn"):
+        training.explain(model, graphs)
