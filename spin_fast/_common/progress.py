@@ -8,8 +8,11 @@ from typing import Any
 
 
 @contextmanager
-def progress_bar(of: str, total: int | None, show: bool) -> Iterator[Callable[..., None]]:
-    """Show a bar, if ``show``; yields ``advance(text, steps=1)``. ``total`` is None where it is unknown."""
+def progress_bar(of: str, total: int | None, show: bool, *, done: int = 0) -> Iterator[Callable[..., None]]:
+    """Show a bar, if ``show``; yields ``advance(text, steps=1)``. ``total`` is None where it is unknown.
+
+    The time left is by the speed of the last ten minutes, to which what was ``done`` before adds nothing.
+    """
     if not show:
         yield lambda *_: None
         return
@@ -22,8 +25,8 @@ def progress_bar(of: str, total: int | None, show: bool) -> Iterator[Callable[..
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns) as bar:
-        task = bar.add_task("", total=total)
+    with Progress(*columns, speed_estimate_period=600) as bar:
+        task = bar.add_task("", total=total, completed=done)
         yield lambda text, advance=1: bar.update(task, advance=advance, description=text)
 
 

@@ -5,6 +5,7 @@
 from . import train as train
 from . import predict as predict
 from . import precompute as precompute
+from . import evaluate as evaluate
 from . import info as info
 from . import bench as bench
 

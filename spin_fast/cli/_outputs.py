@@ -55,7 +55,7 @@ def is_result(path: Path) -> bool:
     return isinstance(facts, dict) and {"dataset", "metric", "test"} <= facts.keys()
 
 
-def is_curve(path: Path) -> bool:
+def is_picture(path: Path) -> bool:
     with path.open("rb") as file:
         head = file.read(256)
     return head.startswith(b"\x89PNG") and b"Software\0spin_fast" in head
@@ -66,3 +66,8 @@ def is_log(path: Path) -> bool:
 
     with path.open("rb") as file:
         return file.readline().rstrip() == ",".join(COLUMNS).encode()
+
+
+def is_evaluation_table(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline().startswith(b"# Evaluation: ")

@@ -13,7 +13,6 @@ from .. import training
 from ..graphs.node_features import Degree
 from ._options import DEFAULT_HOPS, HOPS, data_option, operator_option
 
-Metric = Literal["accuracy", "rocauc"]
 model_option, training_option = (partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Training"))
 
 

@@ -19,13 +19,8 @@ from ..nn import SPIN
 from ..training.checkpoints import CHECKPOINT_FORMAT
 from ..training.resume import STATE_FORMAT
 from ._app import Report, by_branch, document_of, kernels_on
-from ._outputs import check_output, is_curve, is_log, is_result
-
-
-def show_score(metric_name: str, value: float) -> str:
-    if math.isnan(value):
-        return "none"
-    return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"
+from ._metric import show_score
+from ._outputs import check_output, is_log, is_picture, is_result
 
 
 class Outputs:
@@ -37,7 +32,7 @@ class Outputs:
         for file, is_own in (
             (self.model, partial(files.has_format, format=CHECKPOINT_FORMAT)),
             (self.state, partial(files.has_format, format=STATE_FORMAT)),
-            (self.curve, is_curve),
+            (self.curve, is_picture),
             (self.log, is_log),
             (self.result, is_result),
         ):

@@ -25,11 +25,10 @@ from ._app import Report, command, console
 from ._errors import one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell, warn_of
+from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of
 from ._options import DATASET, DEFAULT_HOPS, DataOptions, Device, Fold, Splits, device_of, operator_of, output_option
-from ._train_options import FeatureOptions, FitOptions, Metric, ModelOptions, training_option
+from ._train_options import FeatureOptions, FitOptions, ModelOptions, training_option
 from ._train_outputs import Outputs, score_in, write_and_report
-
-METRICS = {"rocauc": "ROC-AUC"}  # as people call them
 
 
 @command("spin-fast train NCI1 --root data --readout attention --epochs 50")
@@ -42,12 +41,9 @@ def train(
     splits: Splits = None,
     fold: Fold = None,
     metric_choice: Annotated[
-        Metric | None,
+        MetricName | None,
         training_option(
-            "--metric",
-            help="What chooses the epoch and is reported: accuracy, or the area under the ROC curve of two classes, of "
-            "tasks their mean.",
-            show_default="accuracy; rocauc of tasks; OGB's own of its sets",
+            "--metric", help=f"What chooses the epoch and is reported: {METRIC}", show_default=METRIC_DEFAULT
         ),
     ] = None,
     device: Annotated[
@@ -97,7 +93,7 @@ def train(
     if resume and not goes_on:
         console.print(escape(f"nothing to go on from in {out}: starting"))
     source, read = data.read(source)
-    y, num_outputs = _labels(source, read.graphs.y, metric_choice)
+    y, num_outputs = labels_of(source, read.graphs.y, metric_choice)
     split = source.split(y, seed=seed, splits=splits, fold=fold)
     tell(source, read, data.node_features)
     preprocessing: NodeFeatures | None = None
@@ -168,17 +164,6 @@ def train(
     return report
 
 
-def _labels(source: datasets.Source, y: Tensor | None, metric: Metric | None) -> tuple[Tensor, int]:
-    """Return the labels, and the number of classes, or of tasks."""
-    if y is None:
-        of_folder = "; --label names the column that has them" if source.is_own else ""
-        raise ValueError(f"{source.name} has no labels to train by{of_folder}")
-    number = y.shape[1] if y.is_floating_point() else int(y.max()) + 1
-    if metric == "rocauc" and number != 2 and not y.is_floating_point():
-        raise ValueError(f"--metric rocauc is of two classes, and {source.name} has {number}")
-    return y, number
-
-
 def _prepare(graphs: GraphBatch, train: Tensor, options: FeatureOptions) -> tuple[NodeFeatures, GraphBatch]:
     """Fit the preparation of node features to the training graphs, and apply it to all."""
     preprocessing = NodeFeatures(
@@ -228,25 +213,3 @@ def _termination_as_interruption() -> Iterator[list[int]]:
         yield signals
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def metric_of(source: datasets.Source, label: tuple[Any] | None, chosen: Metric | None) -> tuple[str, training.Metric]:
-    """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator unless another one is chosen.
-
-    ``label`` is what ``--label`` says: of tasks, which are mostly 0, accuracy would tell little.
-    """
-    official = source.metric
-    of_tasks = label is not None and isinstance(label[0], list)
-    name = chosen if chosen is not None else "rocauc" if of_tasks else official
-    if name == "accuracy":
-        return name, training.accuracy
-    if name != official:
-        return METRICS[name], training.rocauc
-    evaluator = datasets.evaluator(source.name)
-
-    def score(logits: Tensor, y: Tensor) -> float:
-        scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
-        return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
-
-    score.__qualname__ = METRICS.get(name, name)  # by which a warning, and --resume, know it
-    return score.__qualname__, score

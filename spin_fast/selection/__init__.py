@@ -1,8 +1,22 @@
 """Settings of a model, their selection by validation alone, and the evaluation of what was selected."""
 
-from .evaluation import Evaluation, evaluate
+from . import published, spaces
+from .evaluation import Evaluation, Fold, evaluate
 from .recipe import Recipe
 from .search import Search, Trial, search
 from .training_set import Settings, Trained, TrainingSet
 
-__all__ = ["Evaluation", "Recipe", "Search", "Settings", "Trained", "TrainingSet", "Trial", "evaluate", "search"]
+__all__ = [
+    "Evaluation",
+    "Fold",
+    "Recipe",
+    "Search",
+    "Settings",
+    "Trained",
+    "TrainingSet",
+    "Trial",
+    "evaluate",
+    "published",
+    "search",
+    "spaces",
+]

@@ -8,8 +8,10 @@ import json
 import math
 import statistics
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from .._common import check, files
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
-from .search import Trial, run, search
+from .search import Trial, rounds, run, search
 from .training_set import Settings, TrainingSet
 
 EVALUATION_FORMAT = "spin_fast evaluation 1"
@@ -39,7 +41,8 @@ class Fold:
         ensemble: of each run, that of the mean probabilities of the best settings; empty without an ensemble.
         members: the settings of the ensemble.
         trials: of all that was tried, the settings that differ, the budget of epochs, and the validation metric.
-        search_seconds, run_seconds: how long selection and final runs took.
+        seconds: how long selection and final runs took together.
+        cpu_seconds: how long one CPU thread would have taken, which does not depend on what else a machine does.
     """
 
     number: int
@@ -50,8 +53,8 @@ class Fold:
     ensemble: list[float]
     members: list[dict[str, Any]]
     trials: list[dict[str, Any]]
-    search_seconds: float
-    run_seconds: float
+    seconds: float
+    cpu_seconds: float
 
 
 @dataclass
@@ -72,9 +75,15 @@ class Evaluation:
         return runs[0] if self.about["folds"] == 1 and runs else [statistics.fmean(of) for of in runs if of]
 
     def mean_and_std(self, ensemble: bool = False) -> tuple[float, float]:
-        """Mean and standard deviation (of the population, as in the literature) of :meth:`scores`."""
+        """Mean and standard deviation of :meth:`scores`: over folds of the population, over runs of the sample.
+
+        These are the deviations that Errica et al. (2020) and OGB report.
+        """
         scores = self.scores(ensemble)
-        return (statistics.fmean(scores), statistics.pstdev(scores)) if scores else (math.nan, math.nan)
+        if not scores:
+            return math.nan, math.nan
+        deviation = statistics.pstdev if self.about["folds"] > 1 or len(scores) == 1 else statistics.stdev
+        return statistics.fmean(scores), deviation(scores)
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file; what was there is replaced as a whole."""
@@ -133,10 +142,13 @@ def evaluate(
 
     Raises:
         TypeError, ValueError: an argument that is wrong; ``resume_from`` with other settings, which it names.
+
+    Warns:
+        UserWarning: a final model has diverged, or test graphs have scores that are not finite; they count as 0.
     """
     check.integer("num_runs", num_runs, 1)
-    if check.integer("ensemble", ensemble, 0) > len(candidates):
-        raise ValueError(f"ensemble must be at most {len(candidates)}, the number of candidates, got {ensemble}")
+    if check.integer("ensemble", ensemble, 0) > (left := rounds(len(candidates), len(budgets))[-1]):
+        raise ValueError(f"ensemble must be at most {left}, the candidates of the last budget, got {ensemble}")
     done = Evaluation(
         (about or {})
         | {
@@ -158,39 +170,36 @@ def evaluate(
         if any(fold.number == number for fold in done.folds):
             continue
         data = TrainingSet.of(graphs, split.train, split.validation, metric)
-        tell = None if on_trial is None else lambda trial, number=number: on_trial(number, trial)
+        tell = None if on_trial is None else partial(on_trial, number)
         start = time.perf_counter()
         trials, chosen = [], list(candidates)
-        if len(candidates) > 1:
-            found = search(data, candidates, budgets=budgets, seed=seed, n_jobs=n_jobs, on_trial=tell)
-            trials, chosen = found.trials, [trial.settings for trial in found.ranking[: max(ensemble, 1)]]
-        selected = time.perf_counter()
-        models = [(settings, seed + 1 + of, None) for of in range(num_runs) for settings in chosen]
-        test, finals, scores = graphs[split.test], [], []
-        for trial in run(data, models, n_jobs):
-            if trial.trained is None:
-                raise ValueError(f"training diverged with the settings selected in fold {number}: {trial.settings}")
-            finals.append(trial)
-            scores.append(_tested(trial.trained.model(test), number))
-            if tell is not None:
-                tell(trial)
+        with data.shared(n_jobs) as shared:
+            if len(candidates) > 1:
+                found = search(shared, candidates, budgets=budgets, seed=seed, n_jobs=n_jobs, on_trial=tell)
+                trials, chosen = found.trials, [trial.settings for trial in found.ranking[: max(ensemble, 1)]]
+            models = [(settings, seed + 1 + of, None) for of in range(num_runs) for settings in chosen]
+            finals = []
+            for trial in run(shared, models, n_jobs):
+                finals.append(trial)
+                if tell is not None:
+                    tell(trial)
+        test = graphs[split.test]
+        target = _labels(test)
+        scores = [_scores(trial, test, data.num_outputs, number) for trial in finals]
         per_run = [slice(first, first + len(chosen)) for first in range(0, len(models), len(chosen))]
-        best = next((trial for trial in trials if trial.settings is chosen[0] and trial.budget == budgets[-1]), finals[0])
-        assert best.trained is not None
+        best = (found.ranking[0] if trials else finals[0]).trained
         done.folds.append(
             Fold(
                 number=number,
                 settings=facts_of(chosen[0]),
-                validation=best.trained.validation,
-                test=[metric(scores[of.start], _labels(test)) for of in per_run],
-                epochs=[trial.trained.epochs for of in per_run if (trial := finals[of.start]).trained is not None],
-                ensemble=[metric(mean_scores(scores[of], _labels(test)), _labels(test)) for of in per_run]
-                if ensemble
-                else [],
-                members=[facts_of(settings) for settings in chosen] if ensemble else [],
+                validation=math.nan if best is None else best.validation,
+                test=[metric(scores[of.start], target) for of in per_run],
+                epochs=[0 if (of := trial.trained) is None else of.epochs for trial in finals[:: len(chosen)]],
+                ensemble=[metric(mean_scores(scores[of], target), target) for of in per_run if ensemble],
+                members=[facts_of(settings) for settings in chosen if ensemble],
                 trials=_told(trials),
-                search_seconds=selected - start,
-                run_seconds=time.perf_counter() - selected,
+                seconds=time.perf_counter() - start,
+                cpu_seconds=sum(trial.seconds for trial in [*trials, *finals]),
             )
         )
         if on_fold is not None:
@@ -199,7 +208,7 @@ def evaluate(
 
 
 def mean_scores(scores: Sequence[Tensor], y: Tensor) -> Tensor:
-    """Scores whose probabilities are the mean of those of several models: of classes, or of tasks where ``y`` is float."""
+    """Scores whose probabilities are the mean of those of several models; float ``y`` are of tasks."""
     of = torch.stack([score.double() for score in scores])
     if y.is_floating_point():
         return of.sigmoid().mean(0).logit()
@@ -217,9 +226,15 @@ def _labels(graphs: GraphBatch) -> Tensor:
     return graphs.y
 
 
-def _tested(scores: Tensor, fold: int) -> Tensor:
+def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> Tensor:
+    """The class scores of the test graphs; 0, which says nothing, where training diverged or a score is not finite."""
+    if trial.trained is None:
+        warnings.warn(f"training diverged in a final run of fold {fold}, which counts as scores of 0", stacklevel=3)
+        return torch.zeros(len(test), num_outputs)
+    scores = trial.trained.model(test)
     if len(wrong := not_finite(scores)):
-        raise ValueError(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite")
+        warnings.warn(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite: 0", stacklevel=3)
+        scores[wrong] = 0
     return scores
 
 
@@ -241,8 +256,8 @@ def _told(trials: Sequence[Trial]) -> list[dict[str, Any]]:
 def _check_same(wanted: dict[str, Any], found: dict[str, Any]) -> None:
     names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
     if names:
-        told = ", ".join(f"{name} {found.get(name)!r} there and {wanted.get(name)!r} here" for name in names)
-        raise ValueError(f"resume_from must be of the same evaluation, got one that differs: {told}")
+        told = ", ".join(f"{name}: {found.get(name)!r}, not {wanted.get(name)!r}" for name in names)
+        raise ValueError(f"the evaluation to go on from must be the same, but it has {told}")
 
 
 def _digest(value: Any) -> str:

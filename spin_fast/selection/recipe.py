@@ -76,9 +76,7 @@ class Recipe:
 
     def node_features(self) -> NodeFeatures:
         """The preparation of node features, not fitted yet."""
-        return NodeFeatures(
-            self.degree, max_degree=self.max_degree, one_hot=self.one_hot, standardize=self.standardize
-        )
+        return NodeFeatures(self.degree, max_degree=self.max_degree, one_hot=self.one_hot, standardize=self.standardize)
 
     def features(
         self, graphs: GraphBatch, train: GraphIds, *, progress: bool = False
@@ -126,9 +124,7 @@ class Recipe:
             model = self.new_model(features, data.train, data.num_outputs)
             model.node_features = node_features
             arguments = self.fit_arguments | ({} if epochs is None else {"epochs": epochs})
-            fit = training.fit(
-                model, features, data.train, data.validation, **arguments, seed=seed, metric=data.metric
-            )
+            fit = training.fit(model, features, data.train, data.validation, **arguments, seed=seed, metric=data.metric)
         if fit.interrupted:  # by Ctrl-C, which is to end more than this model
             raise KeyboardInterrupt
         kept = fit.epochs[fit.best_epoch]

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -26,7 +24,7 @@ class Trial(NamedTuple):
         settings: what it was trained with.
         budget: at most so many epochs; None for those of the settings.
         trained: None where training diverged.
-        seconds: how long it took.
+        seconds: the CPU time that it took.
     """
 
     settings: Settings
@@ -52,7 +50,7 @@ class Search:
     def ranking(self) -> list[Trial]:
         """The trials of the last budget that have not diverged, the best first."""
         last = [trial for trial in self.trials if trial.budget == self.trials[-1].budget]
-        return sorted((trial for trial in last if trial.trained is not None), key=lambda trial: trial.score, reverse=True)
+        return _ranked(last)
 
 
 def search(
@@ -85,8 +83,7 @@ def search(
     check.integer("n_jobs", n_jobs, 1)
     trials: list[Trial] = []
     left = list(candidates)
-    with tempfile.TemporaryDirectory(prefix="spin_fast-") as folder:
-        shared = data if n_jobs == 1 else replace(data, folder=Path(folder), _made={})
+    with data.shared(n_jobs) as shared:
         for number, budget in enumerate(budgets):
             now = []
             for trial in run(shared, [(settings, seed, budget) for settings in left], n_jobs):
@@ -94,7 +91,7 @@ def search(
                 if on_trial is not None:
                     on_trial(trial)
             trials += now
-            best = sorted((trial for trial in now if trial.trained is not None), key=lambda trial: trial.score)[::-1]
+            best = _ranked(now)
             if not best:
                 raise ValueError("training diverged with all candidates; try lower learning rates")
             if number + 1 < len(budgets):
@@ -102,12 +99,17 @@ def search(
     return Search(trials)
 
 
-def num_trials(candidates: int, budgets: int) -> int:
-    """How many models a search trains at most."""
-    total = 0
-    for _ in range(budgets):
-        total, candidates = total + candidates, math.ceil(candidates / SHARE)
-    return total
+def _ranked(trials: Sequence[Trial]) -> list[Trial]:
+    known = (trial for trial in trials if trial.trained is not None)
+    return sorted(known, key=lambda trial: trial.score, reverse=True)
+
+
+def rounds(candidates: int, budgets: int) -> list[int]:
+    """How many models a search trains of each budget, if none diverges."""
+    numbers = [candidates]
+    while len(numbers) < budgets:
+        numbers.append(math.ceil(numbers[-1] / SHARE))
+    return numbers
 
 
 def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n_jobs: int) -> Iterator[Trial]:
@@ -127,9 +129,9 @@ def _train_alone(data: TrainingSet, settings: Settings, seed: int, budget: int |
 
 
 def _train(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> Trial:
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         trained = settings.train(data, seed, budget)
     except Diverged:
         trained = None
-    return Trial(settings, budget, trained, time.perf_counter() - start)
+    return Trial(settings, budget, trained, time.process_time() - start)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -12,7 +14,6 @@ import torch
 from torch import Tensor
 
 from .._common import files
-
 from ..graphs.batch import GraphBatch
 from ..training import Metric
 
@@ -49,6 +50,15 @@ class TrainingSet:
         outputs = graphs.y.shape[1] if graphs.y.is_floating_point() else int(graphs.y.max()) + 1
         known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
         return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)
+
+    @contextmanager
+    def shared(self, n_jobs: int) -> Iterator[TrainingSet]:
+        """The same for so many processes, which share what they make while this lasts."""
+        if n_jobs == 1 or self.folder is not None:
+            yield self
+            return
+        with tempfile.TemporaryDirectory(prefix="spin_fast-") as folder:
+            yield replace(self, folder=Path(folder), _made={})
 
     def made(self, key: str, make: Callable[[], Made]) -> Made:
         """What ``make`` returns for ``key``, such as features that several settings share; the last few are kept."""

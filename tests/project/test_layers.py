@@ -15,6 +15,7 @@ PACKAGE = Path(spin_fast.__file__).parent
 LAYERS = [
     {"cli"},
     {"plots", "sklearn"},
+    {"selection"},
     {"training"},
     {"datasets", "nn"},
     {"features", "transforms"},

@@ -1,0 +1,56 @@
+"""What a model is scored by."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from torch import Tensor
+
+from .. import datasets, training
+
+MetricName = Literal["accuracy", "rocauc"]
+METRICS = {"rocauc": "ROC-AUC"}  # as people call them
+METRIC = "accuracy, or the area under the ROC curve of two classes, of tasks their mean."  # for --metric
+METRIC_DEFAULT = "accuracy; rocauc of tasks; OGB's own of its sets"
+
+
+def labels_of(source: datasets.Source, y: Tensor | None, metric: MetricName | None) -> tuple[Tensor, int]:
+    """Return the labels, and the number of classes, or of tasks."""
+    if y is None:
+        of_folder = "; --label names the column that has them" if source.is_own else ""
+        raise ValueError(f"{source.name} has no labels to train by{of_folder}")
+    number = y.shape[1] if y.is_floating_point() else int(y.max()) + 1
+    if metric == "rocauc" and number != 2 and not y.is_floating_point():
+        raise ValueError(f"--metric rocauc is of two classes, and {source.name} has {number}")
+    return y, number
+
+
+def metric_of(
+    source: datasets.Source, label: tuple[Any] | None, chosen: MetricName | None
+) -> tuple[str, training.Metric]:
+    """Name and function of the metric; OGB's sets are scored by OGB's own Evaluator unless another one is chosen.
+
+    ``label`` is what ``--label`` says: of tasks, which are mostly 0, accuracy would tell little.
+    """
+    official = source.metric
+    of_tasks = label is not None and isinstance(label[0], list)
+    name = chosen if chosen is not None else "rocauc" if of_tasks else official
+    if name == "accuracy":
+        return name, training.accuracy
+    if name != official:
+        return METRICS[name], training.rocauc
+    evaluator = datasets.evaluator(source.name)
+
+    def score(logits: Tensor, y: Tensor) -> float:
+        scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
+        return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
+
+    score.__qualname__ = METRICS.get(name, name)  # by which a warning, and --resume, know it
+    return score.__qualname__, score
+
+
+def show_score(metric_name: str, value: float) -> str:
+    if math.isnan(value):
+        return "none"
+    return f"{100 * value:.2f} %" if metric_name == "accuracy" else f"{value:.4f}"

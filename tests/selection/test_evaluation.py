@@ -1,0 +1,166 @@
+"""Folds: what selection may see, what the runs are, going on, files."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from spin_fast import GraphBatch, datasets, training
+from spin_fast.datasets import Split
+from spin_fast.selection import Evaluation, Recipe, Trained, TrainingSet, evaluate
+from spin_fast.selection.evaluation import mean_scores
+
+QUICK: dict[str, Any] = {"num_hops": 1, "hidden_features": 8, "num_layers": 2, "epochs": 3, "batch_size": 64}
+RECIPES = [Recipe(**QUICK, learning_rate=rate) for rate in (1e-2, 1e-3, 1e-4)]
+
+
+@pytest.fixture(scope="module")
+def graphs() -> GraphBatch:
+    return datasets.load("digits")[:300]
+
+
+@pytest.fixture(scope="module")
+def folds(graphs: GraphBatch) -> list[Split]:
+    assert graphs.y is not None
+    return datasets.stratified_folds(graphs.y, 3)
+
+
+def without_times(evaluation: Evaluation) -> list[dict[str, Any]]:
+    folds = [vars(fold) | {"seconds": 0, "cpu_seconds": 0} for fold in evaluation.folds]
+    return [fold | {"trials": [of | {"seconds": 0} for of in fold["trials"]]} for fold in folds]
+
+
+def test_it_is_what_its_parts_are(graphs: GraphBatch, folds: list[Split]) -> None:
+    found = evaluate(graphs, folds[:1], RECIPES, num_runs=2)
+    (fold,) = found.folds
+    assert len(fold.trials) == 3
+    assert {of["learning_rate"] for of in fold.trials} == {1e-2, 1e-3, 1e-4}
+    assert fold.validation == max(of["validation"] for of in fold.trials)
+    (chosen,) = (recipe for recipe in RECIPES if recipe.learning_rate == fold.settings["learning_rate"])
+    split = folds[0]
+    for run, (test, epochs) in enumerate(zip(fold.test, fold.epochs, strict=True)):
+        features, _ = chosen.features(graphs, split.train)
+        torch.manual_seed(1 + run)
+        model = chosen.new_model(features, split.train, 10)
+        fit = training.fit(model, features, split.train, split.validation, seed=1 + run, **chosen.fit_arguments)
+        scores = training.predict(model, features, split.test)
+        assert training.accuracy(scores, graphs.y[split.test]) == pytest.approx(test, abs=1e-9)
+        assert len(fit.epochs) == epochs
+
+
+def test_test_graphs_cannot_be_reached(graphs: GraphBatch, folds: list[Split]) -> None:
+    assert graphs.y is not None
+    of_test = torch.zeros(len(graphs), dtype=torch.bool)
+    of_test[folds[0].test] = True
+    x, y = graphs.x.clone(), graphs.y.clone()
+    x[of_test.repeat_interleave(graphs.num_nodes_per_graph)] = 0
+    y[of_test] = (y[of_test] + 1) % 10
+    other = evaluate(replace(graphs, x=x, y=y), folds[:1], RECIPES, num_runs=1)
+    plain = evaluate(graphs, folds[:1], RECIPES, num_runs=1)
+    assert other.folds[0].test != plain.folds[0].test
+    same = [[of | {"test": 0} for of in without_times(evaluation)] for evaluation in (plain, other)]
+    assert same[0] == same[1]
+
+
+def test_what_is_trained_on_has_no_test_graph(graphs: GraphBatch, folds: list[Split]) -> None:
+    data = TrainingSet.of(graphs, folds[0].train, folds[0].validation, training.accuracy)
+    assert len(data.graphs) == len(folds[0].train) + len(folds[0].validation) == len(graphs) - len(folds[0].test)
+    assert torch.equal(data.graphs.y[data.validation], graphs.y[folds[0].validation])
+    with pytest.raises(ValueError, match="graphs must have labels"):
+        TrainingSet.of(replace(graphs, y=None), folds[0].train, folds[0].validation, training.accuracy)
+
+
+def test_processes_change_nothing(graphs: GraphBatch, folds: list[Split]) -> None:
+    options: dict[str, Any] = {"num_runs": 2, "ensemble": 1, "budgets": (1, None)}
+    one, two = (evaluate(graphs, folds[:1], RECIPES, **options, n_jobs=jobs) for jobs in (1, 2))
+    assert without_times(one) == without_times(two)
+
+
+def test_it_goes_on_from_a_file(graphs: GraphBatch, folds: list[Split], tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+
+    class Cut(Exception):
+        pass
+
+    def cut(evaluation: Evaluation) -> None:
+        evaluation.save(path)
+        if len(evaluation.folds) == 2:
+            raise Cut
+
+    options: dict[str, Any] = {"num_runs": 1, "about": {"dataset": "digits"}}
+    with pytest.raises(Cut):
+        evaluate(graphs, folds, RECIPES[:2], **options, on_fold=cut)
+    before = Evaluation.load(path)
+    assert [fold.number for fold in before.folds] == [0, 1]
+    whole = evaluate(graphs, folds, RECIPES[:2], **options)
+    assert without_times(evaluate(graphs, folds, RECIPES[:2], **options, resume_from=before)) == without_times(whole)
+    with pytest.raises(ValueError, match="evaluation to go on from must be the same, but it has runs: 1, not 2"):
+        evaluate(graphs, folds, RECIPES[:2], num_runs=2, about={"dataset": "digits"}, resume_from=before)
+    with pytest.raises(ValueError, match="candidates_sha256"):
+        evaluate(graphs, folds, RECIPES[1:], **options, resume_from=before)
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"folds": [{"number": 0}]}))
+    with pytest.raises(ValueError, match=r"evaluation.json is a damaged evaluation: .*missing"):
+        Evaluation.load(path)
+
+
+def test_the_mean_is_over_folds_or_over_the_runs_of_one(graphs: GraphBatch, folds: list[Split]) -> None:
+    several, one = (evaluate(graphs, of, RECIPES[:1], num_runs=3) for of in (folds, folds[:1]))
+    means = torch.tensor([fold.test for fold in several.folds]).double().mean(1)
+    assert several.mean_and_std() == pytest.approx((means.mean().item(), means.std(correction=0).item()))
+    runs = torch.tensor(one.folds[0].test).double()
+    assert one.mean_and_std() == pytest.approx((runs.mean().item(), runs.std().item()))
+    assert several.mean_and_std(ensemble=True) == pytest.approx((float("nan"),) * 2, nan_ok=True)
+
+
+@dataclass
+class Known:
+    """Settings whose models know the answer, less some noise of their own."""
+
+    noise: float
+    diverges: bool = False
+    finite: bool = True
+
+    def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
+        if self.diverges and seed > 0:
+            raise training.Diverged("training diverged")
+
+        def model(graphs: GraphBatch) -> torch.Tensor:
+            assert graphs.y is not None
+            noise = torch.randn(len(graphs), 10, generator=torch.Generator().manual_seed(seed + int(1e6 * self.noise)))
+            scores = torch.nn.functional.one_hot(graphs.y, 10) + self.noise * noise
+            return scores if self.finite else scores.masked_fill(torch.arange(len(graphs))[:, None] == 0, torch.nan)
+
+        return Trained(1 - self.noise, self.noise, 7, model)
+
+
+def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Split]) -> None:
+    candidates = [Known(noise) for noise in (3.0, 0.71, 0.7, 0.72)]
+    (fold,) = evaluate(graphs, folds[:1], candidates, num_runs=2, ensemble=3).folds
+    assert [of["noise"] for of in fold.members] == [0.7, 0.71, 0.72]
+    assert fold.settings["noise"] == 0.7
+    assert fold.epochs == [7, 7]
+    assert all(ensemble > test for ensemble, test in zip(fold.ensemble, fold.test, strict=True))
+    with pytest.raises(ValueError, match="ensemble must be at most 2, the candidates of the last budget, got 3"):
+        evaluate(graphs, folds[:1], candidates, ensemble=3, budgets=(1, None))
+
+
+@pytest.mark.parametrize("tasks", [False, True])
+def test_the_mean_of_probabilities(tasks: bool) -> None:
+    scores = torch.randn(3, 5, 4)
+    probabilities = scores.sigmoid().mean(0) if tasks else scores.softmax(2).mean(0)
+    mean = mean_scores(list(scores), torch.zeros(5, 4) if tasks else torch.zeros(5, dtype=torch.int64))
+    torch.testing.assert_close((mean.sigmoid() if tasks else mean.softmax(1)).float(), probabilities)
+
+
+def test_what_diverges_counts_as_zeros(graphs: GraphBatch, folds: list[Split]) -> None:
+    with pytest.warns(UserWarning, match="diverged in a final run of fold 0"):
+        (fold,) = evaluate(graphs, folds[:1], [Known(0.0, diverges=True)], num_runs=1).folds
+    assert fold.test == [training.accuracy(torch.zeros(len(folds[0].test), 10), graphs.y[folds[0].test])]
+    with pytest.warns(UserWarning, match="1 test graph.s. of fold 0"):
+        evaluate(graphs, folds[:1], [Known(0.0, finite=False)], num_runs=1)

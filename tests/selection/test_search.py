@@ -1,0 +1,113 @@
+"""Search: the ranking, successive halving, spaces, what settings share."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from spin_fast import datasets, training
+from spin_fast.selection import Recipe, Trained, TrainingSet, published, search, spaces
+from spin_fast.sklearn import SPINClassifier
+
+
+@pytest.fixture(scope="module")
+def data() -> TrainingSet:
+    return TrainingSet.of(datasets.load("digits")[:200], torch.arange(150), torch.arange(150, 200), training.accuracy)
+
+
+@dataclass
+class Learner:
+    """Settings that are as good as ``at_best`` after 9 epochs, in proportion before; a negative one diverges."""
+
+    at_best: float
+    loss: float = 0.0
+
+    def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
+        if self.at_best < 0:
+            raise training.Diverged("training diverged")
+        epochs = 9 if epochs is None else epochs
+        return Trained(self.at_best * epochs / 9, self.loss, epochs, lambda graphs: torch.zeros(len(graphs), 10))
+
+
+def test_the_best_is_found_by_halving(data: TrainingSet) -> None:
+    candidates = [Learner(number / 10) for number in (3, -1, 9, 1, 5, 7, 2)]
+    seen = []
+    found = search(data, candidates, budgets=(1, 3, None), on_trial=seen.append)
+    assert found.trials == seen
+    budgets = [trial.budget for trial in found.trials]
+    assert [budgets.count(of) for of in (1, 3, None)] == [7, 3, 1]
+    assert [trial.settings for trial in found.ranking] == [Learner(0.9)]
+    assert [trial.settings.at_best for trial in found.trials if trial.budget == 3] == [0.9, 0.7, 0.5]
+
+
+def test_the_loss_decides_between_equals(data: TrainingSet) -> None:
+    candidates = [Learner(0.5, 2.0), Learner(0.5, 1.0), Learner(0.4, 0.0), Learner(float("nan"))]
+    ranking = [trial.settings for trial in search(data, candidates).ranking]
+    assert ranking[:3] == [candidates[1], candidates[0], candidates[2]]
+
+
+def test_bad_arguments(data: TrainingSet) -> None:
+    with pytest.raises(ValueError, match="candidates must hold at least one"):
+        search(data, [])
+    with pytest.raises(ValueError, match="n_jobs must be at least 1"):
+        search(data, [Learner(0.5)], n_jobs=0)
+    with pytest.raises(ValueError, match="training diverged with all candidates"):
+        search(data, [Learner(-1)])
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_settings_share_features(data: TrainingSet, tmp_path: Path, in_files: bool) -> None:
+    data = replace(data, folder=tmp_path if in_files else None, _made={})
+    recipe = Recipe(num_hops=1, hidden_features=4, num_layers=1, epochs=1, batch_size=150)
+    trained = recipe.train(data, 0)
+    features, _ = next(iter(data._made.values()))
+    replace(recipe, learning_rate=1e-4, branches="hops").train(data, 0)
+    assert len(data._made) == 1
+    again = replace(data, _made={})
+    assert recipe.train(again, 0)[:3] == trained[:3]
+    assert next(iter(again._made.values()))[0] is not features
+    assert len(list(tmp_path.iterdir())) == in_files
+    for hops in (0, 2, 3):
+        replace(recipe, num_hops=hops).train(data, 0)
+    assert len(data._made) == 2
+
+
+def test_a_recipe_has_the_parameters_of_the_estimator() -> None:
+    defaults = {field.name: field.default for field in fields(SPINClassifier)}
+    for field in fields(Recipe):
+        if field.name != "max_degree":
+            assert field.default == defaults[field.name], field.name
+    with pytest.raises(ValueError, match="readout must be one of attention, sum, got 'mean'"):
+        Recipe(readout="mean")
+
+
+def test_spaces(tmp_path: Path) -> None:
+    grid = spaces.draw(spaces.paper("NCI1", "attention"))
+    assert len(grid) == 8
+    assert {recipe.readout for recipe in grid} == {"attention"}
+    assert {recipe.num_hops for recipe in grid} == {1, 2}
+    drawn, again, other = (spaces.draw(spaces.family(), 20, seed=seed) for seed in (0, 0, 1))
+    assert drawn == again != other
+    assert len({str(recipe) for recipe in drawn}) == 20
+    assert set(published.results("NCI1")) >= {"GIN", "SPIN-att"}
+    assert published.results("digits") == {}
+    with pytest.raises(ValueError, match=r"paper has settings for DD, .*, not for digits"):
+        spaces.paper("digits", "sum")
+    path = tmp_path / "space.json"
+    path.write_text(json.dumps({"num_hops": [1, 2], "operator": ["adj", "sym,adj"]}))
+    assert len(spaces.draw(spaces.read(path))) == 4
+    for content, message in (
+        ('{"hops": [1]}', "has 'hops', which is no parameter of a recipe: batch_norm"),
+        ('{"num_hops": 1}', "must have a list of values per parameter"),
+        ("[1]", "must have a list of values per parameter"),
+        ("{", "is not a JSON file"),
+    ):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=message):
+            spaces.read(path)
+    with pytest.raises(FileNotFoundError, match=r"none.json cannot be read"):
+        spaces.read(tmp_path / "none.json")
