@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -30,6 +31,7 @@ from . import gnn
 
 POOLS = {"sum": pyg.global_add_pool, "mean": pyg.global_mean_pool, "max": pyg.global_max_pool}
 Pool = Literal["sum", "mean", "max"]
+Edges = Callable[[GraphBatch], tuple[Tensor, ...]]
 
 
 class Scorer(nn.Module):
@@ -127,15 +129,14 @@ class Network(ABC):
 
 
 class Layered(Scorer):
-    """Layers one after the other; the rows of each are pooled, and ``head`` reads what all give, side by side."""
+    """Layers one after the other; the rows of each are pooled, and ``head`` reads what all give, side by side.
 
-    def __init__(self, layers: list[nn.Module], pool: Pool, head: nn.Module) -> None:
+    A layer reads rows, and what ``edges`` makes of the graphs.
+    """
+
+    def __init__(self, layers: Iterable[nn.Module], edges: Edges, pool: Pool, head: nn.Module) -> None:
         super().__init__()
-        self.layers, self.pool, self.head = nn.ModuleList(layers), POOLS[pool], head
-
-    def edges(self, graphs: GraphBatch) -> tuple[Tensor, ...]:
-        """What each layer is given, beside the rows."""
-        return (graphs.edge_index.long(),)
+        self.layers, self.edges, self.pool, self.head = nn.ModuleList(layers), edges, POOLS[pool], head
 
     def forward(self, graphs: GraphBatch) -> Tensor:
         x, edges, graph = graphs.x, self.edges(graphs), _graph_of(graphs)
@@ -146,22 +147,25 @@ class Layered(Scorer):
         return self.head(torch.cat(pooled, dim=1))
 
 
-class LayeredCSR(Layered):
-    """Of layers that multiply by a CSR matrix."""
-
-    def edges(self, graphs: GraphBatch) -> tuple[Tensor, ...]:
-        shape = (graphs.num_nodes,) * 2
-        return (
-            torch.sparse_csr_tensor(graphs.indptr, graphs.indices, graphs.edge_weight, shape, check_invariants=False),
-        )
+def _no_edges(graphs: GraphBatch) -> tuple[Tensor, ...]:
+    return ()
 
 
-class LayeredECC(Layered):
-    """Of layers that read a feature of each edge: its entry of the normalised adjacency."""
+def _edge_index(graphs: GraphBatch) -> tuple[Tensor, ...]:
+    return (graphs.edge_index.long(),)
 
-    def edges(self, graphs: GraphBatch) -> tuple[Tensor, ...]:
-        edge_index = graphs.edge_index.long()
-        return edge_index, graphs.degree.to(graphs.x.dtype)[edge_index].prod(0).rsqrt()[:, None]
+
+def _matrix(graphs: GraphBatch) -> tuple[Tensor, ...]:
+    """The adjacency with the weights that :meth:`CSRNetwork.prepared` gave it."""
+    assert graphs.edge_weight is not None
+    size, csr = (graphs.num_nodes,) * 2, (graphs.indptr, graphs.indices, graphs.edge_weight)
+    return (torch.sparse_csr_tensor(*csr, size, check_invariants=False),)
+
+
+def _entries(graphs: GraphBatch) -> tuple[Tensor, ...]:
+    """Of each edge its entry in the normalised adjacency, too."""
+    edge_index = graphs.edge_index.long()
+    return edge_index, graphs.degree.to(graphs.x.dtype)[edge_index].prod(0).rsqrt()[:, None]
 
 
 class ECCLayer(pyg.NNConv):
@@ -194,33 +198,8 @@ class DeepSets(Network):
     """No edges: an MLP of the sum of what a layer makes of each node (Zaheer et al. 2017); Errica et al.'s baseline."""
 
     def new_module(self, graphs: GraphBatch, out_features: int) -> Scorer:
-        layer = pyg.Sequential(
-            "x, edges", [(nn.Linear(graphs.num_features, self.hidden_features), "x -> x"), nn.ReLU()]
-        )
-        return Layered([layer], "sum", _mlp(self.hidden_features, self.hidden_features, out_features))
-
-
-@dataclass(kw_only=True)
-class GIN(CSRNetwork):
-    """GIN (Xu et al. 2019): an MLP with BatchNorm after each sum over neighbours, and one before; all are read out."""
-
-    family: ClassVar[gnn.Family] = "GIN"
-    num_layers: int = 4
-    train_eps: bool = False
-    readout: Pool = "sum"
-    dropout: float = 0.0
-
-    def new_module(self, graphs: GraphBatch, out_features: int) -> Scorer:
-        width = self.hidden_features
-        layers: list[nn.Module] = [pyg.Sequential("x, edges", [(self._mlp(graphs.num_features), "x -> x")])]
-        layers += [gnn.GINLayer(self._mlp(width), train_eps=self.train_eps) for _ in range(self.num_layers)]
-        head = nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width * len(layers), out_features))
-        return LayeredCSR(layers, self.readout, head)
-
-    def _mlp(self, in_features: int) -> nn.Sequential:
-        width = self.hidden_features
-        first = (nn.Linear(in_features, width), nn.BatchNorm1d(width), nn.ReLU(True))
-        return nn.Sequential(*first, nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(True))
+        layer = nn.Sequential(nn.Linear(graphs.num_features, self.hidden_features), nn.ReLU())
+        return Layered([layer], _no_edges, "sum", _mlp(self.hidden_features, self.hidden_features, out_features))
 
 
 @dataclass(kw_only=True)
@@ -232,21 +211,33 @@ class GCN(CSRNetwork):
     readout: Pool = "sum"
     dropout: float = 0.0
 
+    def layers(self, in_features: int, width: int) -> list[nn.Module]:
+        def layer(of: int) -> nn.Module:
+            convolution = (gnn.GCNLayer(of, width, normalize=False), "x, edges -> x")
+            return pyg.Sequential("x, edges", [convolution, nn.BatchNorm1d(width), nn.ReLU(True)])
+
+        return [layer(of) for of in [in_features] + [width] * (self.num_layers - 1)]
+
     def new_module(self, graphs: GraphBatch, out_features: int) -> Scorer:
-        width = self.hidden_features
-        layers: list[nn.Module] = [
-            pyg.Sequential(
-                "x, edges",
-                [
-                    (gnn.GCNLayer(in_features, width, normalize=False), "x, edges -> x"),
-                    nn.BatchNorm1d(width),
-                    nn.ReLU(True),
-                ],
-            )
-            for in_features in [graphs.num_features] + [width] * (self.num_layers - 1)
-        ]
-        head = nn.Sequential(nn.Dropout(self.dropout), nn.Linear(width * len(layers), out_features))
-        return LayeredCSR(layers, self.readout, head)
+        layers = self.layers(graphs.num_features, self.hidden_features)
+        head = nn.Sequential(nn.Dropout(self.dropout), nn.Linear(self.hidden_features * len(layers), out_features))
+        return Layered(layers, _matrix, self.readout, head)
+
+
+@dataclass(kw_only=True)
+class GIN(GCN):
+    """GIN (Xu et al. 2019): an MLP with BatchNorm after each sum over neighbours, and one before; all are read out."""
+
+    family: ClassVar[gnn.Family] = "GIN"
+    train_eps: bool = False
+
+    def layers(self, in_features: int, width: int) -> list[nn.Module]:
+        def mlp(of: int) -> nn.Sequential:
+            first = (nn.Linear(of, width), nn.BatchNorm1d(width), nn.ReLU(True))
+            return nn.Sequential(*first, nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(True))
+
+        before = pyg.Sequential("x, edges", [(mlp(in_features), "x -> x")])
+        return [before, *(gnn.GINLayer(mlp(width), train_eps=self.train_eps) for _ in range(self.num_layers))]
 
 
 @dataclass(kw_only=True)
@@ -257,37 +248,40 @@ class GraphSAGE(Network):
     aggregation: Pool = "mean"
 
     def new_module(self, graphs: GraphBatch, out_features: int) -> Scorer:
+        def layer(of: int) -> nn.Module:
+            convolution = (pyg.SAGEConv(of, width, self.aggregation), "x, edges -> x")
+            return pyg.Sequential("x, edges", [convolution, nn.ReLU(True)])
+
         width = self.hidden_features
-        layers: list[nn.Module] = [
-            pyg.Sequential(
-                "x, edges", [(pyg.SAGEConv(in_features, width, self.aggregation), "x, edges -> x"), nn.ReLU(True)]
-            )
-            for in_features in [graphs.num_features] + [width] * (self.num_layers - 1)
-        ]
-        return Layered(layers, "max", _mlp(width * len(layers), width, out_features))
+        layers = [layer(of) for of in [graphs.num_features] + [width] * (self.num_layers - 1)]
+        return Layered(layers, _edge_index, "max", _mlp(width * len(layers), width, out_features))
 
 
 @dataclass(kw_only=True)
 class ECC(Network):
-    """Edge-conditioned convolution (Simonovsky & Komodakis 2017), without its pyramid of coarser graphs."""
+    """Edge-conditioned convolution (Simonovsky & Komodakis 2017), without its pyramid of coarser graphs.
+
+    The feature of an edge is its entry in the normalised adjacency.
+    """
 
     num_layers: int = 3
     dropout: float = 0.05
 
     def new_module(self, graphs: GraphBatch, out_features: int) -> Scorer:
-        width = self.hidden_features
-        layers: list[nn.Module] = []
-        for in_features in [graphs.num_features] + [width] * (self.num_layers - 1):
-            weights = nn.Sequential(nn.Linear(1, 16), nn.ReLU(True), nn.Linear(16, in_features * width))
-            convolution = (ECCLayer(in_features, width, weights), "x, edges, feature -> x")
+        def layer(of: int) -> nn.Module:
+            weights = nn.Sequential(nn.Linear(1, 16), nn.ReLU(True), nn.Linear(16, of * width))
+            convolution = (ECCLayer(of, width, weights), "x, edges, feature -> x")
             after = (nn.ReLU(True), nn.BatchNorm1d(width), nn.Dropout(self.dropout))
-            layers.append(pyg.Sequential("x, edges, feature", [convolution, *after]))
-        return LayeredECC(layers, "mean", _mlp(width * len(layers), width, out_features))
+            return pyg.Sequential("x, edges, feature", [convolution, *after])
+
+        width = self.hidden_features
+        layers = [layer(of) for of in [graphs.num_features] + [width] * (self.num_layers - 1)]
+        return Layered(layers, _entries, "mean", _mlp(width * len(layers), width, out_features))
 
 
 @dataclass(kw_only=True)
 class DGCNN(Network):
-    """DGCNN (Zhang et al. 2018): convolutions over sorted nodes, of which a graph keeps so many as ``quantile`` have."""
+    """DGCNN (Zhang et al. 2018): convolutions over sorted nodes, as many as a share ``quantile`` of the graphs has."""
 
     hidden_features: int = 32
     num_layers: int = 3
@@ -315,7 +309,7 @@ class SortedNodes(Scorer):
         self.head = _mlp(32 * (length // 2 - 4), 128, out_features, dropout=0.5)
 
     def forward(self, graphs: GraphBatch) -> Tensor:
-        x, edge_index, rows = graphs.x, graphs.edge_index.long(), []
+        x, (edge_index,), rows = graphs.x, _edge_index(graphs), []
         for layer in self.layers:
             x = self.mean(layer(x), edge_index).tanh()
             rows.append(x)
@@ -325,9 +319,9 @@ class SortedNodes(Scorer):
 
 @dataclass(kw_only=True)
 class DiffPool(Network):
-    """DiffPool (Ying et al. 2018): twice, nodes are pooled to a quarter of the largest graph's, or of 150 if it has more.
+    """DiffPool (Ying et al. 2018): twice, nodes are pooled to a quarter of those of the largest graph, or of 150.
 
-    PyG's own example has this bound; without it the pooled graphs of some sets are larger than most graphs.
+    PyG's own example has 150 for larger graphs; without it, pooled graphs of some sets are larger than most graphs.
     """
 
     batch_size: int = 8
@@ -346,17 +340,17 @@ class Clusters(Scorer):
         given = [in_features, *[4 * width] * len(clusters)]
         self.embeddings = nn.ModuleList(DenseSAGE(of, width, 2 * width) for of in given)
         self.assignments = nn.ModuleList(
-            nn.Sequential(DenseSAGE(of, width, number), nn.Linear(2 * width + number, number))
-            for of, number in zip(given, clusters, strict=False)
+            DenseSAGE(of, width, number) for of, number in zip(given, clusters, strict=False)
         )
+        self.linear = nn.ModuleList(nn.Linear(2 * width + number, number) for number in clusters)
         self.head = _mlp(4 * width * len(given), 50, out_features)
 
     def forward(self, graphs: GraphBatch) -> Tensor:
         graph = _graph_of(graphs)
         x, mask = to_dense_batch(graphs.x, graph, batch_size=len(graphs))
-        adjacency = to_dense_adj(graphs.edge_index.long(), graph, batch_size=len(graphs))
+        adjacency = to_dense_adj(*_edge_index(graphs), graph, max_num_nodes=x.shape[1], batch_size=len(graphs))
         self.penalty, read = 0.0, []
-        for embedding, (assignment, linear) in zip(self.embeddings, self.assignments, strict=False):
+        for embedding, assignment, linear in zip(self.embeddings, self.assignments, self.linear, strict=False):
             clusters = linear(assignment(x, adjacency, mask))
             x = embedding(x, adjacency, mask)
             x, adjacency, link, entropy = pyg.dense_diff_pool(x, adjacency, clusters, mask)
