@@ -215,11 +215,14 @@ def fingerprints(smiles: Sequence[str], y: Tensor, radius: int = 2, size: int = 
     from rdkit.Chem.rdFingerprintGenerator import GetMorganGenerator
 
     RDLogger.DisableLog("rdApp.*")  # a line for each unusual atom
-    generator, number = GetMorganGenerator(radius=radius, fpSize=size), len(smiles)
-    molecules = [Chem.MolFromSmiles(text, sanitize=False) for text in smiles]
-    for molecule in molecules:
-        molecule.UpdatePropertyCache(strict=False)
-        Chem.GetSymmSSSR(molecule)
+    generator, number, molecules = GetMorganGenerator(radius=radius, fpSize=size), len(smiles), []
+    for text in smiles:
+        molecule = Chem.MolFromSmiles(text)
+        if molecule is None:  # of a valence that RDKit does not know
+            molecule = Chem.MolFromSmiles(text, sanitize=False)
+            molecule.UpdatePropertyCache(strict=False)
+            Chem.GetSymmSSSR(molecule)
+        molecules.append(molecule)
     x = torch.from_numpy(np.array([generator.GetFingerprintAsNumPy(of) for of in molecules])).float()
     nothing = torch.zeros(number + 1, dtype=torch.int32)
     return GraphBatch(torch.arange(number + 1), nothing, nothing[:0], x, y)

@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,6 @@ def _grid(made: type, **values: Sequence[Any]) -> tuple[type, Mapping[str, Seque
 
 
 SMALL, SHORT = {"hidden_features": [32, 64]}, {"epochs": [100], "patience": [25]}
-FOREST = _grid(columns.Forest, min_samples_leaf=[1, 2, 4, 8])
 GRIDS = {
     "DeepSets": _grid(
         networks.DeepSets,
@@ -109,8 +109,8 @@ GRIDS = {
     ),
     "WL": _grid(columns.WeisfeilerLehman, num_hops=[1, 2, 3, 4, 5], C=[10.0**power for power in range(-3, 4)]),
     "LTP": _grid(columns.LTP, num_bins=[30, 50, 70, 100], log_degree=[False, True]),
-    "forest": FOREST,
-    "fingerprints": FOREST,
+    "forest": _grid(columns.Forest, min_samples_leaf=[1, 2, 4, 8]),
+    "fingerprints": _grid(columns.Forest, min_samples_leaf=[1, 2, 4, 8], num_trees=[100]),
 }
 
 
@@ -127,13 +127,15 @@ def molecules(source: datasets.Source, graphs: GraphBatch) -> GraphBatch:
     """Fingerprints in the place of the graphs of a set of OGB.
 
     Raises:
-        ImportError: RDKit is not installed. DatasetError: the set has no SMILES.
+        DatasetError: the set has no SMILES, or RDKit is not installed.
     """
     import pandas
 
     path = None if source.path is None else source.path / "mapping" / "mol.csv.gz"
     if path is None or not path.is_file() or graphs.y is None:
         raise datasets.DatasetError(f"{source.name} has no SMILES (mapping/mol.csv.gz) to make fingerprints of")
+    if find_spec("rdkit") is None:
+        raise datasets.DatasetError("fingerprints need RDKit, which is not installed")
     return columns.fingerprints(pandas.read_csv(path)["smiles"].tolist(), graphs.y)
 
 
@@ -175,7 +177,7 @@ def main() -> None:
         parts = splits_of(source, graphs.y)
         metric_name, metric = metric_of(source, None, None)
         graphs = molecules(source, graphs) if options.kind == "fingerprints" else graphs
-    except (datasets.DatasetError, ImportError) as error:
+    except datasets.DatasetError as error:
         parser.error(str(error))
 
     def on_trial(fold: int, trial: Trial) -> None:
