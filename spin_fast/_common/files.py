@@ -138,9 +138,9 @@ def has_format(path: Path, format: str) -> bool:
     return str(found).rpartition(" ")[0] == format.rpartition(" ")[0]
 
 
-def write_json(path: Path, format: str, content: dict[str, Any]) -> None:
+def write_json(path: Path, format: str, content: dict[str, Any], *, indent: int | None = 2) -> None:
     with replacing(path) as temporary:
-        temporary.write_text(json.dumps({"format": format} | content, indent=2) + "\n")
+        temporary.write_text(json.dumps({"format": format} | content, indent=indent) + "\n")
 
 
 def read_json(path: Path, format: str) -> dict[str, Any]:

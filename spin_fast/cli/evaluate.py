@@ -24,7 +24,7 @@ from ..graphs.batch import GraphBatch
 from ..selection import Evaluation, Recipe, Trial, published, spaces
 from ..selection import evaluate as evaluate_folds
 from ..selection.evaluation import EVALUATION_FORMAT
-from ..selection.search import rounds
+from ..selection.trials import rounds
 from ._app import Report, command
 from ._errors import one_line_warnings
 from ._graphs import tell
@@ -227,7 +227,7 @@ def _report(found: Evaluation, written: dict[str, Path]) -> Report:
         "ensemble_scores": found.scores(ensemble=True),
         "folds": about["folds"],
         "runs": about["runs"],
-        "settings": about["candidates"],
+        "settings": len(found.candidates),
         "duplicates": about["duplicates"],
         "seconds": sum(fold.seconds for fold in found.folds),
         "cpu_seconds": sum(fold.cpu_seconds for fold in found.folds),
@@ -251,9 +251,13 @@ def _rows(found: Evaluation) -> list[list[str]]:
     with_ensemble = found.about["ensemble"] > 0
     heading = ["fold", "settings", "validation", "test", *(["ensemble"] if with_ensemble else []), "epochs", "time"]
     rows = [heading]
+    values: dict[str, set[str]] = {}
+    for of in found.candidates:
+        for name, value in of.items():
+            values.setdefault(name, set()).add(str(value))
+    differing = [{name: of[name] for name in of if len(values[name]) > 1} for of in found.candidates]
     for fold in found.folds:
-        varied = [name for name in (fold.trials[0] if fold.trials else {}) if name in fold.settings]
-        chosen = ", ".join(f"{name} {fold.settings[name]}" for name in varied)
+        chosen = ", ".join(f"{name} {value}" for name, value in differing[fold.settings].items())
         ensemble = [" ".join(map(show, fold.ensemble))] if with_ensemble else []
         rows.append(
             [
@@ -285,10 +289,10 @@ def _summary(found: Evaluation) -> dict[str, str]:
         lines[f"published, {name}"] = f"{mean:.1f} ± {std:.1f}"
     seconds, cpu_seconds = (sum(times) for times in zip(*((of.seconds, of.cpu_seconds) for of in folds), strict=True))
     return lines | {
-        "selected": f"by validation, in each fold among {about['candidates']}; then {about['runs']} final models",
+        "selected": f"by validation, in each fold among {len(found.candidates)}; then {about['runs']} final models",
         "time": f"{seconds:,.0f} s, of one CPU thread {cpu_seconds:,.0f} s",
         "duplicates": f"{sum(about['duplicates']):,} test graphs look like a training graph to a SPIN of three hops",
-        "splits": f"{about['splits_sha256']} (hash), settings {about['candidates_sha256']}, seed {about['seed']}",
+        "splits": f"{about['splits_sha256']} (hash), seed {about['seed']}",
         "spin_fast": about["spin_fast"] + (f", commit {about['commit']}" if about["commit"] else ""),
     }
 

@@ -3,8 +3,8 @@
 from . import published, spaces
 from .evaluation import Evaluation, Fold, evaluate
 from .recipe import Recipe
-from .search import Search, Trial, search
 from .training_set import Settings, Trained, TrainingSet
+from .trials import Search, Trial, search
 
 __all__ = [
     "Evaluation",

@@ -22,8 +22,8 @@ from .._common import check, files
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
-from .search import Trial, rounds, run, search
 from .training_set import Settings, TrainingSet
+from .trials import Trial, rounds, run, search
 
 EVALUATION_FORMAT = "spin_fast evaluation 1"
 
@@ -34,25 +34,25 @@ class Fold:
 
     Attributes:
         number: from 0.
-        settings: those with the best validation.
+        settings: the number of the candidate with the best validation.
         validation: the metric on the validation graphs, by which they were selected.
         test: the metric on the test graphs, of each run.
         epochs: of each run.
         ensemble: of each run, that of the mean probabilities of the best settings; empty without an ensemble.
-        members: the settings of the ensemble.
-        trials: of all that was tried, the settings that differ, the budget of epochs, and the validation metric.
+        members: the candidates of the ensemble.
+        trials: all that was tried: candidate, budget of epochs, validation metric (None if it diverged), CPU seconds.
         seconds: how long selection and final runs took together.
         cpu_seconds: how long one CPU thread would have taken, which does not depend on what else a machine does.
     """
 
     number: int
-    settings: dict[str, Any]
+    settings: int
     validation: float
     test: list[float]
     epochs: list[int]
     ensemble: list[float]
-    members: list[dict[str, Any]]
-    trials: list[dict[str, Any]]
+    members: list[int]
+    trials: list[list[Any]]
     seconds: float
     cpu_seconds: float
 
@@ -62,11 +62,13 @@ class Evaluation:
     """Folds that have been evaluated.
 
     Attributes:
-        about: what is evaluated, and how; two evaluations with equal values give equal numbers.
+        about: what is evaluated, and how; two evaluations with equal values, and candidates, give equal numbers.
+        candidates: the settings that were selected from, by their names.
         folds: those that are done.
     """
 
     about: dict[str, Any]
+    candidates: list[dict[str, Any]]
     folds: list[Fold] = field(default_factory=list)
 
     def scores(self, ensemble: bool = False) -> list[float]:
@@ -87,7 +89,7 @@ class Evaluation:
 
     def save(self, path: str | Path) -> None:
         """Write a JSON file; what was there is replaced as a whole."""
-        files.write_json(Path(path), EVALUATION_FORMAT, _without_nan(asdict(self)))
+        files.write_json(Path(path), EVALUATION_FORMAT, _without_nan(asdict(self)), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> Evaluation:
@@ -98,7 +100,7 @@ class Evaluation:
         """
         content = files.read_json(Path(path), EVALUATION_FORMAT)
         try:
-            return cls(content["about"], [Fold(**fold) for fold in content["folds"]])
+            return cls(content["about"], content["candidates"], [Fold(**fold) for fold in content["folds"]])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is a damaged evaluation: {error}") from error
 
@@ -155,24 +157,25 @@ def evaluate(
             "graphs": len(graphs),
             "folds": len(splits),
             "splits_sha256": _digest([[part.tolist() for part in split] for split in splits]),
-            "candidates": len(candidates),
-            "candidates_sha256": _digest([[type(of).__name__, facts_of(of)] for of in candidates]),
             "budgets": list(budgets),
             "runs": num_runs,
             "ensemble": ensemble,
             "seed": seed,
-        }
+        },
+        [facts_of(of) for of in candidates],
     )
     if resume_from is not None:
-        _check_same(done.about, resume_from.about)
+        _check_same(done, resume_from)
         done.folds = list(resume_from.folds)
+    numbers = {id(settings): number for number, settings in enumerate(candidates)}
     for number, split in enumerate(splits):
         if any(fold.number == number for fold in done.folds):
             continue
         data = TrainingSet.of(graphs, split.train, split.validation, metric)
         tell = None if on_trial is None else partial(on_trial, number)
         start = time.perf_counter()
-        trials, chosen = [], list(candidates)
+        trials: list[Trial] = []
+        chosen = list(candidates)
         with data.shared(n_jobs) as shared:
             if len(candidates) > 1:
                 found = search(shared, candidates, budgets=budgets, seed=seed, n_jobs=n_jobs, on_trial=tell)
@@ -191,13 +194,21 @@ def evaluate(
         done.folds.append(
             Fold(
                 number=number,
-                settings=facts_of(chosen[0]),
+                settings=numbers[id(chosen[0])],
                 validation=math.nan if best is None else best.validation,
                 test=[metric(scores[of.start], target) for of in per_run],
                 epochs=[0 if (of := trial.trained) is None else of.epochs for trial in finals[:: len(chosen)]],
                 ensemble=[metric(mean_scores(scores[of], target), target) for of in per_run if ensemble],
-                members=[facts_of(settings) for settings in chosen if ensemble],
-                trials=_told(trials),
+                members=[numbers[id(settings)] for settings in chosen if ensemble],
+                trials=[
+                    [
+                        numbers[id(trial.settings)],
+                        trial.budget,
+                        None if trial.trained is None else trial.trained.validation,
+                        round(trial.seconds, 3),
+                    ]
+                    for trial in trials
+                ],
                 seconds=time.perf_counter() - start,
                 cpu_seconds=sum(trial.seconds for trial in [*trials, *finals]),
             )
@@ -216,9 +227,10 @@ def mean_scores(scores: Sequence[Tensor], y: Tensor) -> Tensor:
 
 
 def facts_of(settings: Any) -> dict[str, Any]:
-    """Settings as values of JSON."""
-    facts: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(settings), default=str))
-    return facts
+    """Settings, with the name of their class, as values of JSON."""
+    facts = {"kind": type(settings).__name__} | dataclasses.asdict(settings)
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain
 
 
 def _labels(graphs: GraphBatch) -> Tensor:
@@ -238,26 +250,14 @@ def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> Tens
     return scores
 
 
-def _told(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The trials, each with the settings that are not the same in all."""
-    settings = [facts_of(trial.settings) for trial in trials]
-    differ = [name for name in (settings[0] if settings else ()) if len({str(of.get(name)) for of in settings}) > 1]
-    return [
-        {name: of.get(name) for name in differ}
-        | {
-            "budget": trial.budget,
-            "validation": None if trial.trained is None else trial.trained.validation,
-            "seconds": round(trial.seconds, 3),
-        }
-        for of, trial in zip(settings, trials, strict=True)
-    ]
-
-
-def _check_same(wanted: dict[str, Any], found: dict[str, Any]) -> None:
-    names = [name for name in {**wanted, **found} if wanted.get(name) != found.get(name)]
-    if names:
-        told = ", ".join(f"{name}: {found.get(name)!r}, not {wanted.get(name)!r}" for name in names)
-        raise ValueError(f"the evaluation to go on from must be the same, but it has {told}")
+def _check_same(wanted: Evaluation, found: Evaluation) -> None:
+    differ = {name: of for name, of in found.about.items() if wanted.about.get(name) != of}
+    differ |= {name: None for name in wanted.about if name not in found.about}
+    told = ", ".join(f"{name}: {of!r}, not {wanted.about.get(name)!r}" for name, of in differ.items())
+    if told or wanted.candidates != found.candidates:
+        raise ValueError(
+            f"the evaluation to go on from must be the same, but it has {told or 'other candidates to select from'}"
+        )
 
 
 def _digest(value: Any) -> str:

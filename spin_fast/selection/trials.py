@@ -120,7 +120,8 @@ def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n
     from joblib import Parallel, delayed
 
     tasks = (delayed(_train_alone)(data, *model) for model in models)
-    yield from Parallel(n_jobs, return_as="generator")(tasks)
+    for trial, (settings, _, _) in zip(Parallel(n_jobs, return_as="generator")(tasks), models, strict=True):
+        yield trial._replace(settings=settings)  # not the copy that has come back
 
 
 def _train_alone(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> Trial:
