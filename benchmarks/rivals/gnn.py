@@ -40,12 +40,12 @@ class _SymmetricProduct(torch.autograd.Function):
         return None, ctx.adjacency @ gradients[0]
 
 
-class _GINLayer(GINConv):
+class GINLayer(GINConv):
     def message_and_aggregate(self, adj_t: Tensor, x: tuple[Tensor, Tensor]) -> Tensor:
         return _SymmetricProduct.apply(adj_t, x[0])
 
 
-class _GCNLayer(GCNConv):
+class GCNLayer(GCNConv):
     def message_and_aggregate(self, adj_t: Tensor, x: Tensor) -> Tensor:
         return _SymmetricProduct.apply(adj_t, x)
 
@@ -89,14 +89,14 @@ def gin(in_features: int, hidden_features: int, out_features: int, depth: int) -
             nn.Linear(width, hidden_features), nn.ReLU(True), nn.Linear(hidden_features, hidden_features)
         )
 
-    layers = [_GINLayer(mlp(width)) for width in [in_features] + [hidden_features] * (depth - 1)]
+    layers = [GINLayer(mlp(width)) for width in [in_features] + [hidden_features] * (depth - 1)]
     return Classifier(layers, hidden_features, out_features)
 
 
 def gcn(in_features: int, hidden_features: int, out_features: int, depth: int) -> Classifier:
     """GCN: one linear layer in each message passing layer; :func:`data_list` has normalised its edges."""
     layers = [
-        _GCNLayer(width, hidden_features, normalize=False) for width in [in_features] + [hidden_features] * (depth - 1)
+        GCNLayer(width, hidden_features, normalize=False) for width in [in_features] + [hidden_features] * (depth - 1)
     ]
     return Classifier(layers, hidden_features, out_features)
 
@@ -105,19 +105,13 @@ MODELS: dict[Family, Callable[[int, int, int, int], Classifier]] = {"GIN": gin, 
 
 
 def data_list(graphs: GraphBatch, family: Family) -> list[Data]:
-    """PyG's graphs, edges sorted by target; for the GCN with self-loops and normalised weights.
-
-    Raises:
-        ValueError: an adjacency is not symmetric, so its CSR form could not serve the backward pass too.
-    """
-    adjacency = _adjacency(graphs, family)
-    if abs(adjacency - adjacency.T).sum() > 0:
-        raise ValueError("graphs must be undirected: the rivals' CSR form relies on it")
-    target = torch.arange(graphs.num_nodes).repeat_interleave(torch.from_numpy(adjacency.indptr).diff())
-    edge_index = torch.stack([torch.from_numpy(adjacency.indices).long(), target])
-    edge_weight = torch.from_numpy(adjacency.data)
+    """PyG's graphs, edges sorted by target; for the GCN with self-loops and normalised weights."""
+    matrix = adjacency(graphs, family)
+    target = torch.arange(graphs.num_nodes).repeat_interleave(torch.from_numpy(matrix.indptr).diff())
+    edge_index = torch.stack([torch.from_numpy(matrix.indices).long(), target])
+    edge_weight = torch.from_numpy(matrix.data)
     assert graphs.y is not None
-    first_node, first_edge = graphs.ptr.tolist(), adjacency.indptr[graphs.ptr.numpy()].tolist()
+    first_node, first_edge = graphs.ptr.tolist(), matrix.indptr[graphs.ptr.numpy()].tolist()
     data = []
     for graph in range(len(graphs)):
         nodes = slice(first_node[graph], first_node[graph + 1])
@@ -128,14 +122,20 @@ def data_list(graphs: GraphBatch, family: Family) -> list[Data]:
     return data
 
 
-def _adjacency(graphs: GraphBatch, family: Family) -> scipy.sparse.csr_matrix:
-    """``A`` for the GIN, ``D^-1/2 (A + I) D^-1/2`` for the GCN, over all nodes; row ``v`` gathers into node ``v``."""
+def adjacency(graphs: GraphBatch, family: Family) -> scipy.sparse.csr_matrix:
+    """``A`` for the GIN, ``D^-1/2 (A + I) D^-1/2`` for the GCN, over all nodes; row ``v`` gathers into node ``v``.
+
+    Raises:
+        ValueError: it is not symmetric, so its CSR form could not serve the backward pass too.
+    """
     shape = (graphs.num_nodes, graphs.num_nodes)
     ones = np.ones(graphs.num_edges, np.float32)
-    adjacency = scipy.sparse.csr_matrix((ones, graphs.indices.numpy(), graphs.indptr.numpy()), shape)
+    matrix = scipy.sparse.csr_matrix((ones, graphs.indices.numpy(), graphs.indptr.numpy()), shape)
+    if abs(matrix - matrix.T).sum() > 0:
+        raise ValueError("graphs must be undirected: the rivals' CSR form relies on it")
     if family == "GIN":
-        return adjacency
-    target, source = (torch.from_numpy(side).long() for side in adjacency.tocoo().coords)
+        return matrix
+    target, source = (torch.from_numpy(side).long() for side in matrix.tocoo().coords)
     (source, target), weight = gcn_norm(torch.stack([source, target]), num_nodes=graphs.num_nodes)
     return scipy.sparse.csr_matrix((weight.numpy(), (target.numpy(), source.numpy())), shape)
 
