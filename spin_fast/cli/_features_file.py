@@ -41,7 +41,8 @@ def check_features(
     if operator not in (None, features.operator):
         raise ValueError(f"--operator {operator}: {source} has {features.operator}")
     if needs_node_rows is not None and features.index is not None and features.row_of_node is None:
-        raise ValueError(f"{needs_node_rows}: {source} must be made by spin-fast precompute --node-rows")
+        without = "--branches hops without dropout takes it"
+        raise ValueError(f"{needs_node_rows}: {source} was made by spin-fast precompute --no-node-rows; {without}")
     if not options.deduplicate and features.index is not None:
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
 

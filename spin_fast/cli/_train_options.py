@@ -53,7 +53,7 @@ class ModelOptions:
     branches: Annotated[
         Literal["hops", "joint", "both"],
         model_option(help="What an MLP reads: one hop of a node (hops), or all of them side by side (joint)."),
-    ] = "hops"
+    ] = "joint"
     readout: Annotated[Literal["attention", "sum"], model_option(help="How a graph's nodes are summed.")] = "sum"
     hidden: Annotated[int, model_option(min=1, help="Width of a branch.")] = 32
     layers: Annotated[int, model_option(min=1, help="Linear layers of a branch.")] = 3

@@ -48,8 +48,8 @@ def precompute(
         output_option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
     node_rows: Annotated[
-        bool, output_option("--node-rows", help="Keep the row of each node, for train --branches joint and --dropout.")
-    ] = False,
+        bool, output_option(help="Keep the row of each node, which all of train but --branches hops needs.")
+    ] = True,
     deduplicate: Annotated[bool, typer.Option(help="Store equal rows once.", rich_help_panel="Hops")] = True,
 ) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.

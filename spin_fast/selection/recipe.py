@@ -46,7 +46,7 @@ class Recipe:
     standardize: bool | Literal["auto"] = "auto"
     num_hops: int = 3
     operator: str | Sequence[str] = "sym"
-    branches: Literal["hops", "joint", "both"] = "hops"
+    branches: Literal["hops", "joint", "both"] = "joint"
     readout: Literal["attention", "sum"] = "sum"
     size_aware: bool = False
     hidden_features: int = 32

@@ -51,6 +51,7 @@ def paper(dataset: str, readout: Literal["attention", "sum"]) -> Space:
         "hidden_features": hidden_features,
         "learning_rate": [learning_rate],
         "weight_decay": [weight_decay],
+        "branches": ["hops"],
         "readout": [readout],
         "calibrate": [False],
         "schedule": ["constant"],

@@ -94,7 +94,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     operator: str | Sequence[str] = "sym"
     readout: Literal["attention", "sum"] = "sum"
     _: KW_ONLY
-    branches: Literal["hops", "joint", "both"] = "hops"
+    branches: Literal["hops", "joint", "both"] = "joint"
     size_aware: bool = False
     degree: Degree | None = None
     one_hot: bool | Sequence[int] = False

@@ -65,7 +65,7 @@ def test_settings_share_features(data: TrainingSet, tmp_path: Path, in_files: bo
     recipe = Recipe(num_hops=1, hidden_features=4, num_layers=1, epochs=1, batch_size=150)
     trained = recipe.train(data, 0)
     features, _ = next(iter(data._made.values()))
-    replace(recipe, learning_rate=1e-4, branches="hops").train(data, 0)
+    replace(recipe, learning_rate=1e-4, branches="both").train(data, 0)
     assert len(data._made) == 1
     again = replace(data, _made={})
     assert recipe.train(again, 0)[:3] == trained[:3]

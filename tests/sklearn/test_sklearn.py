@@ -106,7 +106,7 @@ def features(graphs: GraphBatch) -> PowerFeatures:
 
 @pytest.fixture
 def classifier() -> SPINClassifier:
-    return SPINClassifier(num_hops=2, **{**SMALL, "epochs": 30})
+    return SPINClassifier(num_hops=2, branches="hops", **{**SMALL, "epochs": 30})
 
 
 @settings(max_examples=20)
