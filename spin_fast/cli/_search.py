@@ -12,7 +12,6 @@ import typer
 
 from .. import datasets
 from ..selection import spaces
-from ..selection.trials import rounds
 
 PAPER = {"paper-att": "attention", "paper-sum": "sum"}
 search_option = partial(typer.Option, rich_help_panel="Search")
@@ -59,17 +58,5 @@ class SearchOptions:
         else:
             raise ValueError(f"--space must be spin, {', '.join(PAPER)}, or a .json file, got {self.space}")
         budgets = (None,) if self.space in PAPER else spaces.budgets(found)
-        if self.ensemble > (left := rounds(len(found), len(budgets))[-1]):
-            raise ValueError(
-                f"--ensemble must be at most {left}, what is left of {len(found)} settings after all rounds"
-            )
+        spaces.check_ensemble(self.ensemble, len(found), len(budgets))
         return found, budgets
-
-
-def search_epochs(candidates: Sequence[Any], budgets: Sequence[int | None]) -> int:
-    """At most how many epochs a search takes, by which its progress is shown."""
-    if len(candidates) == 1:
-        return 0
-    epochs = max(map(spaces.epochs_of, candidates))
-    numbers = rounds(len(candidates), len(budgets))
-    return sum(number * (budget or epochs) for number, budget in zip(numbers, budgets, strict=True))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import time
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +14,13 @@ from rich.table import Table
 from .. import datasets, training
 from .._common import files
 from .._common.progress import progress_bar
-from ..selection import Search, TrainingSet, Trial, search, spaces
-from ..selection.evaluation import differing, facts_of
+from ..selection import TrainingSet, Trial, search, spaces
+from ..selection.training_set import differing, facts_of
 from ._app import Report, document_of, kernels_on
 from ._errors import one_line_warnings
 from ._metric import show_score
 from ._outputs import check_output, is_trials
-from ._search import SearchOptions, search_epochs
+from ._search import SearchOptions
 from ._train_outputs import Outputs
 
 SHOWN = 5  # of the ranking
@@ -59,7 +57,10 @@ def train_by_search(
     candidates, budgets = options.candidates(source, seed)
     data = TrainingSet.of(read.graphs, split.train, split.validation, metric)
     start = time.perf_counter()
-    with progress_bar(source.title, search_epochs(candidates, budgets) or None, True) as advance, one_line_warnings():
+    with (
+        progress_bar(source.title, spaces.search_epochs(candidates, budgets) or None, True) as advance,
+        one_line_warnings(),
+    ):
 
         def on_trial(trial: Trial) -> None:
             at = "diverged" if trial.trained is None else show_score(metric_name, trial.trained.validation)
@@ -70,7 +71,11 @@ def train_by_search(
     validation, test = (_score(model, read, ids, metric) for ids in (split.validation, split.test))
     seconds = time.perf_counter() - start
     training.save_checkpoint(outputs.model, model, dataset=source.title, metric=metric_name, test=test, **metadata)
-    _write_trials(trials_path, found)
+    rows = found.table()
+    with files.replacing(trials_path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
+        writer.writeheader()
+        writer.writerows(rows)
     for stale in (outputs.state, outputs.curve, outputs.log):  # of a run before
         stale.unlink(missing_ok=True)
     chosen = found.ranking[: max(options.ensemble, 1)]
@@ -101,7 +106,9 @@ def train_by_search(
     for name in ("model", "trials", "result"):
         table.add_row(name, escape(str(facts[name])))
     ranking = Table("rank", "validation", "loss", "settings", title="the best by validation", title_justify="left")
-    for rank, (trial, settings) in enumerate(zip(found.ranking, _settings(found.ranking), strict=True), 1):
+    for rank, (trial, settings) in enumerate(
+        zip(found.ranking, differing([facts_of(trial.settings) for trial in found.ranking]), strict=True), 1
+    ):
         if rank <= max(SHOWN, len(chosen)) and trial.trained is not None:
             told = ", ".join(f"{name} {value}" for name, value in settings.items())
             score = show_score(metric_name, trial.trained.validation)
@@ -118,21 +125,3 @@ def _score(model: Any, read: datasets.Folder, ids: torch.Tensor, metric: trainin
     graphs = read.graphs[ids]
     assert graphs.y is not None
     return metric(torch.cat(list(training.predict_chunks(model, graphs))), graphs.y)
-
-
-def _write_trials(path: Path, found: Search) -> None:
-    """A row per trained model, best first where the budget is all epochs."""
-    last = [*found.ranking, *(trial for trial in found.trials if trial not in found.ranking)]
-    settings = _settings(last)
-    names = list(dict.fromkeys(name for of in settings for name in of))
-    with files.replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        rows = csv.DictWriter(file, ["validation", "loss", "epochs", "budget", "seconds", *names])
-        rows.writeheader()
-        for trial, of in zip(last, settings, strict=True):
-            kept = {} if trial.trained is None else trial.trained._asdict()
-            facts = {name: kept.get(name) for name in ("validation", "loss", "epochs")}
-            rows.writerow(facts | {"budget": trial.budget, "seconds": round(trial.seconds, 3)} | of)
-
-
-def _settings(trials: Sequence[Trial]) -> list[dict[str, Any]]:
-    return differing([facts_of(trial.settings) for trial in trials])

@@ -22,14 +22,15 @@ from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..selection import Evaluation, Trial, published, spaces
 from ..selection import evaluate as evaluate_folds
-from ..selection.evaluation import EVALUATION_FORMAT, differing
+from ..selection.evaluation import EVALUATION_FORMAT
+from ..selection.training_set import differing
 from ._app import Report, command
 from ._errors import one_line_warnings
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, show_score
 from ._options import DATASET, DataOptions, Splits, data_option, output_option
 from ._outputs import check_output, is_evaluation_table, is_picture
-from ._search import SearchOptions, search_epochs, search_option
+from ._search import SearchOptions, search_option
 
 FOLDS, RUNS, RUNS_OF_ONE_SPLIT = 10, 3, 10
 
@@ -111,7 +112,7 @@ def evaluate(
         "commit": _commit(),
     }
     num_runs = runs if runs is not None else RUNS if len(parts) > 1 else RUNS_OF_ONE_SPLIT
-    per_fold = search_epochs(candidates, budgets)
+    per_fold = spaces.search_epochs(candidates, budgets)
     per_fold += num_runs * max(options.ensemble, 1) * max(map(spaces.epochs_of, candidates))
     done = 0 if before is None else len(before.folds)
     with progress_bar(source.title, len(parts) * per_fold, True, done=done * per_fold) as advance, one_line_warnings():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
@@ -23,7 +22,7 @@ from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
 from ..training.ensemble import mean_scores
-from .training_set import Settings, TrainingSet
+from .training_set import Settings, TrainingSet, facts_of
 from .trials import Trial, rounds, run, search
 
 EVALUATION_FORMAT = "spin_fast evaluation 1"
@@ -218,22 +217,6 @@ def evaluate(
         if on_fold is not None:
             on_fold(done)
     return done
-
-
-def facts_of(settings: Any) -> dict[str, Any]:
-    """Settings, with the name of their class, as values of JSON."""
-    facts = {"kind": type(settings).__name__} | dataclasses.asdict(settings)
-    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
-    return plain
-
-
-def differing(facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of several settings the values that are not the same in all."""
-    values: dict[str, set[str]] = {}
-    for of in facts:
-        for name, value in of.items():
-            values.setdefault(name, set()).add(str(value))
-    return [{name: value for name, value in of.items() if len(values[name]) > 1} for of in facts]
 
 
 def _labels(graphs: GraphBatch) -> Tensor:

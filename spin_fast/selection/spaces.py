@@ -12,6 +12,7 @@ from .._common import check
 from .recipe import Recipe
 from .subtree import SubtreeRecipe
 from .training_set import Settings
+from .trials import rounds
 
 Space = Mapping[str, Sequence[Any]]  # values of each parameter of a Recipe
 
@@ -100,6 +101,25 @@ def budgets(of: Sequence[Settings]) -> tuple[int | None, ...]:
     """Numbers of epochs for a search among settings by successive halving: a ninth of theirs, a third, and all."""
     epochs = max(epochs_of(settings) for settings in of)
     return (max(epochs // 9, 1), max(epochs // 3, 1), None) if len(of) > 1 else (None,)
+
+
+def check_ensemble(ensemble: int, candidates: int, num_budgets: int) -> None:
+    """Check that so many settings are left after all rounds of a search.
+
+    Raises:
+        TypeError, ValueError: names the argument and what is wrong with it.
+    """
+    if check.integer("ensemble", ensemble, 0) > (left := rounds(candidates, num_budgets)[-1]):
+        raise check.ArgumentValueError("ensemble", f"be at most {left}, what a search leaves of {candidates}", ensemble)
+
+
+def search_epochs(settings: Sequence[Settings], budgets: Sequence[int | None]) -> int:
+    """At most how many epochs a search takes, by which its progress is shown."""
+    if len(settings) == 1:
+        return 0
+    epochs = max(map(epochs_of, settings))
+    numbers = rounds(len(settings), len(budgets))
+    return sum(number * (budget or epochs) for number, budget in zip(numbers, budgets, strict=True))
 
 
 def epochs_of(settings: Settings, budget: int | None = None) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
+import json
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -109,3 +111,19 @@ class Settings(Protocol):
 
     def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
         """Train a new model; ``epochs`` is a budget smaller than its own."""
+
+
+def facts_of(settings: Any) -> dict[str, Any]:
+    """Settings, with the name of their class, as values of JSON."""
+    facts = {"kind": type(settings).__name__} | dataclasses.asdict(settings)
+    plain: dict[str, Any] = json.loads(json.dumps(facts, default=str))
+    return plain
+
+
+def differing(facts: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of several settings the values that are not the same in all."""
+    values: dict[str, set[str]] = {}
+    for of in facts:
+        for name, value in of.items():
+            values.setdefault(name, set()).add(str(value))
+    return [{name: value for name, value in of.items() if len(values[name]) > 1} for of in facts]

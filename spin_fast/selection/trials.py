@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from .._common import check
 from ..nn import GraphModel
 from ..training import Diverged, Ensemble
-from .training_set import Settings, Trained, TrainingSet
+from .training_set import Settings, Trained, TrainingSet, differing, facts_of
 
 SHARE = 3  # of so many candidates one goes on
 
@@ -52,6 +52,17 @@ class Search:
         """The trials of the last budget that have not diverged, the best first."""
         last = [trial for trial in self.trials if trial.budget == self.trials[-1].budget]
         return _ranked(last)
+
+    def table(self) -> list[dict[str, Any]]:
+        """The trials, those of :attr:`ranking` first: what came out, and the settings that are not the same in all."""
+        ranking = self.ranking
+        trials = ranking + [trial for trial in self.trials if not any(trial is of for of in ranking)]
+        rows = []
+        for trial, settings in zip(trials, differing([facts_of(trial.settings) for trial in trials]), strict=True):
+            of = (None, None, None) if trial.trained is None else trial.trained[:3]
+            known = dict(zip(("validation", "loss", "epochs"), of, strict=True))
+            rows.append(known | {"budget": trial.budget, "seconds": trial.seconds} | settings)
+        return rows
 
     def model(self, ensemble: int = 0) -> GraphModel:
         """The best model, or an :class:`spin_fast.training.Ensemble` of so many of the best.

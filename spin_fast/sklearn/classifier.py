@@ -6,7 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -27,14 +27,15 @@ from torch.nn import functional as F
 
 from .. import training
 from .._common import check
+from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
-from ..nn import SPIN
+from ..nn import GraphModel
+from ..selection import Recipe, Settings, TrainingSet, search, spaces
 from ..training.schedules import Schedule
 from .transformer import GraphEstimator, Graphs, check_finite
 
-READOUTS = ("attention", "sum")
 _random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
 
 
@@ -62,7 +63,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             :meth:`spin_fast.PowerFeatures.from_graphs`.
         readout: ``"sum"`` or ``"attention"``.
         branches: ``"hops"``, ``"joint"`` or ``"both"``: what an MLP reads, one hop of a node, or all side by side.
-        degree, one_hot, standardize: those of :class:`spin_fast.NodeFeatures`.
+        degree, max_degree, one_hot, standardize: those of :class:`spin_fast.NodeFeatures`.
         calibrate: scale the new weights by the training graphs, see :meth:`spin_fast.SPIN.calibrate`.
         epochs, batch_size, learning_rate, schedule, weight_decay: those of :func:`spin_fast.training.fit`.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
@@ -71,8 +72,13 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         patience: stop after so many epochs without a better accuracy on the graphs held out.
         validation_fraction: the share of graphs that ``fit`` holds out, stratified by class (but not by several labels
             per graph), to choose the epoch by. With 0 it trains on all and chooses by them.
+        search: instead of one model train many, and keep what is best on the graphs held out: a number of settings,
+            drawn from those of :func:`spin_fast.selection.spaces.candidates`, or settings of your own, a list of
+            :class:`spin_fast.selection.Recipe`. All other arguments of features, model and training are then not used.
+            ``X`` must be graphs.
+        ensemble: with ``search``, average the probabilities of so many of the best.
         device: where to train, as torch names it; None for the device of ``X``.
-        n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all.
+        n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all; of a search processes.
         random_state: an int, a ``numpy.random.RandomState``, or None: of the graphs held out, the weights, the order of
             the graphs and dropout.
         verbose: show progress bars on the terminal.
@@ -87,6 +93,9 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             ``validation`` (the accuracy), ``learning_rate`` and ``seconds``.
         best_epoch_: the position in ``history_`` of the epoch whose weights were kept.
         n_iter_: the number of epochs.
+        trials_: with ``search`` the models that were tried, those that were trained to the end first, as
+            :meth:`spin_fast.selection.Search.table` returns them; ``history_``, ``best_epoch_`` and ``n_iter_`` are not
+            there, and ``model_`` may be any :class:`spin_fast.nn.GraphModel`.
     """
 
     hidden_features: int = 32
@@ -97,6 +106,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     branches: Literal["hops", "joint", "both"] = "joint"
     size_aware: bool = False
     degree: Degree | None = None
+    max_degree: int | None = None
     one_hot: bool | Sequence[int] = False
     standardize: bool | Literal["auto"] = "auto"
     num_layers: int = 3
@@ -112,6 +122,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
     patience: int = 60
     validation_fraction: float = 0.1
+    search: int | Sequence[Settings] | None = None
+    ensemble: int = 0
     device: str | torch.device | None = None
     n_jobs: int | None = None
     random_state: int | np.random.RandomState | None = None
@@ -145,41 +157,38 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         train, validation = self._split(y, sample_weight, random)
         class_weight = self._class_weight(classes, y[train], None if sample_weight is None else sample_weight[train])
         seed = int(random.randint(2**31 - 1))
+        if self.search is not None:
+            assert isinstance(graphs, GraphBatch)  # as is checked
+            if sample_weight is not None:
+                raise ValueError("sample_weight must be None with search, where all graphs count once")
+            model = self._search(replace(graphs, y=torch.from_numpy(codes)), train, validation, len(classes), seed)
+            return self._keep(model, model.node_features, graphs, classes, multilabel)
+        recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
-            features, node_features = self._features(graphs, train)
+            features, node_features = self._features(recipe, graphs, train)
             labels = torch.from_numpy(codes)
             features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
             shares = _shares(codes, class_weight, sample_weight)
             with _seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
                     warnings.filterwarnings("ignore", "validation has .* of train", UserWarning)
-                model = self._model(features, len(classes))
-                if self.calibrate:
-                    model.calibrate(features[train])
+                model = recipe.new_model(features, train, len(classes))
                 result = training.fit(
                     model,
                     features,
                     train,
                     validation,
-                    epochs=self.epochs,
-                    batch_size=self.batch_size,
-                    learning_rate=self.learning_rate,
-                    schedule=self.schedule,
-                    weight_decay=self.weight_decay,
-                    class_weight=class_weight,
+                    **recipe.fit_arguments | {"class_weight": class_weight},
                     graph_weight=sample_weight,
-                    patience=self.patience,
                     seed=seed,
                     metric=training.accuracy if shares is None else _weighted_accuracy(shares[validation]),
                     progress=bool(self.verbose),
                 )
         model.node_features = node_features
-        self.model_, self.node_features_ = model, node_features
-        self.classes_, self.n_features_in_, self._multilabel = classes, graphs.num_features, multilabel
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
         if result.interrupted:
             warnings.warn("Training interrupted by user.", stacklevel=2)
-        return self
+        return self._keep(model, node_features, graphs, classes, multilabel)
 
     def predict(self, X: Any) -> np.ndarray:
         """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1.
@@ -221,8 +230,6 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
 
     def _check_arguments(self, graphs: Graphs) -> None:
         """Check the arguments that neither the model nor ``training.fit`` checks."""
-        if self.readout not in READOUTS:
-            raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {self.readout!r}")
         if check.number("validation_fraction", self.validation_fraction, 0) >= 1:
             raise ValueError(f"validation_fraction must be in [0, 1), got {self.validation_fraction}")
         try:
@@ -230,6 +237,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         except (RuntimeError, AssertionError, TypeError) as error:
             raise ValueError(f"device must be one that torch has here, or None, got {self.device!r}") from error
         operator = check.operators(self.operator)
+        if self.search is not None:
+            self._check_search(graphs)
         if isinstance(graphs, GraphBatch):
             return
         if self.degree is not None or self.one_hot is not False or self.standardize is True:
@@ -244,6 +253,21 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 f"X must have {self.num_hops} hops of {operator!r} as the estimator's num_hops and operator say, "
                 f"got {graphs.num_hops} of {graphs.operator!r}"
             )
+
+    def _check_search(self, graphs: Graphs) -> None:
+        if not isinstance(graphs, GraphBatch):
+            raise TypeError(
+                "X must be graphs with search, whose settings have features of their own, got PowerFeatures"
+            )
+        if isinstance(self.search, int):
+            check.integer("search", self.search, 1)
+        elif not self.search or not all(hasattr(of, "train") for of in self.search):
+            raise TypeError(f"search must be a number or settings such as Recipe, at least one, got {self.search!r}")
+        for name, default in (("class_weight", None), ("device", None)):
+            if getattr(self, name) is not default:
+                raise ValueError(f"{name} must be {default} with search, got {getattr(self, name)!r}")
+        if self.validation_fraction == 0:
+            raise ValueError("validation_fraction must be above 0 with search, which selects by the graphs held out")
 
     def _class_weight(self, classes: np.ndarray, y: np.ndarray, weight: np.ndarray | None) -> Any:
         """Return ``class_weight`` for ``training.fit``, from labels and sample weights of the training graphs."""
@@ -282,34 +306,52 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             ) from error
         return np.sort(parts[0]), np.sort(parts[1])
 
-    def _features(self, graphs: Graphs, train: np.ndarray) -> tuple[PowerFeatures, NodeFeatures | None]:
+    def _features(self, recipe: Recipe, graphs: Graphs, train: np.ndarray) -> tuple[PowerFeatures, NodeFeatures | None]:
         """Return the power features, and the fitted preparation of node features if there is any."""
         if self.device is not None:
             graphs = graphs.to(self.device)
         if isinstance(graphs, PowerFeatures):
             return graphs, None
-        node_features = NodeFeatures(self.degree, one_hot=self.one_hot, standardize=self.standardize).fit(graphs, train)
-        progress, node_rows = bool(self.verbose), self.dropout > 0 or self.branches != "hops"
-        graphs = node_features.transform(graphs)
-        made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
-        return made, node_features
+        return recipe.features(graphs, train, progress=bool(self.verbose))
 
-    def _model(self, features: PowerFeatures, num_classes: int) -> SPIN:
-        model = SPIN(
-            features.num_features,
-            self.hidden_features,
-            num_classes,
-            self.num_hops,
-            num_operators=features.num_operators,
-            branches=self.branches,
-            attention=self.readout == "attention",
-            size_aware=self.size_aware,
-            num_layers=self.num_layers,
-            batch_norm=self.batch_norm,
-            dropout=self.dropout,
-            classifier_features=self.classifier_features,
-        )
-        return model.to(features.rows.device, features.rows.dtype)
+    def _search(
+        self, graphs: GraphBatch, train: np.ndarray, validation: np.ndarray, num_classes: int, seed: int
+    ) -> GraphModel:
+        """Return the best of many models, or the ensemble of the best."""
+        assert graphs.y is not None
+        labels = graphs.y.to(graphs.x.dtype) if graphs.y.dim() == 2 else graphs.y
+        graphs = replace(graphs, y=labels)
+        data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), training.accuracy)
+        data = replace(data, num_outputs=num_classes)
+        settings = spaces.candidates(self.search, seed=seed) if isinstance(self.search, int) else [*(self.search or [])]
+        budgets = spaces.budgets(settings)
+        spaces.check_ensemble(self.ensemble, len(settings), len(budgets))
+        total = spaces.search_epochs(settings, budgets)
+        with progress_bar("epochs", total, bool(self.verbose)) as advance, _threads(1):
+            found = search(
+                data,
+                settings,
+                budgets=budgets,
+                seed=seed,
+                n_jobs=effective_n_jobs(self.n_jobs),
+                on_trial=lambda trial: advance("", spaces.epochs_of(trial.settings, trial.budget)),
+            )
+        self.trials_ = found.table()
+        return found.model(self.ensemble)
+
+    def _keep(
+        self,
+        model: GraphModel,
+        node_features: NodeFeatures | None,
+        graphs: Graphs,
+        classes: np.ndarray,
+        multilabel: bool,
+    ) -> SPINClassifier:
+        self.model_: Any = model
+        self.node_features_ = node_features
+        self.classes_, self.n_features_in_, self._multilabel = classes, graphs.num_features, multilabel
+        self._dtype = graphs.x.dtype if isinstance(graphs, GraphBatch) else graphs.rows.dtype
+        return self
 
     def _scores(self, X: Any) -> Tensor:
         """Class scores ``[G, C]`` on the CPU."""
@@ -318,10 +360,12 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         self._check_features(graphs)
         weight, made = next(self.model_.parameters()), self.node_features_
         graphs = graphs.to(weight.device)
+        if self.search is not None and isinstance(graphs, PowerFeatures):
+            raise TypeError("X must be graphs where search has chosen the model, got PowerFeatures")
         with _threads(self.n_jobs), torch.inference_mode():
             if isinstance(graphs, GraphBatch):
-                if graphs.x.dtype != weight.dtype:
-                    raise TypeError(f"X must be {weight.dtype} as in fit, got {graphs.x.dtype}")
+                if graphs.x.dtype != self._dtype:
+                    raise TypeError(f"X must be {self._dtype} as in fit, got {graphs.x.dtype}")
                 scores = torch.cat(list(training.predict_chunks(self.model_, graphs))).cpu()
             elif made is not None and (made.degree is not None or any(made.categories_) or made.columns_):
                 raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")

@@ -27,7 +27,9 @@ from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_de
 from sklearn.utils.validation import check_array
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
+from spin_fast.selection import Recipe, SubtreeRecipe
 from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier, SubtreeCounts
+from spin_fast.training import Ensemble
 
 NAMES = np.array(["ring", "path", "star"])
 
@@ -528,3 +530,36 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
     with pytest.raises(TypeError, match=r"X must be torch.float32 as in fit, got torch.float64"):
         classifier.predict(double)
     assert clone(classifier).fit(double).predict_proba(double).dtype == np.float64
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_search(graphs: GraphBatch, several: bool) -> None:
+    y = np.stack([graphs.y == 0, graphs.num_nodes_per_graph > 8], axis=1).astype(int) if several else NAMES[graphs.y]
+    small = {"hidden_features": 8, "num_layers": 2, "epochs": 30, "learning_rate": 0.02, "batch_size": 16}
+    recipes = [Recipe(num_hops=hops, **small) for hops in (0, 1, 2)]
+    recipes += [SubtreeRecipe(num_hops=hops) for hops in (1, 2)]
+    options: dict[str, Any] = {"validation_fraction": 0.3, "random_state": 0, "search": recipes}
+    best = SPINClassifier(**options).fit(graphs, y)
+    assert len(best.trials_) == 5 + 2 + 1
+    assert best.trials_[0]["validation"] == max(of["validation"] for of in best.trials_ if of["budget"] is None)
+    assert best.score(graphs, y) > 0.7
+    both = SPINClassifier(**options | {"search": recipes[1:4:2] * 5, "ensemble": 2, "n_jobs": 2}).fit(graphs, y)
+    assert isinstance(both.model_, Ensemble)
+    assert both.score(graphs, y) > 0.7
+    again = pickle.loads(pickle.dumps(both))
+    assert np.array_equal(again.predict_proba(graphs), both.predict_proba(graphs))
+    for wrong, message in (
+        ({"search": 0}, "search must be at least 1"),
+        ({"search": []}, "search must be a number or settings"),
+        ({"ensemble": 2}, "ensemble must be at most 1, what a search leaves of 5, got 2"),
+        ({"validation_fraction": 0}, "validation_fraction must be above 0 with search"),
+        ({"class_weight": "balanced"}, "class_weight must be None with search"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            SPINClassifier(**options | wrong).fit(graphs, y)
+    with pytest.raises(ValueError, match="sample_weight must be None with search"):
+        SPINClassifier(**options).fit(graphs, y, np.ones(60))
+    with pytest.raises(TypeError, match="X must be graphs with search"):
+        SPINClassifier(**options).fit(PowerFeatures.from_graphs(graphs, 1), y)
+    with pytest.raises(TypeError, match="X must be graphs where search"):
+        best.predict(PowerFeatures.from_graphs(graphs, 1))
