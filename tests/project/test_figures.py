@@ -8,7 +8,7 @@ import re
 from decimal import Decimal
 
 import pytest
-from helpers import ROOT
+from helpers import ROOT, benchmark_module
 
 RESULTS = ROOT / "benchmarks" / "results" / "training" / "results.json"
 pytestmark = pytest.mark.skipif(not RESULTS.is_file(), reason="no benchmarks/results: this is not a checkout")
@@ -47,6 +47,16 @@ def test_the_plot_is_of_the_committed_times() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     assert (ROOT / "docs" / "edges.svg").read_text() == module.drawn(), "python docs/edges.py draws it anew"
+
+
+def test_the_tables_are_of_the_committed_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = benchmark_module("studies.tables")
+    monkeypatch.setattr(tables, "RESULTS", RESULTS.parent.parent)
+    monkeypatch.setattr(tables, "TABLES", RESULTS.parent.parent / "tables")
+    found = tables.evaluations()
+    written = "python -m spin_fast.benchmarks.studies.tables writes it anew"
+    assert (tables.TABLES / "tables.md").read_text() == tables.page(found), written
+    assert tables.summary(found) in (ROOT / "README.md").read_text()
 
 
 def test_the_life_of_a_step_names_files_that_are_there() -> None:
