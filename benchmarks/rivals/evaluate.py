@@ -42,7 +42,7 @@ LIBRARIES = ("torch", "torch-geometric", "scikit-learn")
 def gin_space() -> dict[str, Sequence[Any]]:
     """What SPIN's space and a GIN have in common, and the GIN's own architecture."""
     own: dict[str, Sequence[Any]] = {"num_layers": [1, 2, 3, 4, 5], "train_eps": [False, True]}
-    own |= {"readout": ["sum", "mean"], "schedule": ["cosine"]}
+    own |= {"readout": ["sum", "mean"], "dropout": [0.0, 0.2], "schedule": ["cosine"]}
     known = {field.name for field in fields(networks.GIN)} - own.keys()
     return {name: values for name, values in spaces.family().items() if name in known} | own
 

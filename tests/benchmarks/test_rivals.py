@@ -117,7 +117,7 @@ def test_grids() -> None:
     assert all(rivals.grid(kind, 3) for kind in rivals.GRIDS)
     assert {of.one_hot for of in rivals.grid("GCN", one_hot=True)} == {True}
     searched, family = rivals.gin_space(), spaces.family()
-    for name in ("learning_rate", "weight_decay", "batch_size", "hidden_features", "dropout", "degree", "epochs"):
+    for name in ("learning_rate", "weight_decay", "batch_size", "hidden_features", "degree", "epochs"):
         assert searched[name] == family[name]
     drawn = rivals.grid(rivals.SEARCHED, 64)
     assert len({str(of) for of in drawn}) == 64
