@@ -60,7 +60,7 @@ class Search:
         rows = []
         for trial, settings in zip(trials, differing([facts_of(trial.settings) for trial in trials]), strict=True):
             of = (None, None, None) if trial.trained is None else trial.trained[:3]
-            known = dict(zip(("validation", "loss", "epochs"), of, strict=True))
+            known = dict(zip(("validation", "loss", "trained_epochs"), of, strict=True))
             rows.append(known | {"budget": trial.budget, "seconds": trial.seconds} | settings)
         return rows
 
@@ -107,6 +107,8 @@ def search(
     """
     if not candidates:
         raise ValueError("candidates must hold at least one, got none")
+    if not budgets:
+        raise ValueError("budgets must hold at least one, got none")
     check.integer("n_jobs", n_jobs, 1)
     trials: list[Trial] = []
     left = list(candidates)

@@ -50,7 +50,17 @@ def test_the_loss_decides_between_equals(data: TrainingSet) -> None:
     assert ranking[:3] == [candidates[1], candidates[0], candidates[2]]
 
 
+def test_a_budget_is_no_more_than_the_epochs(data: TrainingSet) -> None:
+    small = {"num_hops": 0, "hidden_features": 4, "num_layers": 1, "batch_size": 150}
+    found = search(data, [Recipe(epochs=2, **small), Recipe(epochs=5, **small)], budgets=(3, None))
+    assert [trial.trained.epochs for trial in found.trials[:2]] == [2, 3]
+    rows = {(of["epochs"], of["budget"]): of["trained_epochs"] for of in found.table()}
+    assert (rows[2, 3], rows[5, 3]) == (2, 3)
+
+
 def test_bad_arguments(data: TrainingSet) -> None:
+    with pytest.raises(ValueError, match="budgets must hold at least one, got none"):
+        search(data, [Learner(0.5)], budgets=())
     with pytest.raises(ValueError, match="candidates must hold at least one"):
         search(data, [])
     with pytest.raises(ValueError, match="n_jobs must be at least 1"):
@@ -82,6 +92,8 @@ def test_a_recipe_has_the_parameters_of_the_estimator() -> None:
         assert field.default == defaults[field.name], field.name
     with pytest.raises(ValueError, match="readout must be one of attention, sum, got 'mean'"):
         Recipe(readout="mean")
+    with pytest.raises(TypeError, match="epochs must be an int, got str"):
+        Recipe(epochs="9")
 
 
 def test_spaces(tmp_path: Path) -> None:
@@ -94,6 +106,7 @@ def test_spaces(tmp_path: Path) -> None:
     assert len({str(recipe) for recipe in drawn}) == 20
     assert set(published.results("NCI1")) >= {"GIN", "SPIN-att"}
     assert published.results("digits") == {}
+    assert published.results("NCI1", "ROC-AUC") == {} != published.results("ogbg-molhiv", "ROC-AUC")
     with pytest.raises(ValueError, match=r"paper has settings for DD, .*, not for digits"):
         spaces.paper("digits", "sum")
     path = tmp_path / "space.json"
