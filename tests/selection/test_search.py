@@ -48,6 +48,18 @@ def test_the_loss_decides_between_equals(data: TrainingSet) -> None:
     candidates = [Learner(0.5, 2.0), Learner(0.5, 1.0), Learner(0.4, 0.0), Learner(float("nan"))]
     ranking = [trial.settings for trial in search(data, candidates).ranking]
     assert ranking[:3] == [candidates[1], candidates[0], candidates[2]]
+    nan = [Learner(float("nan"), loss) for loss in (2.0, 1.0)]
+    assert search(data, nan).ranking[0].settings is nan[1]
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_warnings_come_from_here(data: TrainingSet, n_jobs: int) -> None:
+    recipe = Recipe(num_hops=0, hidden_features=4, num_layers=1, epochs=1, batch_size=150)
+    task = (torch.arange(200) < 75).float()[:, None]  # 1 of no validation graph
+    graphs = replace(data.graphs, y=task)
+    data = replace(data, metric=training.rocauc, graphs=graphs, num_outputs=1, _made={})
+    with pytest.warns(UserWarning, match="metric rocauc is NaN on the validation graphs"):
+        search(data, [recipe], n_jobs=n_jobs)
 
 
 def test_a_budget_is_no_more_than_the_epochs(data: TrainingSet) -> None:
