@@ -78,7 +78,8 @@ def explain(
     check_output(table, is_explanation, source, checkpoint)
     trained = Trained.load(checkpoint, place, operators)
     if not isinstance(trained.model, SPIN):
-        raise ValueError(f"{checkpoint} is a {type(trained.model).__name__}, and only the scores of a SPIN are divided")
+        kind = type(trained.model).__name__
+        raise ValueError(f"{checkpoint} holds one {kind}, and only the scores of a single SPIN can be divided")
     if download:
         source = source.downloaded()
     chosen, number, name = _chosen(trained.read(source, undirected), graph, dataset)

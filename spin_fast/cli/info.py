@@ -87,13 +87,15 @@ def _model(path: Path) -> Report:
     model, metadata = training.load_checkpoint(path)
     kind, parameters = type(model).__name__, sum(parameter.numel() for parameter in model.parameters())
     head = {"model": str(path), "kind": kind, "parameters": parameters}
+    members = [{"kind": type(of).__name__} | of.config for of in getattr(model, "members", ())]
     table = Table(show_header=False)
-    for section in (head, model.config, metadata):
+    for section in (head, model.config, *members, metadata):
         for name, value in section.items():
             text = value if isinstance(value, str) else json.dumps(value)
             table.add_row(name, escape(shorten(text, MOST_CHARACTERS, placeholder=" ...")))
         table.add_section()
-    return Report(head | {"config": model.config, "metadata": metadata}, [table])
+    config = model.config | ({"members": members} if members else {})
+    return Report(head | {"config": config, "metadata": metadata}, [table])
 
 
 def _splits(

@@ -12,7 +12,6 @@ from .. import ops
 from .._common import check
 from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
-from ..ops import reference
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -100,14 +99,9 @@ def subtree_counts(
     """
     x = graphs.x if features is None else graphs.x[:, list(features)]
     types = edge_types_of(graphs) if edge_types else None
-    keys = ops.subtree_keys(
-        graphs.indptr, graphs.indices, x, num_hops, edge_type=types, seed=seed, check_invariants=False
-    )
-    beyond = num_columns - 2**64 % num_columns  # what negative keys, those from 2^63 on, are too large by
-    columns = (keys.remainder(num_columns) - beyond * (keys < 0)).remainder(num_columns)
-    graph = reference.run_of_entry(graphs.ptr, graphs.num_nodes)
-    entries = (graph[:, None] * num_columns + columns.T).flatten().sort().values  # hardly unsorted, graph after graph
-    entries, count = entries.unique_consecutive(return_counts=True)
+    entries, count = subtree_entries(
+        graphs.indptr, graphs.indices, x, graphs.ptr, num_hops, num_columns, seed, types
+    ).unique_consecutive(return_counts=True)
     row = entries // num_columns
     value = count.double()
     if norm is not None:
@@ -115,3 +109,21 @@ def subtree_counts(
         size.index_add_(0, row, count if norm == "l1" else count * count)  # of integers: in any order
         value /= (size.double() if norm == "l1" else size.double().sqrt())[row]
     return SubtreeCounts(offsets(row.bincount(minlength=len(graphs))), entries % num_columns, value)
+
+
+def subtree_entries(
+    indptr: Tensor,
+    indices: Tensor,
+    x: Tensor,
+    ptr: Tensor,
+    num_hops: int,
+    num_columns: int,
+    seed: int,
+    edge_type: Tensor | None,
+) -> Tensor:
+    """``graph * num_columns + column`` of every node after each hop, ``[N * (num_hops + 1)]`` int64, ascending."""
+    keys = ops.subtree_keys(indptr, indices, x, num_hops, edge_type=edge_type, seed=seed, check_invariants=False)
+    beyond = num_columns - 2**64 % num_columns  # what negative keys, those from 2^63 on, are too large by
+    columns = (keys.remainder(num_columns) - beyond * (keys < 0)).remainder(num_columns)
+    graph = torch.bucketize(torch.arange(x.shape[0], device=x.device), ptr[1:], right=True)
+    return (graph[:, None] * num_columns + columns.T).flatten().sort().values  # hardly unsorted, graph after graph

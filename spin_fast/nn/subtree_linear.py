@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .._common import check
-from ..features.subtree_counts import Norm, check_options, subtree_counts
+from ..features.subtree_counts import Norm, check_options, edge_types_of, subtree_entries
 from ..graphs.batch import GraphBatch
 from .base import GraphModel
 
@@ -87,12 +87,31 @@ class SubtreeLinear(GraphModel):
         """Class scores ``[G, out_features]``, in the dtype of the weights."""
         if graphs.num_features != self.in_features:
             raise ValueError(f"graphs must have {self.in_features} features as the model, got {graphs.num_features}")
-        counts = subtree_counts(graphs, **self.options)
-        place = torch.searchsorted(self.columns, counts.column).clamp(max=len(self.columns) - 1)
-        value = (counts.value * (self.columns[place] == counts.column)).to(self.weight.dtype)
+        types = edge_types_of(graphs) if self.options["edge_types"] else None
+        return self.forward_tensors(graphs.indptr, graphs.indices, graphs.x, graphs.ptr, types)
+
+    def forward_tensors(
+        self, indptr: Tensor, indices: Tensor, x: Tensor, ptr: Tensor, edge_type: Tensor | None = None
+    ) -> Tensor:
+        """The same from the arrays of a ``GraphBatch``, whose contents are not checked."""
+        names = ("num_hops", "num_columns", "seed", "features", "norm")
+        num_hops, num_columns, seed, features, norm = (self.options[name] for name in names)
+        x = x if features is None else x[:, features]
+        entries = subtree_entries(indptr, indices, x, ptr, num_hops, num_columns, seed, edge_type)
+        graph, column = entries // num_columns, entries % num_columns
+        place = torch.searchsorted(self.columns, column).clamp(max=len(self.columns) - 1)
+        known = (self.columns[place] == column).to(self.weight.dtype)
+        bags = ptr * (num_hops + 1)
         scores = F.embedding_bag(
-            place, self.weight, counts.ptr, mode="sum", per_sample_weights=value, include_last_offset=True
+            place, self.weight, bags, mode="sum", per_sample_weights=known, include_last_offset=True
         )
+        if norm is not None:
+            size = bags.diff()
+            if norm == "l2":  # the sum of the squares of counts is that of the counts of all entries
+                count = torch.searchsorted(entries, entries, right=True) - torch.searchsorted(entries, entries)
+                size = torch.zeros_like(size).index_add(0, graph, count)  # of integers: in any order
+            size = size.clamp(min=1).to(scores.dtype)
+            scores = scores / (size if norm == "l1" else size.sqrt())[:, None]
         return scores + self.bias
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:

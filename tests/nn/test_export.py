@@ -6,6 +6,7 @@ import io
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from torch._inductor import cpp_builder
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch
-from spin_fast.nn import export
+from spin_fast.nn import SubtreeLinear, export
 
 SIZES = ([4, 0, 1, 6, 3], [5, 9], [2] * 30, [3], [1], [0], [])
 
@@ -86,7 +87,7 @@ def test_the_ragged_form_is_exported_too(native) -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(TypeError, match="model must be a SPIN, got Linear"):
+    with pytest.raises(TypeError, match="model must be a SPIN or a SubtreeLinear, got Linear"):
         export(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="operator must be one of adj, sym"):
         export(SPIN(3, 4, 2, 2), "gcn")
@@ -181,3 +182,22 @@ def test_operators_side_by_side(native, operator: str | None) -> None:
         torch.testing.assert_close(program(*arguments), model.eval()(features))
     with pytest.raises(ValueError, match=r"operator must name 2 operator\(s\) as the model has, got 'sym'"):
         export(model, "sym")
+
+
+@pytest.mark.parametrize("options", [{}, {"norm": "l1", "features": [0, 2]}, {"norm": None, "edge_types": True}])
+def test_a_linear_model_of_subtree_counts(native, options: dict) -> None:
+    columns = torch.arange(0, 512, 2)
+    model = SubtreeLinear(3, 2, len(columns), num_hops=2, num_columns=512, **options)
+    state = {name: torch.randn(value.shape).double() for name, value in model.state_dict().items()}
+    model.load_state_dict(state | {"columns": columns})
+    weighted = bool(options.get("edge_types"))
+    program = export(model, edge_weight=weighted)
+    for seed, sizes in enumerate(SIZES):
+        graphs = random_graphs(sizes, dtype=torch.float32, seed=seed)
+        types = torch.arange(graphs.num_edges) % 3.0 if weighted else None
+        graphs = replace(graphs, x=graphs.x.sign(), edge_weight=types)
+        torch.testing.assert_close(program.module()(*arguments_of(graphs, "sym")), model(graphs))
+    with pytest.raises(ValueError, match="operator None, as a SubtreeLinear takes graphs"):
+        export(model, "sym", edge_weight=weighted)
+    with pytest.raises(ValueError, match=f"edge_weight must be {weighted}"):
+        export(model, edge_weight=not weighted)

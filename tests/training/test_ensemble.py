@@ -83,7 +83,9 @@ def test_it_is_the_same_from_a_file(graphs: GraphBatch, tmp_path: Path) -> None:
     assert metadata == {"dataset": "digits", "config": 3, "multilabel": False}
     assert torch.equal(training.predict_proba(loaded, graphs), before)
     invoke("predict", path, "digits", "--out", tmp_path / "p.csv")
-    assert "Ensemble" in invoke("info", path)
+    shown = invoke("info", path)
+    assert "Ensemble" in shown
+    assert "SubtreeLinear" in shown
 
 
 def test_bad_members(graphs: GraphBatch, tmp_path: Path) -> None:
