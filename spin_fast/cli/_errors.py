@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -54,6 +55,22 @@ def one_line_warnings() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def ended_by_sigterm() -> Iterator[list[int]]:
+    """Let SIGTERM, which clusters send before SIGKILL, end work as Ctrl-C does; yields the signals received."""
+    signals: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        signals.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield signals
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def message_of(error: Exception) -> str:
     """The message in one line, with options in the place of arguments."""
     text = error.told(as_option) if isinstance(error, NamingError) else str(error)
@@ -68,7 +85,7 @@ _FLAGS = {
     "model.calibrated": "calibrate",
 }
 _SAME_NAMES = (
-    *("label", "coalesce", "root", "splits", "fold", "epochs", "patience", "schedule", "seed", "metric"),
+    *("label", "coalesce", "root", "splits", "fold", "epochs", "patience", "schedule", "seed", "metric", "ensemble"),
     *("batch_size", "learning_rate", "weight_decay", "class_weight"),
 )
 _OPTIONS = {

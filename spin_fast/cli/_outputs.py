@@ -81,4 +81,4 @@ def is_evaluation_table(path: Path) -> bool:
 
 def is_trials(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.readline().startswith(b"validation,loss,epochs,budget,seconds")
+        return file.readline().startswith(b"validation,loss,trained_epochs,budget,seconds")

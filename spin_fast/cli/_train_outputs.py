@@ -20,7 +20,7 @@ from ..training.checkpoints import CHECKPOINT_FORMAT
 from ..training.resume import STATE_FORMAT
 from ._app import Report, by_branch, document_of, kernels_on
 from ._metric import show_score
-from ._outputs import check_output, is_log, is_picture, is_result
+from ._outputs import check_output, is_log, is_picture, is_result, is_trials
 
 
 class Outputs:
@@ -29,12 +29,14 @@ class Outputs:
     def __init__(self, folder: Path, source: datasets.Source, *inputs: Path | None) -> None:
         self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
         self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
+        self.trials = folder / "trials.csv"
         for file, is_own in (
             (self.model, partial(files.has_format, format=CHECKPOINT_FORMAT)),
             (self.state, partial(files.has_format, format=STATE_FORMAT)),
             (self.curve, is_picture),
             (self.log, is_log),
             (self.result, is_result),
+            (self.trials, is_trials),
         ):
             check_output(file, is_own, source, *inputs)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import time
 from typing import Any
 
@@ -17,9 +18,8 @@ from .._common.progress import progress_bar
 from ..selection import TrainingSet, Trial, search, spaces
 from ..selection.training_set import differing, facts_of
 from ._app import Report, document_of, kernels_on
-from ._errors import one_line_warnings
+from ._errors import ended_by_sigterm, one_line_warnings
 from ._metric import show_score
-from ._outputs import check_output, is_trials
 from ._search import SearchOptions
 from ._train_outputs import Outputs
 
@@ -32,6 +32,8 @@ def check_options(context: typer.Context, searches: bool, of_search: set[str], o
         source = context.get_parameter_source(parameter.name or "")
         if source is None or source.name != "COMMANDLINE":
             continue
+        if searches and parameter.name in ("device", "resume", "tensorboard"):
+            raise ValueError(f"{parameter.opts[0]} is of training without --search")
         if searches and parameter.name in of_one_model:
             raise ValueError(
                 f"{parameter.opts[0]}: --search chooses it itself; leave it out, or name a --space FILE.json"
@@ -51,8 +53,6 @@ def train_by_search(
     metadata: dict[str, Any],
 ) -> Report:
     """Search by the validation graphs; write the best model, or the ensemble of the best, and report its test."""
-    trials_path = outputs.result.with_name("trials.csv")
-    check_output(trials_path, is_trials, source)
     seed = metadata["seed"]
     candidates, budgets = options.candidates(source, seed)
     data = TrainingSet.of(read.graphs, split.train, split.validation, metric)
@@ -60,6 +60,7 @@ def train_by_search(
     with (
         progress_bar(source.title, spaces.search_epochs(candidates, budgets) or None, True) as advance,
         one_line_warnings(),
+        ended_by_sigterm(),
     ):
 
         def on_trial(trial: Trial) -> None:
@@ -70,14 +71,15 @@ def train_by_search(
     model = found.model(options.ensemble)
     validation, test = (_score(model, read, ids, metric) for ids in (split.validation, split.test))
     seconds = time.perf_counter() - start
-    training.save_checkpoint(outputs.model, model, dataset=source.title, metric=metric_name, test=test, **metadata)
+    for stale in (outputs.result, outputs.state, outputs.curve, outputs.log):  # of a run before
+        stale.unlink(missing_ok=True)
+    known = {"metric": metric_name, "test": None if math.isnan(test) else test}
+    training.save_checkpoint(outputs.model, model, dataset=source.title, **known, **metadata)
     rows = found.table()
-    with files.replacing(trials_path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+    with files.replacing(outputs.trials) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, dict.fromkeys(name for row in rows for name in row))
         writer.writeheader()
         writer.writerows(rows)
-    for stale in (outputs.state, outputs.curve, outputs.log):  # of a run before
-        stale.unlink(missing_ok=True)
     chosen = found.ranking[: max(options.ensemble, 1)]
     facts = {
         "dataset": source.title,
@@ -93,7 +95,7 @@ def train_by_search(
         "seconds": seconds,
         "kernels": kernels_on(torch.device("cpu")),
         "model": outputs.model,
-        "trials": trials_path,
+        "trials": outputs.trials,
         "result": outputs.result,
     }
     of = f"{len(chosen)} models together" if options.ensemble else "the best model"
@@ -124,4 +126,5 @@ def train_by_search(
 def _score(model: Any, read: datasets.Folder, ids: torch.Tensor, metric: training.Metric) -> float:
     graphs = read.graphs[ids]
     assert graphs.y is not None
-    return metric(torch.cat(list(training.predict_chunks(model, graphs))), graphs.y)
+    scores = torch.cat(list(training.predict_chunks(model, graphs)))
+    return math.nan if len(training.not_finite(scores)) else metric(scores, graphs.y)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import distribution
@@ -25,7 +24,7 @@ from ..selection import evaluate as evaluate_folds
 from ..selection.evaluation import EVALUATION_FORMAT
 from ..selection.training_set import differing
 from ._app import Report, command
-from ._errors import one_line_warnings
+from ._errors import ended_by_sigterm, one_line_warnings
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, show_score
 from ._options import DATASET, DataOptions, Splits, data_option, output_option
@@ -110,12 +109,16 @@ def evaluate(
         "duplicates": _duplicates(graphs, parts),
         "spin_fast": __version__,
         "commit": _commit(),
-    }
+    } | ({} if data.label is None else {"label": data.label})
     num_runs = runs if runs is not None else RUNS if len(parts) > 1 else RUNS_OF_ONE_SPLIT
     per_fold = spaces.search_epochs(candidates, budgets)
     per_fold += num_runs * max(options.ensemble, 1) * max(map(spaces.epochs_of, candidates))
     done = 0 if before is None else len(before.folds)
-    with progress_bar(source.title, len(parts) * per_fold, True, done=done * per_fold) as advance, one_line_warnings():
+    with (
+        progress_bar(source.title, len(parts) * per_fold, True, done=done * per_fold) as advance,
+        one_line_warnings(),
+        ended_by_sigterm(),
+    ):
 
         def on_trial(fold: int, trial: Trial) -> None:
             at = "" if trial.trained is None else f", validation {show_score(metric_name, trial.trained.validation)}"
@@ -188,7 +191,9 @@ def _report(found: Evaluation, written: dict[str, Path]) -> Report:
         "cpu_seconds": sum(fold.cpu_seconds for fold in found.folds),
     }
     title = f"{about['space']} on {about['dataset']}"
-    evaluation_picture(written["picture"], found, title=title, published=published.results(about["dataset"]))
+    evaluation_picture(
+        written["picture"], found, title=title, published=published.results(about["dataset"], metric_name)
+    )
     rows = _rows(found)
     summary = _summary(found)
     with files.replacing(written["table"]) as temporary:
@@ -214,7 +219,7 @@ def _rows(found: Evaluation) -> list[list[str]]:
             [
                 str(fold.number),
                 chosen or "the only ones",
-                show(math.nan if fold.validation is None else fold.validation),
+                show(fold.validation),
                 " ".join(map(show, fold.test)),
                 *ensemble,
                 " ".join(map(str, fold.epochs)),
@@ -236,7 +241,7 @@ def _summary(found: Evaluation) -> dict[str, str]:
     lines = {f"test {metric_name}": f"{of(False)} over {over}"}
     if about["ensemble"]:
         lines[f"of the best {about['ensemble']} together"] = of(True)
-    for name, (mean, std) in published.results(about["dataset"]).items():
+    for name, (mean, std) in published.results(about["dataset"], metric_name).items():
         lines[f"published, {name}"] = f"{mean:.1f} ± {std:.1f}"
     seconds, cpu_seconds = (sum(times) for times in zip(*((of.seconds, of.cpu_seconds) for of in folds), strict=True))
     return lines | {

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -24,7 +23,7 @@ from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
-from ._errors import one_line_warnings
+from ._errors import ended_by_sigterm, one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell, warn_of
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of
@@ -89,8 +88,7 @@ def train(
     metric, test, validation, graphs, chosen, seconds, kernels, model, trials, result.
     """
     of_one_model = {field.name for group in (FeatureOptions, ModelOptions, FitOptions) for field in fields(group)}
-    of_one_model = of_one_model - {"seed"} | {"device", "resume", "tensorboard"}
-    check_options(context, search, {field.name for field in fields(SearchOptions)}, of_one_model)
+    check_options(context, search, {field.name for field in fields(SearchOptions)}, of_one_model - {"seed"})
     place, seed = device_of(device), fit_options.seed
     source = datasets.find(dataset, data.root)
     out = Path("runs") / source.title if out is None else out
@@ -155,12 +153,13 @@ def train(
     log = CsvLog(outputs.log)
 
     def on_epoch(epoch: training.Epoch) -> None:
-        outputs.result.unlink(missing_ok=True)  # it belongs to the run before
+        for stale in (outputs.result, outputs.trials):  # of the run before
+            stale.unlink(missing_ok=True)
         log(epoch)
         if board is not None:
             board(epoch)
 
-    with board or nullcontext(), one_line_warnings(), _termination_as_interruption() as signals:
+    with board or nullcontext(), one_line_warnings(), ended_by_sigterm() as signals:
         fit = training.fit(
             model,
             power,
@@ -215,19 +214,3 @@ def _test(model: SPIN, power: PowerFeatures, ids: Tensor, metric: training.Metri
     wrong = ids[training.not_finite(scores).cpu()].tolist()
     warn_of(list(map(str, wrong)), len(ids), "scores that are not finite, so that the test has no result")
     return math.nan if wrong else metric(scores, target)
-
-
-@contextmanager
-def _termination_as_interruption() -> Iterator[list[int]]:
-    """Let SIGTERM, which clusters send before SIGKILL, end training as Ctrl-C does; yields the signals received."""
-    signals: list[int] = []
-
-    def interrupt(number: int, _: object) -> None:
-        signals.append(number)
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield signals
-    finally:
-        signal.signal(signal.SIGTERM, before)

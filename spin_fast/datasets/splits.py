@@ -37,7 +37,9 @@ class Split(NamedTuple):
 
 def draw(name: str, y: Tensor, seed: int) -> Split:
     """Ascending graph numbers, 80/10/10, stratified by class, or by whether any task's label is known, and is 1."""
-    labels = _strata(name, y) if y.is_floating_point() and y.dim() == 2 else _classes(name, y)
+    labels = (
+        _strata(name, y) if y.is_floating_point() and y.dim() == 2 else _classes(f"{name} has no official split", y)
+    )
     classes, sizes = np.unique(labels, return_counts=True)
     if len(y) == 0 or sizes.min() < 10:
         small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
@@ -76,7 +78,7 @@ def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validatio
     check.integer("seed", seed, 0)
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share between 0 and 1, got {validation!r}")
-    labels = _classes("y", y)
+    labels = _classes("folds are drawn by class", y)
     classes, sizes = np.unique(labels, return_counts=True)
     if len(y) == 0 or sizes.min() < num_folds:
         small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
@@ -173,9 +175,9 @@ def _strata(name: str, y: Tensor) -> np.ndarray:
     return strata.cpu().numpy()
 
 
-def _classes(name: str, y: Tensor) -> np.ndarray:
+def _classes(reason: str, y: Tensor) -> np.ndarray:
     if y.dim() != 1 or y.dtype.is_floating_point:
-        raise DatasetError(f"{name} has no official split and y, {y.dtype} {list(y.shape)}, is not one class per graph")
+        raise DatasetError(f"{reason} and y, {y.dtype} {list(y.shape)}, is not one class per graph")
     return y.cpu().numpy()
 
 

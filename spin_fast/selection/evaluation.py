@@ -82,7 +82,7 @@ class Evaluation:
         These are the deviations that Errica et al. (2020) and OGB report.
         """
         scores = self.scores(ensemble)
-        if not scores:
+        if not scores or any(map(math.isnan, scores)):
             return math.nan, math.nan
         deviation = statistics.pstdev if self.about["folds"] > 1 or len(scores) == 1 else statistics.stdev
         return statistics.fmean(scores), deviation(scores)
@@ -100,7 +100,7 @@ class Evaluation:
         """
         content = files.read_json(Path(path), EVALUATION_FORMAT)
         try:
-            return cls(content["about"], content["candidates"], [Fold(**fold) for fold in content["folds"]])
+            return cls(content["about"], content["candidates"], [_fold(of) for of in content["folds"]])
         except (KeyError, TypeError) as error:
             raise ValueError(f"{path} is a damaged evaluation: {error}") from error
 
@@ -248,6 +248,14 @@ def _check_same(wanted: Evaluation, found: Evaluation) -> None:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _fold(content: dict[str, Any]) -> Fold:
+    """A fold of a file, where NaN is null."""
+    fold = Fold(**content)
+    fold.validation = math.nan if fold.validation is None else fold.validation
+    fold.test, fold.ensemble = ([math.nan if of is None else of for of in runs] for runs in (fold.test, fold.ensemble))
+    return fold
 
 
 def _without_nan(value: Any) -> Any:

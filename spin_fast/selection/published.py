@@ -19,11 +19,14 @@ _RESULTS = {
 }
 
 
-def results(dataset: str) -> dict[str, tuple[float, float]]:
+def results(dataset: str, metric: str | None = None) -> dict[str, tuple[float, float]]:
     """Mean and standard deviation of each method, in percent, from the paper's tables; empty for other data sets.
 
-    Accuracy, for ogbg-molhiv ROC-AUC. Of TU sets all rows but SPIN's are those of Errica et al. (2020).
+    Accuracy, for ogbg-molhiv ROC-AUC; empty where ``metric`` is another one. Of TU sets all rows but SPIN's are those
+    of Errica et al. (2020).
     """
+    if metric not in (None, "ROC-AUC" if dataset == "ogbg-molhiv" else "accuracy"):
+        return {}
     cells = _RESULTS.get(dataset, "").split(", ")
     found = {method: cell.split() for method, cell in zip(_METHODS, cells, strict=len(cells) > 1)}
     return {method: (float(cell[0]), float(cell[1])) for method, cell in found.items() if len(cell) == 2}

@@ -37,7 +37,7 @@ class Recipe:
             :func:`spin_fast.training.fit`.
 
     Raises:
-        ValueError: an unknown ``readout``. What else is wrong is found when it is used.
+        TypeError, ValueError: an unknown ``readout``, or wrong ``epochs``. What else is wrong is found when it is used.
     """
 
     degree: Degree | None = None
@@ -66,6 +66,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.readout not in READOUTS:
             raise ValueError(f"readout must be one of {', '.join(READOUTS)}, got {self.readout!r}")
+        check.integer("epochs", self.epochs, 1)
 
     @property
     def needs_node_rows(self) -> bool:
@@ -121,7 +122,7 @@ class Recipe:
             torch.manual_seed(seed)
             model = self.new_model(features, data.train, data.num_outputs)
             model.node_features = node_features
-            arguments = self.fit_arguments | ({} if epochs is None else {"epochs": epochs})
+            arguments = self.fit_arguments | {"epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
             fit = training.fit(model, features, data.train, data.validation, **arguments, seed=seed, metric=data.metric)
         if fit.interrupted:  # by Ctrl-C, which is to end more than this model
             raise KeyboardInterrupt

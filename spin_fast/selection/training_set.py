@@ -51,6 +51,8 @@ class TrainingSet:
         """Leave out all graphs but those of ``train`` and ``validation``, ids in ``graphs``."""
         if graphs.y is None:
             raise ValueError("graphs must have labels (y) to train on")
+        if graphs.y.is_floating_point() and graphs.y.dim() != 2:
+            raise ValueError(f"graphs must have classes or tasks [G, T] as labels, got float {list(graphs.y.shape)}")
         outputs = graphs.y.shape[1] if graphs.y.is_floating_point() else int(graphs.y.max()) + 1
         known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
         return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -15,6 +16,7 @@ from ..nn import GraphModel
 from ..training import Diverged, Ensemble
 from .training_set import Settings, Trained, TrainingSet, differing, facts_of
 
+Told = list[tuple[str, type[Warning]]]
 SHARE = 3  # of so many candidates one goes on
 
 
@@ -36,9 +38,10 @@ class Trial(NamedTuple):
     @property
     def score(self) -> tuple[float, float]:
         """What ranks it: the metric on the validation graphs, of equal ones the lower loss."""
-        if self.trained is None or math.isnan(self.trained.validation):
+        if self.trained is None:
             return -math.inf, -math.inf
-        return self.trained.validation, -self.trained.loss
+        metric = self.trained.validation
+        return -math.inf if math.isnan(metric) else metric, -self.trained.loss
 
 
 @dataclass
@@ -60,7 +63,7 @@ class Search:
         rows = []
         for trial, settings in zip(trials, differing([facts_of(trial.settings) for trial in trials]), strict=True):
             of = (None, None, None) if trial.trained is None else trial.trained[:3]
-            known = dict(zip(("validation", "loss", "epochs"), of, strict=True))
+            known = dict(zip(("validation", "loss", "trained_epochs"), of, strict=True))
             rows.append(known | {"budget": trial.budget, "seconds": trial.seconds} | settings)
         return rows
 
@@ -107,6 +110,8 @@ def search(
     """
     if not candidates:
         raise ValueError("candidates must hold at least one, got none")
+    if not budgets:
+        raise ValueError("budgets must hold at least one, got none")
     check.integer("n_jobs", n_jobs, 1)
     trials: list[Trial] = []
     left = list(candidates)
@@ -147,13 +152,18 @@ def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n
     from joblib import Parallel, delayed
 
     tasks = (delayed(_train_alone)(data, *model) for model in models)
-    for trial, (settings, _, _) in zip(Parallel(n_jobs, return_as="generator")(tasks), models, strict=True):
+    for (trial, told), (settings, _, _) in zip(Parallel(n_jobs, return_as="generator")(tasks), models, strict=True):
+        for message, category in told:
+            warnings.warn(message, category, stacklevel=2)
         yield trial._replace(settings=settings)  # not the copy that has come back
 
 
-def _train_alone(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> Trial:
+def _train_alone(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> tuple[Trial, Told]:
+    """Train in a process of its own, whose warnings are returned for the one that has a user."""
     torch.set_num_threads(1)
-    return _train(data, settings, seed, budget)
+    with warnings.catch_warnings(record=True) as caught:
+        trial = _train(data, settings, seed, budget)
+    return trial, [(str(of.message), of.category) for of in caught]
 
 
 def _train(data: TrainingSet, settings: Settings, seed: int, budget: int | None) -> Trial:

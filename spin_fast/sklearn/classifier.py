@@ -157,6 +157,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         train, validation = self._split(y, sample_weight, random)
         class_weight = self._class_weight(classes, y[train], None if sample_weight is None else sample_weight[train])
         seed = int(random.randint(2**31 - 1))
+        for name in ("history_", "best_epoch_", "n_iter_", "trials_"):  # of a fit before
+            self.__dict__.pop(name, None)
         if self.search is not None:
             assert isinstance(graphs, GraphBatch)  # as is checked
             if sample_weight is not None:
@@ -239,6 +241,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         operator = check.operators(self.operator)
         if self.search is not None:
             self._check_search(graphs)
+        elif self.ensemble != 0:
+            raise ValueError(f"ensemble must be 0 without search, got {self.ensemble!r}")
         if isinstance(graphs, GraphBatch):
             return
         if self.degree is not None or self.one_hot is not False or self.standardize is True:
@@ -259,7 +263,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             raise TypeError(
                 "X must be graphs with search, whose settings have features of their own, got PowerFeatures"
             )
-        if isinstance(self.search, int):
+        if isinstance(self.search, (int, np.integer)):
             check.integer("search", self.search, 1)
         elif not self.search or not all(hasattr(of, "train") for of in self.search):
             raise TypeError(f"search must be a number or settings such as Recipe, at least one, got {self.search!r}")
@@ -323,7 +327,11 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         graphs = replace(graphs, y=labels)
         data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), training.accuracy)
         data = replace(data, num_outputs=num_classes)
-        settings = spaces.candidates(self.search, seed=seed) if isinstance(self.search, int) else [*(self.search or [])]
+        settings = (
+            spaces.candidates(int(self.search), seed=seed)
+            if isinstance(self.search, (int, np.integer))
+            else [*(self.search or [])]
+        )
         budgets = spaces.budgets(settings)
         spaces.check_ensemble(self.ensemble, len(settings), len(budgets))
         total = spaces.search_epochs(settings, budgets)
@@ -360,7 +368,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         self._check_features(graphs)
         weight, made = next(self.model_.parameters()), self.node_features_
         graphs = graphs.to(weight.device)
-        if self.search is not None and isinstance(graphs, PowerFeatures):
+        if hasattr(self, "trials_") and isinstance(graphs, PowerFeatures):
             raise TypeError("X must be graphs where search has chosen the model, got PowerFeatures")
         with _threads(self.n_jobs), torch.inference_mode():
             if isinstance(graphs, GraphBatch):

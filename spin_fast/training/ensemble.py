@@ -32,8 +32,9 @@ class Ensemble(GraphModel):
 
     def __init__(self, members: Sequence[GraphModel]) -> None:
         super().__init__()
-        if not members or not all(isinstance(member, GraphModel) for member in members):
-            raise TypeError(f"members must be models of graphs, at least one, got {list(map(type, members))}")
+        kinds = [*map(type, members)]
+        if not members or not all(issubclass(kind, GraphModel) and kind is not Ensemble for kind in kinds):
+            raise TypeError(f"members must be models of graphs, at least one, and no ensembles, got {kinds}")
         for name in ("out_features", "multilabel"):
             if len(found := {getattr(member, name) for member in members}) > 1:
                 raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")
@@ -53,7 +54,8 @@ class Ensemble(GraphModel):
 
     def _scores(self, graphs: GraphBatch) -> Tensor:
         scores = [torch.cat(list(predict_chunks(member, graphs))) for member in self.members]
-        return mean_scores(scores, bool(self.multilabel)).to(graphs.x.dtype)
+        of_tasks = self.out_features == 1 if self.multilabel is None else self.multilabel
+        return mean_scores(scores, of_tasks).to(graphs.x.dtype)
 
 
 def mean_scores(scores: Sequence[Tensor], multilabel: bool) -> Tensor:

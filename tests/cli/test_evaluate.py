@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import tempfile
 from pathlib import Path
 
 import pandas
@@ -66,7 +69,7 @@ def test_an_own_folder_and_the_family(tmp_path: Path) -> None:
         (["--space", "none.json"], "none.json cannot be read"),
         (["--space", "paper-sum"], "the paper has settings for DD"),
         (["--folds", 2, "--splits", "x.json"], "--folds 2: the folds are those of --splits x.json"),
-        (["--folds", 2, "--ensemble", 9], "ensemble must be at most 8, what a search leaves of 64, got 9"),
+        (["--folds", 2, "--ensemble", 9], "--ensemble must be at most 8, what a search leaves of 64, got 9"),
     ],
 )
 def test_mistakes(arguments: list[object], message: str, tmp_path: Path) -> None:
@@ -87,6 +90,7 @@ def test_train_by_search(tmp_path: Path, ensemble: int) -> None:
     space.write_text(json.dumps(SPACE | {"learning_rate": [1e-1, 1e-2], "epochs": [20], "hidden_features": [2, 4, 8]}))
     (out / "log.csv").parent.mkdir()
     (out / "log.csv").write_text("")
+    (out / "result.json").write_text("")
     search = ["--search", "--space", space, "--jobs", 1, "--out", out, "--ensemble", ensemble]
     facts = json.loads(invoke("train", f"{folder}/", *search, "--json"))
     assert {path.name for path in out.iterdir()} == {"model.safetensors", "trials.csv", "result.json"}
@@ -103,13 +107,48 @@ def test_train_by_search(tmp_path: Path, ensemble: int) -> None:
     test = datasets.find(f"{folder}/").split(read.y).test
     right = training.predict_proba(model, read[test]).argmax(1) == read.y[test]
     assert right.double().mean().item() == facts["test"]
+    invoke("train", f"{folder}/", "--epochs", 1, "--out", out)
+    assert not (out / "trials.csv").exists()
+    search[search.index(out)] = out = tmp_path / "again"
+    invoke("train", f"{folder}/", *search)
     table = tmp_path / "p.csv"
     invoke("predict", out / "model.safetensors", f"{folder}/", "--out", table)
     assert set(pandas.read_csv(table)["prediction"]) <= {"ring", "star"}
 
 
+@pytest.mark.parametrize("command", [["train", "--search"], ["evaluate", "--folds", 2]])
+def test_termination_leaves_nothing(command: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+    def terminated(*_: object, **__: object) -> None:
+        assert len([*tmp_path.glob("spin_fast-*")]) == 1
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from ()
+
+    monkeypatch.setattr("spin_fast.selection.trials.run", terminated)
+    name, *options = command
+    options += ["--settings", 6, "--jobs", 2, "--out", tmp_path / "out"]
+    before = signal.getsignal(signal.SIGTERM)
+    assert "interrupted" in invoke(name, "digits", *options, exit_code=130)
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert [*tmp_path.glob("spin_fast-*")] == []
+
+
+def test_going_on_with_another_label(tmp_path: Path, space: Path) -> None:
+    folder = folder_of_graphs(tmp_path / "mine", ["ring", "star"])
+    table = pandas.read_csv(folder / "graphs.csv")
+    table["other"] = table["label"].map({"ring": "star", "star": "ring"})
+    table.to_csv(folder / "graphs.csv", index=False)
+    splits = tmp_path / "split.json"
+    splits.write_text(json.dumps({"train": [*range(10)], "validation": [10, 11], "test": [12, 13]}))
+    arguments = ["evaluate", f"{folder}/", "--space", space, "--splits", splits, "--jobs", 1, "--out", tmp_path / "out"]
+    invoke(*arguments, "--label", "label")
+    assert "it has label: ['label'], not ['other']" in invoke(*arguments, "--label", "other", "--resume", exit_code=1)
+
+
 def test_options_that_a_search_chooses(tmp_path: Path) -> None:
     out = ["--out", tmp_path / "out"]
     assert "--hidden: --search chooses it" in invoke("train", "--search", "--hidden", 8, *out, exit_code=1)
-    assert "--resume: --search chooses it" in invoke("train", "--search", "--resume", *out, exit_code=1)
+    assert "--resume is of training without --search" in invoke("train", "--search", "--resume", *out, exit_code=1)
     assert "--ensemble is of --search" in invoke("train", "--ensemble", 3, *out, exit_code=1)

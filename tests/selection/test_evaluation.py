@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,8 @@ def test_what_is_trained_on_has_no_test_graph(graphs: GraphBatch, folds: list[Sp
     data = TrainingSet.of(graphs, folds[0].train, folds[0].validation, training.accuracy)
     assert len(data.graphs) == len(folds[0].train) + len(folds[0].validation) == len(graphs) - len(folds[0].test)
     assert torch.equal(data.graphs.y[data.validation], graphs.y[folds[0].validation])
+    with pytest.raises(ValueError, match=r"graphs must have classes or tasks \[G, T\] as labels, got float \[300\]"):
+        TrainingSet.of(replace(graphs, y=graphs.y.float()), folds[0].train, folds[0].validation, training.accuracy)
     with pytest.raises(ValueError, match="graphs must have labels"):
         TrainingSet.of(replace(graphs, y=None), folds[0].train, folds[0].validation, training.accuracy)
 
@@ -116,6 +119,16 @@ def test_the_mean_is_over_folds_or_over_the_runs_of_one(graphs: GraphBatch, fold
     runs = torch.tensor(one.folds[0].test).double()
     assert one.mean_and_std() == pytest.approx((runs.mean().item(), runs.std().item()))
     assert several.mean_and_std(ensemble=True) == pytest.approx((float("nan"),) * 2, nan_ok=True)
+
+
+def test_a_fold_without_a_score(graphs: GraphBatch, folds: list[Split], tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    found = evaluate(graphs, folds[:2], RECIPES[:1], metric=lambda scores, y: float("nan"), num_runs=2, ensemble=1)
+    found.save(path)
+    for evaluation in (found, Evaluation.load(path)):
+        for ensemble in (False, True):
+            assert all(map(math.isnan, (*evaluation.scores(ensemble), *evaluation.mean_and_std(ensemble))))
+        assert math.isnan(evaluation.folds[0].validation)
 
 
 @dataclass

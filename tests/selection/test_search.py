@@ -48,9 +48,31 @@ def test_the_loss_decides_between_equals(data: TrainingSet) -> None:
     candidates = [Learner(0.5, 2.0), Learner(0.5, 1.0), Learner(0.4, 0.0), Learner(float("nan"))]
     ranking = [trial.settings for trial in search(data, candidates).ranking]
     assert ranking[:3] == [candidates[1], candidates[0], candidates[2]]
+    nan = [Learner(float("nan"), loss) for loss in (2.0, 1.0)]
+    assert search(data, nan).ranking[0].settings is nan[1]
+
+
+@pytest.mark.parametrize("n_jobs", [1, 2])
+def test_warnings_come_from_here(data: TrainingSet, n_jobs: int) -> None:
+    recipe = Recipe(num_hops=0, hidden_features=4, num_layers=1, epochs=1, batch_size=150)
+    task = (torch.arange(200) < 75).float()[:, None]  # 1 of no validation graph
+    graphs = replace(data.graphs, y=task)
+    data = replace(data, metric=training.rocauc, graphs=graphs, num_outputs=1, _made={})
+    with pytest.warns(UserWarning, match="metric rocauc is NaN on the validation graphs"):
+        search(data, [recipe], n_jobs=n_jobs)
+
+
+def test_a_budget_is_no_more_than_the_epochs(data: TrainingSet) -> None:
+    small = {"num_hops": 0, "hidden_features": 4, "num_layers": 1, "batch_size": 150}
+    found = search(data, [Recipe(epochs=2, **small), Recipe(epochs=5, **small)], budgets=(3, None))
+    assert [trial.trained.epochs for trial in found.trials[:2]] == [2, 3]
+    rows = {(of["epochs"], of["budget"]): of["trained_epochs"] for of in found.table()}
+    assert (rows[2, 3], rows[5, 3]) == (2, 3)
 
 
 def test_bad_arguments(data: TrainingSet) -> None:
+    with pytest.raises(ValueError, match="budgets must hold at least one, got none"):
+        search(data, [Learner(0.5)], budgets=())
     with pytest.raises(ValueError, match="candidates must hold at least one"):
         search(data, [])
     with pytest.raises(ValueError, match="n_jobs must be at least 1"):
@@ -82,6 +104,8 @@ def test_a_recipe_has_the_parameters_of_the_estimator() -> None:
         assert field.default == defaults[field.name], field.name
     with pytest.raises(ValueError, match="readout must be one of attention, sum, got 'mean'"):
         Recipe(readout="mean")
+    with pytest.raises(TypeError, match="epochs must be an int, got str"):
+        Recipe(epochs="9")
 
 
 def test_spaces(tmp_path: Path) -> None:
@@ -94,6 +118,7 @@ def test_spaces(tmp_path: Path) -> None:
     assert len({str(recipe) for recipe in drawn}) == 20
     assert set(published.results("NCI1")) >= {"GIN", "SPIN-att"}
     assert published.results("digits") == {}
+    assert published.results("NCI1", "ROC-AUC") == {} != published.results("ogbg-molhiv", "ROC-AUC")
     with pytest.raises(ValueError, match=r"paper has settings for DD, .*, not for digits"):
         spaces.paper("digits", "sum")
     path = tmp_path / "space.json"

@@ -551,6 +551,8 @@ def test_search(graphs: GraphBatch, several: bool) -> None:
     for wrong, message in (
         ({"search": 0}, "search must be at least 1"),
         ({"search": []}, "search must be a number or settings"),
+        ({"search": np.int64(0)}, "search must be at least 1"),
+        ({"search": None, "ensemble": 2}, "ensemble must be 0 without search, got 2"),
         ({"ensemble": 2}, "ensemble must be at most 1, what a search leaves of 5, got 2"),
         ({"validation_fraction": 0}, "validation_fraction must be above 0 with search"),
         ({"class_weight": "balanced"}, "class_weight must be None with search"),
@@ -563,3 +565,5 @@ def test_search(graphs: GraphBatch, several: bool) -> None:
         SPINClassifier(**options).fit(PowerFeatures.from_graphs(graphs, 1), y)
     with pytest.raises(TypeError, match="X must be graphs where search"):
         best.predict(PowerFeatures.from_graphs(graphs, 1))
+    assert not hasattr(best.set_params(search=None, epochs=1).fit(graphs, y), "trials_")
+    assert not hasattr(best.set_params(search=recipes[:1]).fit(graphs, y), "history_")

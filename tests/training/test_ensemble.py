@@ -51,6 +51,12 @@ def test_of_tasks(graphs: GraphBatch) -> None:
     torch.testing.assert_close(training.predict_proba(Ensemble(parts), graphs), expected)
 
 
+def test_a_single_output_is_a_task(graphs: GraphBatch) -> None:
+    parts = members(graphs, out_features=1)
+    expected = torch.stack([training.predict_proba(part, graphs) for part in parts]).mean(0)
+    torch.testing.assert_close(training.predict_proba(Ensemble(parts), graphs), expected)
+
+
 @pytest.mark.parametrize("tasks", [False, True])
 def test_mean_scores_of_certain_models(tasks: bool) -> None:
     scores = torch.tensor([[800.0, -800.0], [900.0, -900.0]])[:, None]
@@ -87,6 +93,8 @@ def test_bad_members(graphs: GraphBatch, tmp_path: Path) -> None:
         Ensemble([])
     with pytest.raises(TypeError, match="members must be models of graphs"):
         Ensemble([torch.nn.Linear(2, 2)])  # type: ignore[list-item]
+    with pytest.raises(TypeError, match="members must be models of graphs, at least one, and no ensembles"):
+        Ensemble([Ensemble(members(graphs))])
     with pytest.raises(ValueError, match="members must have the same out_features, got"):
         Ensemble([*members(graphs), *members(graphs, out_features=3)])
     with pytest.raises(ValueError, match="graphs must have 3 features as fitted, got 2"):
