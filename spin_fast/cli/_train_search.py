@@ -16,7 +16,8 @@ from .. import datasets, training
 from .._common import files
 from .._common.progress import progress_bar
 from ..selection import TrainingSet, Trial, search, spaces
-from ..selection.training_set import differing, facts_of
+from ..selection.training_set import facts_of
+from ..selection.trials import OUTCOMES
 from ._app import Report, document_of, kernels_on
 from ._errors import ended_by_sigterm, one_line_warnings
 from ._metric import show_score
@@ -108,15 +109,10 @@ def train_by_search(
     for name in ("model", "trials", "result"):
         table.add_row(name, escape(str(facts[name])))
     ranking = Table("rank", "validation", "loss", "settings", title="the best by validation", title_justify="left")
-    for rank, (trial, settings) in enumerate(
-        zip(found.ranking, differing([facts_of(trial.settings) for trial in found.ranking]), strict=True), 1
-    ):
-        if rank <= max(SHOWN, len(chosen)) and trial.trained is not None:
-            told = ", ".join(f"{name} {value}" for name, value in settings.items())
-            score = show_score(metric_name, trial.trained.validation)
-            ranking.add_row(
-                f"{rank}{' *' if rank <= len(chosen) else ''}", score, f"{trial.trained.loss:.3f}", escape(told)
-            )
+    for rank, row in enumerate(rows[: min(max(SHOWN, len(chosen)), len(found.ranking))], 1):
+        told = ", ".join(f"{name} {value}" for name, value in row.items() if name not in OUTCOMES)
+        star = " *" if rank <= len(chosen) else ""
+        ranking.add_row(f"{rank}{star}", show_score(metric_name, row["validation"]), f"{row['loss']:.3f}", escape(told))
     report = Report(facts, [table, ranking, "* is in the model"])
     with files.replacing(outputs.result) as temporary:  # last: it says that all others are there
         temporary.write_text(document_of(report) + "\n")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from rich.markup import escape
@@ -75,7 +75,7 @@ def evaluate(
     the mean of the probabilities of the best settings is reported beside those of the best one.
 
     --out gets evaluation.json after each fold, with all that was tried; evaluation.md, the same as a table; and
-    evaluation.png, beside published results where there are any.
+    evaluation.png, beside what is published on the same folds.
 
     Keys of --json: dataset, space, metric, mean, std, ensemble_mean, ensemble_std, scores, ensemble_scores, folds,
     runs, settings, duplicates, seconds, cpu_seconds, evaluation, table, picture.
@@ -109,7 +109,9 @@ def evaluate(
         "duplicates": _duplicates(graphs, parts),
         "spin_fast": __version__,
         "commit": _commit(),
-    } | ({} if data.label is None else {"label": data.label})
+        **({} if data.label is None else {"label": data.label}),
+        **({"own_folds": True} if source.is_own or folds is not None or splits is not None else {}),
+    }
     num_runs = runs if runs is not None else RUNS if len(parts) > 1 else RUNS_OF_ONE_SPLIT
     per_fold = spaces.search_epochs(candidates, budgets)
     per_fold += num_runs * max(options.ensemble, 1) * max(map(spaces.epochs_of, candidates))
@@ -191,9 +193,7 @@ def _report(found: Evaluation, written: dict[str, Path]) -> Report:
         "cpu_seconds": sum(fold.cpu_seconds for fold in found.folds),
     }
     title = f"{about['space']} on {about['dataset']}"
-    evaluation_picture(
-        written["picture"], found, title=title, published=published.results(about["dataset"], metric_name)
-    )
+    evaluation_picture(written["picture"], found, title=title, published=_published(about))
     rows = _rows(found)
     summary = _summary(found)
     with files.replacing(written["table"]) as temporary:
@@ -203,6 +203,11 @@ def _report(found: Evaluation, written: dict[str, Path]) -> Report:
         table.add_row(*map(escape, row))
     lines = [escape(f"{name}: {value}") for name, value in (summary | written).items()]
     return Report(facts | written, [table, *lines])
+
+
+def _published(about: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """What is published on the same folds."""
+    return {} if about.get("own_folds") else published.results(about["dataset"], about["metric"])
 
 
 def _rows(found: Evaluation) -> list[list[str]]:
@@ -241,7 +246,7 @@ def _summary(found: Evaluation) -> dict[str, str]:
     lines = {f"test {metric_name}": f"{of(False)} over {over}"}
     if about["ensemble"]:
         lines[f"of the best {about['ensemble']} together"] = of(True)
-    for name, (mean, std) in published.results(about["dataset"], metric_name).items():
+    for name, (mean, std) in _published(about).items():
         lines[f"published, {name}"] = f"{mean:.1f} ± {std:.1f}"
     seconds, cpu_seconds = (sum(times) for times in zip(*((of.seconds, of.cpu_seconds) for of in folds), strict=True))
     return lines | {

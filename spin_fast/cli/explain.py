@@ -17,7 +17,7 @@ from .._common import files
 from ..graphs.batch import GraphBatch
 from ..graphs.convert import library
 from ..graphs.drawing import draw
-from ..nn import SPIN
+from ..nn import SPIN, SubtreeLinear
 from ._app import Report, command, console
 from ._options import DATASET, Download, Root, device_of
 from ._outputs import check_output, is_explanation, is_picture
@@ -77,9 +77,9 @@ def explain(
     check_output(out, is_picture, source, checkpoint)
     check_output(table, is_explanation, source, checkpoint)
     trained = Trained.load(checkpoint, place, operators)
-    if not isinstance(trained.model, SPIN):
+    if not isinstance(trained.model, SPIN | SubtreeLinear):
         kind = type(trained.model).__name__
-        raise ValueError(f"{checkpoint} holds one {kind}, and only the scores of a single SPIN can be divided")
+        raise ValueError(f"{checkpoint} is of class {kind}, and only the scores of a single model can be divided")
     if download:
         source = source.downloaded()
     chosen, number, name = _chosen(trained.read(source, undirected), graph, dataset)

@@ -122,8 +122,15 @@ def subtree_entries(
     edge_type: Tensor | None,
 ) -> Tensor:
     """``graph * num_columns + column`` of every node after each hop, ``[N * (num_hops + 1)]`` int64, ascending."""
-    keys = ops.subtree_keys(indptr, indices, x, num_hops, edge_type=edge_type, seed=seed, check_invariants=False)
-    beyond = num_columns - 2**64 % num_columns  # what negative keys, those from 2^63 on, are too large by
-    columns = (keys.remainder(num_columns) - beyond * (keys < 0)).remainder(num_columns)
+    columns = subtree_columns(indptr, indices, x, num_hops, num_columns, seed, edge_type)
     graph = torch.bucketize(torch.arange(x.shape[0], device=x.device), ptr[1:], right=True)
     return (graph[:, None] * num_columns + columns.T).flatten().sort().values  # hardly unsorted, graph after graph
+
+
+def subtree_columns(
+    indptr: Tensor, indices: Tensor, x: Tensor, num_hops: int, num_columns: int, seed: int, edge_type: Tensor | None
+) -> Tensor:
+    """The column of every node after each hop, ``[num_hops + 1, N]`` int64."""
+    keys = ops.subtree_keys(indptr, indices, x, num_hops, edge_type=edge_type, seed=seed, check_invariants=False)
+    beyond = num_columns - 2**64 % num_columns  # what negative keys, those from 2^63 on, are too large by
+    return (keys.remainder(num_columns) - beyond * (keys < 0)).remainder(num_columns)

@@ -9,8 +9,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import ops
 from .._common import check
-from ..features.subtree_counts import Norm, check_options, edge_types_of, subtree_entries
+from ..features.subtree_counts import (
+    Norm,
+    check_options,
+    edge_types_of,
+    subtree_columns,
+    subtree_counts,
+    subtree_entries,
+)
 from ..graphs.batch import GraphBatch
 from .base import GraphModel
 
@@ -113,6 +121,24 @@ class SubtreeLinear(GraphModel):
             size = size.clamp(min=1).to(scores.dtype)
             scores = scores / (size if norm == "l1" else size.sqrt())[:, None]
         return scores + self.bias
+
+    @torch.no_grad()
+    def contributions(self, graphs: GraphBatch) -> Tensor:
+        """What each node adds to each score after each hop, ``[num_hops + 1, N, out_features]``: all but ``bias``."""
+        options = self.options
+        x = graphs.x if options["features"] is None else graphs.x[:, options["features"]]
+        types = edge_types_of(graphs) if options["edge_types"] else None
+        num_hops, num_columns, seed = (options[name] for name in ("num_hops", "num_columns", "seed"))
+        column = subtree_columns(graphs.indptr, graphs.indices, x, num_hops, num_columns, seed, types)
+        place = torch.searchsorted(self.columns, column).clamp(max=len(self.columns) - 1)
+        added = self.weight[place] * (self.columns[place] == column)[:, :, None]
+        if options["norm"] is None:
+            return added
+        counts = subtree_counts(graphs, **options | {"norm": None})
+        values = counts.value if options["norm"] == "l1" else counts.value.square()
+        size = ops.sum_readout(values[:, None], counts.ptr)[:, 0]
+        size = size if options["norm"] == "l1" else size.sqrt()
+        return added / size.repeat_interleave(graphs.num_nodes_per_graph)[None, :, None].to(added.dtype)
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, see :meth:`GraphModel.score_chunks`."""

@@ -18,6 +18,7 @@ from .training_set import Settings, Trained, TrainingSet, differing, facts_of
 
 Told = list[tuple[str, type[Warning]]]
 SHARE = 3  # of so many candidates one goes on
+OUTCOMES = ("validation", "loss", "trained_epochs", "budget", "seconds")  # what a table tells of a trial
 
 
 class Trial(NamedTuple):
@@ -60,23 +61,20 @@ class Search:
         """The trials, those of :attr:`ranking` first: what came out, and the settings that are not the same in all."""
         ranking = self.ranking
         trials = ranking + [trial for trial in self.trials if not any(trial is of for of in ranking)]
-        rows = []
+        rows: list[dict[str, Any]] = []
         for trial, settings in zip(trials, differing([facts_of(trial.settings) for trial in trials]), strict=True):
             of = (None, None, None) if trial.trained is None else trial.trained[:3]
-            known = dict(zip(("validation", "loss", "trained_epochs"), of, strict=True))
-            rows.append(known | {"budget": trial.budget, "seconds": trial.seconds} | settings)
+            rows.append(dict(zip(OUTCOMES, (*of, trial.budget, trial.seconds), strict=True)) | settings)
         return rows
 
     def model(self, ensemble: int = 0) -> GraphModel:
-        """The best model, or an :class:`spin_fast.training.Ensemble` of so many of the best.
+        """The best model, or an :class:`spin_fast.training.Ensemble` of so many of the best; fewer if others diverged.
 
         Raises:
-            ValueError: there are fewer. TypeError: the settings are of another method, whose models are no
+            TypeError: the settings are of another method, whose models are no
                 :class:`spin_fast.nn.GraphModel`.
         """
         best = self.ranking[: max(check.integer("ensemble", ensemble, 0), 1)]
-        if len(best) < ensemble:
-            raise ValueError(f"ensemble must be at most {len(best)}, the models of the last budget, got {ensemble}")
         models = [trial.trained.model for trial in best if trial.trained is not None]
         if not all(isinstance(model, GraphModel) for model in models):
             raise TypeError(f"the models must be of graphs, got {type(models[0]).__name__}")

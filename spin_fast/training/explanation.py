@@ -12,7 +12,7 @@ from .. import ops
 from .._common import check
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..nn import SPIN
+from ..nn import SPIN, GraphModel, SubtreeLinear
 from .prediction import not_finite, prepared
 
 TOLERANCE = 1e-3  # of the scores, between fused operations and modules, relative to what is added up
@@ -56,7 +56,11 @@ class Explanation:
 @torch.inference_mode(False)
 @torch.no_grad()
 def explain(
-    model: SPIN, graphs: GraphBatch, operator: str | Sequence[str] | None = None, *, target: int | None = None
+    model: SPIN | SubtreeLinear,
+    graphs: GraphBatch,
+    operator: str | Sequence[str] | None = None,
+    *,
+    target: int | None = None,
 ) -> Explanation:
     """Divide the score of a class among the nodes of each graph, exactly.
 
@@ -69,6 +73,8 @@ def explain(
     this, and not to the node alone. Classes are decided by the differences of their scores: explain the other class,
     too, since a node may add as much to both.
 
+    A ``SubtreeLinear`` is such a sum as it is: ``c`` is its bias, and the norm of a graph's counts divides each part.
+
     Args:
         model: it is put into evaluation mode.
         graphs: as :func:`predict_proba` takes them. All rows of all nodes are in memory at once.
@@ -80,9 +86,11 @@ def explain(
             scores that are not finite; a model that computes something else than what its modules do in turn, by hooks
             for instance.
     """
-    if not isinstance(model, SPIN):
-        raise TypeError(f"model must be a SPIN, whose readouts are sums over nodes, got {type(model).__name__}")
+    if not isinstance(model, SPIN | SubtreeLinear):
+        raise TypeError(f"model must be a SPIN or a SubtreeLinear, which add up nodes, got {type(model).__name__}")
     graphs, name = prepared(model, graphs, operator)
+    if isinstance(model, SubtreeLinear):
+        return _explain_linear(model, graphs, target)
     operator = model.check_operator(name)
     features = PowerFeatures.from_graphs(graphs, model.config["num_hops"], operator, deduplicate=False)
     scores = model(features)
@@ -117,6 +125,25 @@ def explain(
     )
 
 
+def _explain_linear(model: SubtreeLinear, graphs: GraphBatch, target: int | None) -> Explanation:
+    """A branch for each hop: what the pattern of a node adds there, by the norm of the counts of its graph."""
+    scores = model(graphs)
+    targets = _targets(model, scores, target)
+    of_node = targets.repeat_interleave(graphs.num_nodes_per_graph)
+    contributions = model.contributions(graphs).double()
+    explained, probabilities = (x.gather(1, targets[:, None])[:, 0] for x in (scores, model.probabilities(scores)))
+    return Explanation(
+        ptr=graphs.ptr,
+        targets=targets,
+        scores=explained.double(),
+        probabilities=probabilities.double(),
+        constants=model.bias.double()[targets],
+        contributions=contributions.gather(2, of_node[None, :, None].expand(len(contributions), -1, 1))[:, :, 0],
+        attention=None,
+        branches=_within(model.config["num_hops"]),
+    )
+
+
 def _branch_rows(model: SPIN, features: PowerFeatures) -> tuple[Tensor, Tensor, Tensor | None]:
     """What each node gives to the readouts, ``[B, N, h]``; the readouts ``[G, B h]``; the attention weights ``[B, N]``.
 
@@ -139,7 +166,7 @@ def _branch_rows(model: SPIN, features: PowerFeatures) -> tuple[Tensor, Tensor, 
     return torch.cat(rows), torch.cat(readouts, dim=1), torch.cat(weights) if weights else None
 
 
-def _targets(model: SPIN, scores: Tensor, target: int | None) -> Tensor:
+def _targets(model: GraphModel, scores: Tensor, target: int | None) -> Tensor:
     num_graphs, num_scores = scores.shape
     if target is None:
         if num_scores > 1 and model.multilabel:
@@ -151,10 +178,13 @@ def _targets(model: SPIN, scores: Tensor, target: int | None) -> Tensor:
 
 
 def _branches(model: SPIN, operator: str) -> list[str]:
-    num_hops, names = model.config["num_hops"], operator.split(",")
-    within = [f"within {hops} hop{'s' * (hops != 1)}" for hops in range(num_hops + 1)]
+    within, names = _within(model.config["num_hops"]), operator.split(",")
     found = []
     if model.hops is not None:
         by = [f" by {name}" if len(names) > 1 else "" for name in names]
         found = [within[0], *(text + name for name in by for text in within[1:])]
     return found if model.joint is None else [*found, f"{within[-1]}, joint"]
+
+
+def _within(num_hops: int) -> list[str]:
+    return [f"within {hops} hop{'s' * (hops != 1)}" for hops in range(num_hops + 1)]

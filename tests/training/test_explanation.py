@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from helpers import dense_powers, random_graphs
 from torch.nn import functional as F
 
 from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
+from spin_fast.nn import SubtreeLinear
 from spin_fast.nn.branches import Branches
 
 SIZES = [4, 1, 9, 3, 0, 1, 12]
@@ -164,7 +166,7 @@ def test_the_model_is_as_it_was() -> None:
 
 def test_errors() -> None:
     model, graphs = model_of(), random_graphs(SIZES)
-    with pytest.raises(TypeError, match="model must be a SPIN, whose readouts are sums over nodes, got PAGNN"):
+    with pytest.raises(TypeError, match="model must be a SPIN or a SubtreeLinear, which add up nodes, got PAGNN"):
         training.explain(PAGNN([torch.nn.Linear(3, 4)] * 3, torch.nn.Linear(12, 2)), graphs)
     for target, message in ((4, "less than 4, the number of class scores, got 4"), (-1, "at least 0"), ("a", "int")):
         with pytest.raises((TypeError, ValueError), match=f"target must be .*{message}"):
@@ -178,3 +180,20 @@ def test_errors() -> None:
     model.register_forward_hook(lambda *_: torch.ones(len(SIZES), 4).double())
     with pytest.raises(ValueError, match="model must compute what its branches and classifier do in turn"):
         training.explain(model, graphs)
+
+
+@pytest.mark.parametrize("norm", ["l1", "l2", None])
+def test_a_linear_model_of_subtree_counts(norm: str | None) -> None:
+    graphs = random_graphs([5, 0, 3, 1], density=0.5, dtype=torch.float32)
+    graphs = replace(graphs, x=graphs.x.sign())
+    model = SubtreeLinear(3, 2, 32, num_hops=2, num_columns=64, norm=norm)
+    state = {name: torch.randn(value.shape).double() for name, value in model.state_dict().items()}
+    model.load_state_dict(state | {"columns": torch.arange(0, 64, 2)})
+    explained = training.explain(model, graphs, target=1)
+    assert torch.equal(explained.constants, model.bias.detach()[[1] * 4])
+    sums = torch.stack([part.sum() for part in explained.totals.split(graphs.num_nodes_per_graph.tolist())])
+    torch.testing.assert_close(explained.constants + sums, model(graphs)[:, 1].detach())
+    assert explained.branches == ["within 0 hops", "within 1 hop", "within 2 hops"]
+    alone = training.explain(model, graphs[[0]])  # the first graph, whose predicted class it is
+    assert alone.contributions.shape == (3, 5)
+    assert int(alone.targets) == int(model(graphs[[0]]).argmax())
