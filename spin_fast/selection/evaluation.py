@@ -62,7 +62,7 @@ class Evaluation:
     """Folds that have been evaluated.
 
     Attributes:
-        about: what is evaluated, and how; two evaluations with equal values, and candidates, give equal numbers.
+        about: what is evaluated, and how; an evaluation goes on only from one with equal values and candidates.
         candidates: the settings that were selected from, by their names.
         folds: those that are done.
     """

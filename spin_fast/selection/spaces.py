@@ -64,7 +64,7 @@ def paper(dataset: str, readout: Literal["attention", "sum"]) -> Space:
 def family(one_hot: bool = False) -> Space:
     """Settings for any data set: node features, operators, hops, branches, readout, width, and those of training.
 
-    Dropout is not among them: each node then has a row of its own, and an epoch takes some ten times as long.
+    Dropout is not among them: each node then has a row of its own, and a step is not one operation.
 
     Args:
         one_hot: encode integer columns that are categories, such as OGB's of atoms.
