@@ -12,6 +12,7 @@ import typer
 
 from .. import datasets
 from ..selection import spaces
+from ..selection.trials import check_ensemble
 
 PAPER = {"paper-att": "attention", "paper-sum": "sum"}
 search_option = partial(typer.Option, rich_help_panel="Search")
@@ -58,5 +59,5 @@ class SearchOptions:
         else:
             raise ValueError(f"--space must be spin, {', '.join(PAPER)}, or a .json file, got {self.space}")
         budgets = (None,) if self.space in PAPER else spaces.budgets(found)
-        spaces.check_ensemble(self.ensemble, len(found), len(budgets))
+        check_ensemble(self.ensemble, len(found), len(budgets))
         return found, budgets

@@ -20,7 +20,7 @@ from ..selection.training_set import facts_of
 from ..selection.trials import OUTCOMES
 from ._app import Report, document_of, kernels_on
 from ._errors import ended_by_sigterm, one_line_warnings
-from ._metric import show_score
+from ._metric import show_score, tested
 from ._search import SearchOptions
 from ._train_outputs import Outputs
 
@@ -70,7 +70,9 @@ def train_by_search(
 
         found = search(data, candidates, budgets=budgets, seed=seed, n_jobs=options.num_jobs, on_trial=on_trial)
     model = found.model(options.ensemble)
-    validation, test = (_score(model, read, ids, metric) for ids in (split.validation, split.test))
+    parts = [(read.graphs[ids], ids) for ids in (split.validation, split.test)]
+    scores = [torch.cat(list(training.predict_chunks(model, graphs))) for graphs, _ in parts]
+    validation, test = (tested(of, graphs.y, ids, metric) for of, (graphs, ids) in zip(scores, parts, strict=True))
     seconds = time.perf_counter() - start
     for stale in (outputs.result, outputs.state, outputs.curve, outputs.log):  # of a run before
         stale.unlink(missing_ok=True)
@@ -117,10 +119,3 @@ def train_by_search(
     with files.replacing(outputs.result) as temporary:  # last: it says that all others are there
         temporary.write_text(document_of(report) + "\n")
     return report
-
-
-def _score(model: Any, read: datasets.Folder, ids: torch.Tensor, metric: training.Metric) -> float:
-    graphs = read.graphs[ids]
-    assert graphs.y is not None
-    scores = torch.cat(list(training.predict_chunks(model, graphs)))
-    return math.nan if len(training.not_finite(scores)) else metric(scores, graphs.y)

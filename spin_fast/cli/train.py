@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from contextlib import nullcontext
@@ -20,13 +19,13 @@ from ..datasets.summary import directions_of
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
-from ..nn import SPIN
+from ..selection import Recipe
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
 from ._errors import ended_by_sigterm, one_line_warnings
 from ._features_file import check_features
-from ._graphs import tell, warn_of
-from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of
+from ._graphs import tell
+from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, tested
 from ._options import DATASET, DEFAULT_HOPS, DataOptions, Device, Fold, Splits, device_of, operator_of, output_option
 from ._search import SearchOptions, search_option
 from ._train_options import FeatureOptions, FitOptions, ModelOptions, training_option
@@ -122,10 +121,22 @@ def train(
     }
     if search:
         return train_by_search(search_options, outputs, source, read, split, metric, metric_name, metadata)
+    recipe = Recipe(
+        degree=features.degree,
+        one_hot=features.one_hot,
+        standardize="auto" if features.standardize is None else features.standardize,
+        branches=model_options.branches,
+        readout=model_options.readout,
+        hidden_features=model_options.hidden,
+        num_layers=model_options.layers,
+        batch_norm=model_options.batch_norm,
+        dropout=model_options.dropout,
+        calibrate=model_options.calibrate,
+    )
     preprocessing: NodeFeatures | None = None
     made: float | Path | None = features.precomputed
     if power is None:
-        preprocessing, graphs = _prepare(read.graphs, split.train, features)
+        preprocessing, graphs = _prepare(read.graphs, split.train, recipe)
         power, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
     else:
         check_features(features, power, source.title, read.graphs, model_options.needs_node_rows)
@@ -135,21 +146,8 @@ def train(
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
     torch.manual_seed(seed)
-    model = SPIN(
-        power.num_features,
-        model_options.hidden,
-        num_outputs,
-        power.num_hops,
-        num_operators=power.num_operators,
-        branches=model_options.branches,
-        attention=model_options.readout == "attention",
-        num_layers=model_options.layers,
-        batch_norm=model_options.batch_norm,
-        dropout=model_options.dropout,
-    ).to(place)
+    model = recipe.new_model(power, split.train, num_outputs)
     model.node_features = preprocessing
-    if model_options.calibrate:
-        model.calibrate(power[split.train])
     log = CsvLog(outputs.log)
 
     def on_epoch(epoch: training.Epoch) -> None:
@@ -172,7 +170,7 @@ def train(
             on_epoch=on_epoch,
             progress=True,
         )
-    test = _test(model, power, split.test, metric)
+    test = tested(training.predict(model, power, split.test), power[split.test].y, split.test, metric)
     report = write_and_report(outputs, source.title, power, model, fit, split, metric_name, test, made, metadata)
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
@@ -181,15 +179,11 @@ def train(
     return report
 
 
-def _prepare(graphs: GraphBatch, train: Tensor, options: FeatureOptions) -> tuple[NodeFeatures, GraphBatch]:
+def _prepare(graphs: GraphBatch, train: Tensor, recipe: Recipe) -> tuple[NodeFeatures, GraphBatch]:
     """Fit the preparation of node features to the training graphs, and apply it to all."""
-    preprocessing = NodeFeatures(
-        options.degree,
-        one_hot=options.one_hot,
-        standardize="auto" if options.standardize is None else options.standardize,
-    ).fit(graphs, train)
+    preprocessing = recipe.node_features().fit(graphs, train)
     graphs, standardized = preprocessing.transform(graphs), len(preprocessing.columns_)
-    if options.degree is not None or options.one_hot or standardized:
+    if recipe.degree is not None or recipe.one_hot or standardized:
         console.print(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
     return preprocessing, graphs
 
@@ -204,13 +198,3 @@ def _compute(graphs: GraphBatch, options: FeatureOptions, node_rows: bool) -> tu
         if graphs.x.is_cuda:  # its work goes on when the call has returned
             torch.cuda.synchronize(graphs.x.device)
         return power, time.perf_counter() - start
-
-
-def _test(model: SPIN, power: PowerFeatures, ids: Tensor, metric: training.Metric) -> float:
-    """Return the metric of the test graphs; NaN, with a line on stderr, if a score is not finite."""
-    target = power[ids].y
-    assert target is not None
-    scores = training.predict(model, power, ids)
-    wrong = ids[training.not_finite(scores).cpu()].tolist()
-    warn_of(list(map(str, wrong)), len(ids), "scores that are not finite, so that the test has no result")
-    return math.nan if wrong else metric(scores, target)

@@ -23,7 +23,7 @@ from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
 from ..training.ensemble import mean_scores
 from .training_set import Settings, TrainingSet, facts_of
-from .trials import Trial, rounds, run, search
+from .trials import Trial, check_ensemble, run, search
 
 EVALUATION_FORMAT = "spin_fast evaluation 1"
 
@@ -149,8 +149,7 @@ def evaluate(
         UserWarning: a final model has diverged, or test graphs have scores that are not finite; they count as 0.
     """
     check.integer("num_runs", num_runs, 1)
-    if check.integer("ensemble", ensemble, 0) > (left := rounds(len(candidates), len(budgets))[-1]):
-        raise ValueError(f"ensemble must be at most {left}, the candidates of the last budget, got {ensemble}")
+    check_ensemble(ensemble, len(candidates), len(budgets))
     done = Evaluation(
         (about or {})
         | {

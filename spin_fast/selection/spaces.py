@@ -104,16 +104,6 @@ def budgets(of: Sequence[Settings]) -> tuple[int | None, ...]:
     return (max(epochs // 9, 1), max(epochs // 3, 1), None) if len(of) > 1 else (None,)
 
 
-def check_ensemble(ensemble: int, candidates: int, num_budgets: int) -> None:
-    """Check that so many settings are left after all rounds of a search.
-
-    Raises:
-        TypeError, ValueError: names the argument and what is wrong with it.
-    """
-    if check.integer("ensemble", ensemble, 0) > (left := rounds(candidates, num_budgets)[-1]):
-        raise check.ArgumentValueError("ensemble", f"be at most {left}, what a search leaves of {candidates}", ensemble)
-
-
 def search_epochs(settings: Sequence[Settings], budgets: Sequence[int | None]) -> int:
     """At most how many epochs a search takes, by which its progress is shown."""
     if len(settings) == 1:

@@ -129,6 +129,16 @@ def search(
     return Search(trials)
 
 
+def check_ensemble(ensemble: int, candidates: int, num_budgets: int) -> None:
+    """Check that so many settings are left after all rounds of a search.
+
+    Raises:
+        TypeError, ValueError: names the argument and what is wrong with it.
+    """
+    if check.integer("ensemble", ensemble, 0) > (left := rounds(candidates, num_budgets)[-1]):
+        raise check.ArgumentValueError("ensemble", f"be at most {left}, what a search leaves of {candidates}", ensemble)
+
+
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:
     known = (trial for trial in trials if trial.trained is not None)
     return sorted(known, key=lambda trial: trial.score, reverse=True)

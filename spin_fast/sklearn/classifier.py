@@ -33,6 +33,7 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import GraphModel
 from ..selection import Recipe, Settings, TrainingSet, search, spaces
+from ..selection.trials import check_ensemble
 from ..training.schedules import Schedule
 from .transformer import GraphEstimator, Graphs, check_finite
 
@@ -333,7 +334,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             else [*(self.search or [])]
         )
         budgets = spaces.budgets(settings)
-        spaces.check_ensemble(self.ensemble, len(settings), len(budgets))
+        check_ensemble(self.ensemble, len(settings), len(budgets))
         total = spaces.search_epochs(settings, budgets)
         with progress_bar("epochs", total, bool(self.verbose)) as advance, _threads(1):
             found = search(

@@ -159,7 +159,7 @@ def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Spl
     assert fold.settings == 2
     assert fold.epochs == [7, 7]
     assert all(ensemble > test for ensemble, test in zip(fold.ensemble, fold.test, strict=True))
-    with pytest.raises(ValueError, match="ensemble must be at most 2, the candidates of the last budget, got 3"):
+    with pytest.raises(ValueError, match="ensemble must be at most 2, what a search leaves of 4, got 3"):
         evaluate(graphs, folds[:1], candidates, ensemble=3, budgets=(1, None))
 
 
