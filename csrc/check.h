@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 namespace spin_fast {
 
@@ -44,10 +46,43 @@ inline std::string at(const char* name, int64_t i, int64_t value) {
   return std::string(name) + "[" + std::to_string(i) + "] = " + std::to_string(value);
 }
 
+// The checks go through all values without a branch, which compilers make vectors of; what is wrong is looked for
+// afterwards. A sign bit tells it: of u - low or last - u, in unsigned arithmetic, where u is not in [low, last].
+template <class U>
+constexpr bool has_sign(U bits) {
+  return bits >> (8 * sizeof(U) - 1) != 0;
+}
+
+template <class I>
+bool is_ascending(const I* offsets, int64_t ranges) {
+  using U = std::make_unsigned_t<I>;
+  U signs = static_cast<U>(offsets[0]);
+  for (int64_t i = 0; i < ranges; ++i) {
+    const U begin = static_cast<U>(offsets[i]), end = static_cast<U>(offsets[i + 1]);
+    signs |= end | (end - begin);
+  }
+  return !has_sign(signs);
+}
+
+// Whether values[begin, end) are in [low, high), where 0 <= low.
+template <class I>
+bool is_within(const I* values, int64_t begin, int64_t end, int64_t low, int64_t high) {
+  using U = std::make_unsigned_t<I>;
+  constexpr int64_t most = std::numeric_limits<I>::max();
+  if (low >= high || low > most) return begin >= end;
+  const U first = static_cast<U>(low), last = static_cast<U>(high > most ? most : high - 1);
+  U signs = 0;
+  for (int64_t i = begin; i < end; ++i) {
+    const U value = static_cast<U>(values[i]);
+    signs |= (value - first) | (last - value);
+  }
+  return !has_sign(signs);
+}
+
 template <class I>
 std::string check_offsets(const char* name, const I* offsets, int64_t ranges, int64_t end, const char* of) {
   if (offsets[0] != 0) return std::string(name) + " must start with 0, got " + std::to_string(offsets[0]);
-  for (int64_t i = 0; i < ranges; ++i)
+  for (int64_t i = is_ascending(offsets, ranges) ? ranges : 0; i < ranges; ++i)
     if (offsets[i + 1] < offsets[i])
       return std::string(name) + " must not decrease, got " + at(name, i, offsets[i]) + ", " +
              at(name, i + 1, offsets[i + 1]);
@@ -61,11 +96,11 @@ std::string check_offsets(const char* name, const I* offsets, int64_t ranges, in
 template <class I>
 std::string check_range(const char* name, const I* values, int64_t begin, int64_t end, int64_t low, int64_t high,
                         const std::string& meaning = "") {
-  for (int64_t i = begin; i < end; ++i)
-    if (values[i] < low || values[i] >= high)
-      return std::string(name) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) + ")" + meaning +
-             ", got " + at(name, i, values[i]);
-  return {};
+  if (is_within(values, begin, end, low, high)) return {};
+  int64_t i = begin;
+  while (values[i] >= low && values[i] < high) ++i;
+  return std::string(name) + " must be in [" + std::to_string(low) + ", " + std::to_string(high) + ")" + meaning +
+         ", got " + at(name, i, values[i]);
 }
 
 // ptr may be null: one graph.
@@ -74,19 +109,19 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
                       int64_t nodes) {
   std::string problem = check_offsets("indptr", indptr, nodes, edges, "indices");
   if (problem.empty() && ptr) problem = check_offsets("ptr", ptr, graphs, nodes, "nodes");
-  if (problem.empty()) problem = check_range("indices", indices, 0, edges, 0, nodes);
-  if (!problem.empty() || !ptr) return problem;
-  for (int64_t g = 0; g < graphs; ++g)
-    for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v)
-      for (int64_t e = indptr[v]; e < indptr[v + 1]; ++e) {
-        const int64_t u = indices[e];
-        if (u >= ptr[g] && u < ptr[g + 1]) continue;
-        int64_t other = 0;
-        while (u >= ptr[other + 1]) ++other;
-        return "indices must stay inside the graph of their row, got " + at("indices", e, u) + " (graph " +
-               std::to_string(other) + ") in row " + std::to_string(v) + " (graph " + std::to_string(g) + ")";
-      }
-  return {};
+  if (!problem.empty()) return problem;
+  if (!ptr) return check_range("indices", indices, 0, edges, 0, nodes);
+  int64_t g = 0;
+  while (g < graphs && is_within(indices, indptr[ptr[g]], indptr[ptr[g + 1]], ptr[g], ptr[g + 1])) ++g;
+  if (g == graphs) return {};
+  problem = check_range("indices", indices, 0, edges, 0, nodes);
+  if (!problem.empty()) return problem;
+  int64_t v = ptr[g], e = indptr[v], other = 0;
+  while (indices[e] >= ptr[g] && indices[e] < ptr[g + 1]) ++e;
+  while (e >= indptr[v + 1]) ++v;
+  while (indices[e] >= ptr[other + 1]) ++other;
+  return "indices must stay inside the graph of their row, got " + at("indices", e, indices[e]) + " (graph " +
+         std::to_string(other) + ") in row " + std::to_string(v) + " (graph " + std::to_string(g) + ")";
 }
 
 // The segments of a branch may refer to the rows [row_ptr[branch], row_ptr[branch + 1]); index and count may be null.
@@ -105,9 +140,10 @@ std::string check_segments(const int64_t* ptr, int64_t segments, const I* index,
                 ", got " + std::to_string(begin) + " to " + std::to_string(end);
   }
   if (!problem.empty() || !count) return problem;
-  for (int64_t e = 0; e < entries; ++e)
-    if (count[e] < 1) return "count must be positive, got " + at("count", e, count[e]);
-  return {};
+  if (is_within(count, 0, entries, 1, int64_t{1} << 31)) return {};
+  int64_t e = 0;
+  while (count[e] >= 1) ++e;
+  return "count must be positive, got " + at("count", e, count[e]);
 }
 
 }  // namespace spin_fast
