@@ -182,7 +182,7 @@ def test_power_features(
     graphs = POWERS[name](quick).to(device)
     x, whole = graphs.x.to(dtype), name.startswith("one graph")
     ptr = None if whole else graphs.ptr
-    powers = partial(power_features, graphs.indptr, graphs.indices, num_hops=NUM_HOPS, ptr=ptr, check_invariants=False)
+    powers = partial(power_features, graphs.indptr, graphs.indices, num_hops=NUM_HOPS, ptr=ptr)
     contenders: dict[str, Contender] = {"spin_fast": partial(powers, x)}
     with torch.inference_mode():
         expected = powers(graphs.x)
@@ -230,7 +230,7 @@ def test_readout(
     of = Segments.of(ptr, 1)
     gradient = draw(of.number, width)
     readouts: dict[str, Callable[..., Tensor]] = {
-        "spin_fast": partial(attention_readout if kind == "attention" else sum_readout, ptr=ptr, check_invariants=False)
+        "spin_fast": partial(attention_readout if kind == "attention" else sum_readout, ptr=ptr)
     }
     if dtype == torch.float32 or segments in EVEN:  # else additions in half precision wait for each other for minutes
         readouts |= rivals_of(gpu_session, kind, of, segments, compiled=not quick and width == 32 and device == "cuda")
@@ -321,7 +321,7 @@ def test_precomputation(gpu_race: RaceRunner, device: str, quick: bool, settings
     contenders: dict[str, Contender] = {
         "features": partial(make, there),
         "features, not deduplicated": partial(make, there, deduplicate=False),
-        "powers alone": partial(power_features, *arrays, ptr=there.ptr, check_invariants=False),
+        "powers alone": partial(power_features, *arrays, ptr=there.ptr),
         "features, on the CPU with 1 thread": partial(make, on.graphs),
     }
     floors = gpu.floors(gpu.power_bytes(there, there.x, DEPTH), device)

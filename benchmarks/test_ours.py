@@ -28,7 +28,7 @@ def forward_of(operation: str, graphs: GraphBatch, threads: int) -> tuple[Callab
     if operation == "power_features":
         return powers_of(graphs), power_floors(graphs, None, threads)
     z, w = inputs.branches(graphs, WIDTH)
-    call = partial(attention_readout, z, w, graphs.ptr, check_invariants=False)
+    call = partial(attention_readout, z, w, graphs.ptr)
     return call, readout_floors("attention", z, graphs, False, threads)
 
 
@@ -94,11 +94,11 @@ def test_tiny(race: RaceRunner, operation: str) -> None:
             partial(reference.power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, "sym"),
         ),
         "sum_readout": (
-            partial(sum_readout, z, graphs.ptr, check_invariants=False),
+            partial(sum_readout, z, graphs.ptr),
             partial(reference.sum_readout, z, graphs.ptr),
         ),
         "attention_readout": (
-            partial(attention_readout, z, w, graphs.ptr, check_invariants=False),
+            partial(attention_readout, z, w, graphs.ptr),
             partial(reference.attention_readout, z, w, graphs.ptr),
         ),
     }

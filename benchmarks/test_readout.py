@@ -20,6 +20,7 @@ from .harness.plugin import Floors, RaceRunner
 from .harness.report import Session
 from .rivals import ops
 from .rivals.ops import Segments
+from .test_power import TRUSTED
 
 WIDTH = 32
 OTHER_WIDTHS = (16, 64)
@@ -93,18 +94,19 @@ def run(race: RaceRunner, session: Session, kind: str, on: Input, width: int, di
     backward = direction != "forward"
     z, w = (tensor.requires_grad_(backward) for tensor in inputs.branches(on.graphs, width))
     arguments = (z, w) if kind == "attention" else (z,)
-    ours = partial(attention_readout if kind == "attention" else sum_readout, ptr=on.graphs.ptr, check_invariants=False)
+    ours = partial(attention_readout if kind == "attention" else sum_readout, ptr=on.graphs.ptr)
     random = torch.Generator().manual_seed(1)
     beside = torch.randn(len(on.graphs), NUM_BRANCHES * width, generator=random)
     below = beside.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1).contiguous()
     expected = ours(*arguments)
     expected_below = expected.view(-1, NUM_BRANCHES, width).transpose(0, 1).flatten(0, 1)
     expected_gradients = gradients(ours, arguments, beside) if backward else ()
-    readouts: dict[str, Readout] = {"spin_fast": ours, **rivals_of(kind, on.graphs, session)}
+    trusted = partial(ours, check_invariants=False)
+    readouts: dict[str, Readout] = {"spin_fast": ours, TRUSTED: trusted, **rivals_of(kind, on.graphs, session)}
     contenders: dict[str, Callable[[], Any]] = {}
     with torch.inference_mode(not backward):
         for name, call in readouts.items():
-            is_ours = name == "spin_fast"
+            is_ours = name in ("spin_fast", TRUSTED)
             assert_close(name, [call(*arguments)], [expected if is_ours else expected_below])
             if backward:
                 contenders[name] = partial(gradients, call, arguments, beside if is_ours else below)
@@ -112,7 +114,7 @@ def run(race: RaceRunner, session: Session, kind: str, on: Input, width: int, di
             else:
                 contenders[name] = partial(call, *arguments)
         case = f"{kind} readout, {direction}"
-        race(case, on.name, contenders, readout_floors(kind, z, on.graphs, backward, threads))
+        race(case, on.name, contenders, readout_floors(kind, z, on.graphs, backward, threads), ours=2)
 
 
 def gradients(readout: Readout, arguments: tuple[Tensor, ...], gradient: Tensor) -> tuple[Tensor, ...]:

@@ -77,9 +77,7 @@ def _powers(file: str, contender: str) -> int:
     graphs = _load(file)
     call: Callable[[], object]
     if contender == OURS:
-        call = partial(
-            power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr, check_invariants=False
-        )
+        call = partial(power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr)
     else:
         from ..rivals import ops
 

@@ -275,7 +275,7 @@ class RaceRunner:
         once: Collection[str] = (),
         shortest: float = SHORTEST_SAMPLE,
     ) -> Race:
-        """Ratios are taken to the first contender, and to the second one if at least two, the first ones, are ``ours``.
+        """Ratios are taken to the first contender, and to :attr:`Race.second` if at least two are ``ours``, the first.
 
         Rivals of ``once`` are timed once, without rounds; a sample lasts ``shortest`` seconds at least.
         """

@@ -109,8 +109,8 @@ class Race:
 
     @property
     def second(self) -> str | None:
-        """Another one of ours, to which ratios are taken too."""
-        return self.own[1] if len(self.own) > 1 else None
+        """Another one of ours, to which ratios are taken too; not a variant of the first, named ``FIRST, ...``."""
+        return next((name for name in self.own[1:2] if not name.startswith(f"{self.ours},")), None)
 
     @property
     def others(self) -> list[str]:

@@ -309,10 +309,16 @@ def markdown(session: Session, info: dict[str, Any], plots: bool = True) -> str:
         lines += [f"### {table.title}", ""]
         if plots and table.plotted:
             lines += [f"[plot]({plot_name(table.title)})", ""]
-        lines += [f"| {' | '.join(table.headers)} |"]
-        lines += ["|" + "---|" * table.left + "---:|" * (len(table.headers) - table.left)]
-        lines += [*(f"| {' | '.join(row)} |" for block in table.blocks for row in block), ""]
+        lines += [*markdown_rows(table), ""]
     return "\n".join(lines)
+
+
+def markdown_rows(table: Table) -> list[str]:
+    """The lines of a table in Markdown."""
+    rules = "|" + "---|" * table.left + "---:|" * (len(table.headers) - table.left)
+    rows = [table.headers, *(row for block in table.blocks for row in block)]
+    head, *body = [f"| {' | '.join(row)} |" for row in rows]
+    return [head, rules, *body]
 
 
 def check_folder(folder: Path) -> None:
