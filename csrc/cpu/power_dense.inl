@@ -8,11 +8,13 @@
 constexpr int64_t marked_rows = 8;
 constexpr int64_t small_nodes = 32;
 
-// Sparse work is some time per node and edge, dense work a fraction of it per pair of nodes.
+// Sparse work is some time per node and edge, dense work a fraction of it per pair of nodes: the less the more lanes,
+// but a small graph does not fill those of AVX-512.
 template <class T, class I>
 bool is_dense(const Powers<T, I>& powers, int64_t nodes, int64_t edges) {
   if (powers.hop.width != 1 || powers.by_edge || nodes > dense_nodes) return false;
-  return nodes * nodes < (vector_bytes / 6) * (nodes > small_nodes ? edges : edges + nodes);
+  constexpr int64_t pairs = vector_bytes / 6, small_pairs = pairs < 5 ? pairs : 5;
+  return nodes * nodes < (nodes > small_nodes ? pairs * edges : small_pairs * (edges + nodes));
 }
 
 // left and right of n nodes, whole vectors of them, from the degrees in left.
