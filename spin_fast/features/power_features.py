@@ -338,6 +338,10 @@ class PowerFeatures(GraphArrays):
         path = Path(path)
         if storage.is_indexed(path):
             return cls._load_shards(storage.index_of(path))
+        return cls._load_file(path, mmap)
+
+    @classmethod
+    def _load_file(cls, path: Path, mmap: bool) -> PowerFeatures:
         features = object.__new__(cls)
         vars(features).update(storage.read(path, mmap=mmap), ids=None, _found={})
         with storage.naming(path):
@@ -355,7 +359,7 @@ class PowerFeatures(GraphArrays):
     def _load_shards(cls, index: Path) -> PowerFeatures:
         parts = []
         for file, num_graphs in storage.read_index(index):
-            part = cls.load(file)
+            part = cls._load_file(file, mmap=True)
             if len(part) != num_graphs:
                 raise ValueError(f"{file} must have {num_graphs} graphs, as {index} says, got {len(part)}")
             parts.append(part)
