@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +80,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             ``X`` must be graphs.
         ensemble: with ``search``, average the probabilities of so many of the best.
         device: where to train, as torch names it; None for the device of ``X``.
-        n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all; of a search processes.
+        n_jobs: CPU threads, no more than CPUs; None for 1 (small batches gain little from more), -1 for all; of a
+            search processes.
         random_state: an int, a ``numpy.random.RandomState``, or None: of the graphs held out, the weights, the order of
             the graphs and dropout.
         verbose: show progress bars on the terminal.
@@ -430,7 +432,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def _threads(n_jobs: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(effective_n_jobs(n_jobs))
+    torch.set_num_threads(min(effective_n_jobs(n_jobs), os.cpu_count() or 1))
     try:
         yield
     finally:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -106,3 +108,27 @@ def test_train_replaces_its_own_files(place: Path) -> None:
     for _ in range(2):
         invoke("train", "digits", *QUICK, "--out", "run")
     assert len(content_of(place / "run")) == 5
+
+
+def test_one_run_at_a_time_writes_to_a_folder(place: Path) -> None:
+    """Another one is refused before it works; who only reads is not."""
+    run, quick = place / "run", ("--settings", 2, "--jobs", 1)
+    holder = ["import sys; from pathlib import Path; from spin_fast._common import files"]
+    holder += ["lock = files.locked(Path('run')); lock.__enter__(); print(flush=True); sys.stdin.read()"]
+    line = [sys.executable, "-c", "; ".join(holder)]
+    with subprocess.Popen(line, cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for command in (
+            ("train", "digits", *QUICK),
+            ("train", "digits", "--search", *quick),
+            ("evaluate", "L", *quick),
+        ):
+            said = invoke(*command, "--root", ".", "--out", "run", exit_code=1)
+            assert f"run is being written by process {process.pid} on " in said
+        Path("model.safetensors").rename(run / "model.safetensors")
+        invoke("predict", run / "model.safetensors", "L.nel", "--out", "run/p.csv")
+        process.kill()
+    (run / "model.safetensors").unlink()
+    invoke("train", "digits", *QUICK, "--out", "run")
+    assert not (run / ".lock").exists()
