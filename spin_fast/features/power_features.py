@@ -125,9 +125,9 @@ class PowerFeatures(GraphArrays):
             ops.check_segments(ptr, self.row_of_node.flatten(), None, num_rows, self.row_ptr)
 
     def __getattr__(self, name: str) -> Any:
-        """Check the arrays of a mapped file when one of them is first asked for."""
-        if name in storage.ENTRIES and "_unchecked" in vars(self):
-            return self._arrays()[name]
+        """Check the arrays of a mapped file when one of them is first asked for; maybe another thread just has."""
+        if name in storage.ENTRIES and name in (arrays := self._arrays()):
+            return arrays[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _arrays(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class PowerFeatures(GraphArrays):
                 with storage.naming(mapped.path):
                     whole._check_entries()
                 mapped.checked = True
-            vars(self).update(mapped.arrays)
+            vars(self).update(mapped.arrays)  # before the next line: another thread always finds one of both
             vars(self).pop("_unchecked", None)
         return vars(self)
 

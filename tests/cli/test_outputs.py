@@ -119,16 +119,12 @@ def test_one_run_at_a_time_writes_to_a_folder(place: Path) -> None:
     with subprocess.Popen(line, cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        for command in (
-            ("train", "digits", *QUICK),
-            ("train", "digits", "--search", *quick),
-            ("evaluate", "L", *quick),
-        ):
+        for command in (("train", *QUICK), ("train", "--search", *quick), ("evaluate", "L", *quick)):
             said = invoke(*command, "--root", ".", "--out", "run", exit_code=1)
             assert f"run is being written by process {process.pid} on " in said
         Path("model.safetensors").rename(run / "model.safetensors")
         invoke("predict", run / "model.safetensors", "L.nel", "--out", "run/p.csv")
         process.kill()
     (run / "model.safetensors").unlink()
-    invoke("train", "digits", *QUICK, "--out", "run")
+    invoke("train", *QUICK, "--out", "run")
     assert not (run / ".lock").exists()
