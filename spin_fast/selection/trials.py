@@ -156,7 +156,12 @@ def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n
     """Train models of some settings, seed and budget, and yield their trials in this order."""
     n_jobs = min(n_jobs, len(models))
     if n_jobs <= 1:
-        yield from (_train(data, *model) for model in models)
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in worker processes: another number may round otherwise
+        try:
+            yield from (_train(data, *model) for model in models)
+        finally:
+            torch.set_num_threads(threads)
         return
     from joblib import Parallel, delayed
 

@@ -51,8 +51,15 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     Lists of graphs of PyG, DGL, networkx or scipy are converted by the ``GraphBatch.from_*`` of their kind at every
     call.
 
-    An int as ``random_state`` makes results reproducible bit for bit, for any ``n_jobs``. Torch's own random state and
-    number of threads are restored after each call.
+    An int as ``random_state`` makes results reproducible bit for bit, with the same ``n_jobs``. With other numbers of
+    threads torch's own products and sums may round otherwise, of which training with ``batch_norm``, ``size_aware``,
+    ``dropout``, ``sample_weight`` or several labels per graph consists, and parts of prediction: that changes the last
+    digits of scores, and such training may end elsewhere. A search has the same bits for any ``n_jobs``. Torch's own
+    random state and number of threads are restored after each call.
+
+    It may be fitted in threads and in worker processes, as by ``cross_val_score(n_jobs=4)``. Where these are forked, as
+    joblib's backend ``"multiprocessing"`` does and its default does not, call ``torch.set_num_threads(1)`` before:
+    torch's operations would wait in them for threads that do not exist.
 
     Node features are prepared by :class:`spin_fast.NodeFeatures`, fitted on the graphs to train on; those of
     ``PowerFeatures`` are taken as they are.
