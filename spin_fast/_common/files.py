@@ -24,7 +24,7 @@ from torch import Tensor
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that lock it out of a folder, which is made if need be, and removed if it stays empty.
+    """Keep other processes that lock it out of a folder. It is made if need be, and then removed if it stays empty.
 
     The lock of a process that has been killed is free. Who only reads needs none.
 
@@ -33,6 +33,7 @@ def locked(folder: Path) -> Iterator[None]:
     """
     from filelock import FileLock, SoftFileLock, Timeout
 
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / ".lock"
     lock = FileLock(file)
@@ -51,8 +52,9 @@ def locked(folder: Path) -> Iterator[None]:
     finally:
         file.unlink(missing_ok=True)
         lock.release()
-        with suppress(OSError):
-            folder.rmdir()
+        for place in made:
+            with suppress(OSError):
+                place.rmdir()
 
 
 def temporary_name(path: Path, tag: str) -> Path:

@@ -161,4 +161,8 @@ def test_a_lock_tells_its_holder_and_dies_with_it(tmp_path: Path) -> None:
         holder.kill()
     with files.locked(folder), files.replacing(path) as temporary:
         temporary.write_text("whole")
-    assert list(tmp_path.iterdir()) == [path]
+    assert sorted(tmp_path.iterdir()) == [folder, path]
+    assert list(folder.iterdir()) == []
+    with files.locked(tmp_path / "deep" / "new"):
+        assert (tmp_path / "deep" / "new" / ".lock").is_file()
+    assert not (tmp_path / "deep").exists()
