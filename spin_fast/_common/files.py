@@ -68,13 +68,14 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         with suppress(OSError), locked(leftover):
             shutil.rmtree(leftover)
     with ExitStack() as lock:
-        while True:
+        for last in (False, False, True):
             folder = temporary_name(path, uuid.uuid4().hex[:8])
             try:
                 lock.enter_context(locked(folder))
                 break
             except (BlockingIOError, FileNotFoundError):  # another writer took it for a leftover before it was locked
-                continue
+                if last:
+                    raise
         try:
             yield folder
         finally:

@@ -109,6 +109,8 @@ def test_places_that_cannot_be_written(path: Path) -> None:
             files.check_writable(place)
     with pytest.raises(OSError, match=rf"{path / 'below'} cannot be written"):
         files.write_tensors(path / "below", FORMAT, {}, {})
+    with pytest.raises(OSError, match=r"/proc/nosuch/x cannot be written"):
+        files.write_tensors(Path("/proc/nosuch/x"), FORMAT, {}, {})
     files.check_writable(path)
     files.check_writable(path.parent / "new" / "below" / "x")
     assert list(path.parent.iterdir()) == [path]
