@@ -31,26 +31,26 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         BlockingIOError: another process has it; says which, and since when.
     """
-    from filelock import FileLock, SoftFileLock, Timeout
+    from filelock import FileLock, Timeout
 
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / ".lock"
+    file, told = folder / ".lock", folder / ".locked-by"  # two, since filelock may empty its own
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         holder = ""
         with suppress(OSError):
-            holder = " ".join(file.read_text().split())
+            holder = told.read_text()
         holder = holder or "another process"
         raise BlockingIOError(f"{folder} is being written by {holder}; wait for it, or choose another") from None
     try:
-        if not isinstance(lock, SoftFileLock):  # which has its own text: it stands in where a file system has no flock
-            file.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
+        told.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
         yield
     finally:
-        file.unlink(missing_ok=True)
+        for mine in (told, file):
+            mine.unlink(missing_ok=True)
         lock.release()
         for place in made:
             with suppress(OSError):
