@@ -108,15 +108,18 @@ def tensor(
         raise ArgumentValueError(name, f"be on {device}", value.device)
 
 
-def integer(name: str, value: Any, minimum: int) -> Any:
-    """Check for a plain integer of at least ``minimum`` (a bool is not one)."""
+def integer(name: str, value: Any, minimum: int, *, bits: int = 63) -> Any:
+    """Check for a plain integer of at least ``minimum`` and so many bits (a bool is not one).
+
+    By default they are what kernels take.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, np.integer, torch.SymInt)):
         raise ArgumentTypeError(name, "be an int", type(value))
     value = int(value) if isinstance(value, np.integer) else value
     if value < minimum:
         raise ArgumentValueError(name, f"be at least {minimum}", value)
-    if isinstance(value, int) and value >= 2**63:  # what the kernels take
-        raise ArgumentValueError(name, "be below 2**63", value)
+    if isinstance(value, int) and value >= 2**bits:
+        raise ArgumentValueError(name, f"be below 2**{bits}", value)
     return value
 
 

@@ -6,35 +6,92 @@ as ``spin_fast features 1``.
 
 from __future__ import annotations
 
+import glob
 import json
+import os
+import shutil
+import socket
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 
-def temporary_name(path: Path) -> Path:
-    """A name beside ``path`` that no other process uses."""
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other processes that lock it out of a folder. It is made if need be, and then removed if it stays empty.
+
+    The lock of a process that has been killed is free. Who only reads needs none.
+
+    Raises:
+        BlockingIOError: another process has it; says which, and since when.
+    """
+    from filelock import FileLock, Timeout
+
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    file, told = folder / ".lock", folder / ".locked-by"  # two, since filelock may empty its own
+    lock = FileLock(file)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        holder = ""
+        with suppress(OSError):
+            holder = told.read_text()
+        holder = holder or "another process"
+        raise BlockingIOError(f"{folder} is being written by {holder}; wait for it, or choose another") from None
+    try:
+        told.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
+        yield
+    finally:
+        for mine in (told, file):
+            mine.unlink(missing_ok=True)
+        lock.release()
+        for place in made:
+            with suppress(OSError):
+                place.rmdir()
+
+
+def temporary_name(path: Path, tag: str) -> Path:
+    return path.with_name(f"{path.name}.{tag}.part")
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path`` for what is to replace it; remove it, and those that killed writers left."""
+    for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):  # of temporary_name
+        with suppress(OSError), locked(leftover):
+            shutil.rmtree(leftover)
+    with ExitStack() as lock:
+        for last in (False, False, True):
+            folder = temporary_name(path, uuid.uuid4().hex[:8])
+            try:
+                lock.enter_context(locked(folder))
+                break
+            except (BlockingIOError, FileNotFoundError):  # another writer took it for a leftover before it was locked
+                if last:
+                    raise
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)  # an error that is raised already counts
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write to, renamed to ``path`` on success and removed on failure."""
-    temporary = temporary_name(path)
     try:
         _check_regular(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        temporary.replace(path)
+        with temporary_folder(path) as folder:
+            yield (temporary := folder / path.name)
+            temporary.replace(path)
     except OSError as error:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # the error that is raised already counts
-            temporary.unlink(missing_ok=True)
 
 
 def check_writable(path: Path, is_own: Callable[[Path], bool] | None = None) -> None:
@@ -48,9 +105,7 @@ def check_writable(path: Path, is_own: Callable[[Path], bool] | None = None) -> 
         if is_own is not None and path.exists() and path.stat().st_size > 0 and not is_own(path):
             raise FileExistsError(0, "there is a file of another kind; remove it, or choose another name")
         folder = next(folder for folder in path.absolute().parents if folder.exists())
-        temporary = folder / temporary_name(path).name
-        temporary.touch()
-        temporary.unlink()
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
 

@@ -1,5 +1,8 @@
 """The command ``spin-fast``: one module per command."""
 
+import os
+import sys
+
 # Each adds its command; --help lists them in this order.
 # isort: off
 from . import train as train
@@ -16,4 +19,10 @@ from ._app import app
 
 def main() -> None:
     """Entry point of the console script."""
+    for name in ("stdin", "stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # closed: what is for it goes nowhere, and no file of ours gets its number
+            setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
+        elif name != "stdin":
+            stream.reconfigure(errors="replace")  # such as ± on a terminal that knows ASCII only
     app()

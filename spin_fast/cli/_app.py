@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
@@ -68,7 +69,8 @@ class _Common:
     """Options of every command that returns a report."""
 
     threads: Annotated[
-        int, typer.Option(min=1, help="CPU threads; small training batches gain little from more than 1.")
+        int,
+        typer.Option(min=1, help="CPU threads, at most one per CPU; small batches gain little from more than 1."),
     ] = 1
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the result as JSON: all of stdout is one document.")
@@ -91,7 +93,7 @@ def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., Non
             for name, group in groups.items():
                 options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
             common = options.pop("common")
-            torch.set_num_threads(common.threads)
+            torch.set_num_threads(min(common.threads, os.cpu_count() or 1))
             # With --json, what progress bars and other libraries print goes to stderr, too.
             with contextlib.redirect_stdout(sys.stderr) if common.as_json else contextlib.nullcontext():
                 report = function(**options)

@@ -37,6 +37,15 @@ DATASET = typer.Argument(
 )
 data_option = partial(typer.Option, rich_help_panel="Data")
 output_option = partial(typer.Option, rich_help_panel="Output")
+
+
+def _place(text: str | Path) -> Path:
+    if not str(text):
+        raise typer.BadParameter("must name a place; the folder at hand is .")
+    return Path(text)
+
+
+out_option = partial(typer.Option, "--out", parser=_place, metavar="PATH")
 Root = Annotated[
     Path | None, data_option(help="Folder of the datasets.", envvar="SPIN_FAST_DATA", show_default="data, or the cache")
 ]

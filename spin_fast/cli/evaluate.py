@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
+import typer
 from rich.markup import escape
 from rich.table import Table
 from torch import Tensor
@@ -27,7 +28,7 @@ from ._app import Report, command
 from ._errors import ended_by_sigterm, one_line_warnings
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, show_score
-from ._options import DATASET, DataOptions, Splits, data_option, output_option
+from ._options import DATASET, DataOptions, Splits, data_option, out_option, output_option
 from ._outputs import check_output, is_evaluation_table, is_picture
 from ._search import SearchOptions, search_option
 
@@ -36,6 +37,7 @@ FOLDS, RUNS, RUNS_OF_ONE_SPLIT = 10, 3, 10
 
 @command("spin-fast evaluate IMDB-BINARY --root data --space paper-att")
 def evaluate(
+    context: typer.Context,
     data: DataOptions,
     options: SearchOptions,
     dataset: Annotated[str, DATASET],
@@ -62,7 +64,8 @@ def evaluate(
     ] = None,
     seed: Annotated[int, search_option(min=0, help="Of the folds, the settings, the weights and the order.")] = 0,
     out: Annotated[
-        Path | None, output_option(help="Where to write the evaluation.", show_default="runs/DATASET/SPACE")
+        Path | None,
+        out_option(help="Where to write the evaluation.", show_default="runs/DATASET/SPACE", rich_help_panel="Output"),
     ] = None,
     resume: Annotated[bool, output_option("--resume", help="Go on after the folds that are done.")] = False,
 ) -> Report:
@@ -75,7 +78,7 @@ def evaluate(
     the mean of the probabilities of the best settings is reported beside those of the best one.
 
     --out gets evaluation.json after each fold, with all that was tried; evaluation.md, the same as a table; and
-    evaluation.png, beside what is published on the same folds.
+    evaluation.png, beside what is published on the same folds. While a run writes there, another is refused.
 
     Keys of --json: dataset, space, metric, mean, std, ensemble_mean, ensemble_std, scores, ensemble_scores, folds,
     runs, settings, duplicates, seconds, cpu_seconds, evaluation, table, picture.
@@ -88,6 +91,7 @@ def evaluate(
     check_output(written["evaluation"], partial(files.has_format, format=EVALUATION_FORMAT), source, splits)
     check_output(written["table"], is_evaluation_table, source, splits)
     check_output(written["picture"], is_picture, source, splits)
+    context.with_resource(files.locked(out))
     before = None
     if written["evaluation"].exists():
         if not resume:
@@ -197,7 +201,7 @@ def _report(found: Evaluation, written: dict[str, Path]) -> Report:
     rows = _rows(found)
     summary = _summary(found)
     with files.replacing(written["table"]) as temporary:
-        temporary.write_text(_markdown(title, rows, summary))
+        temporary.write_text(_markdown(title, rows, summary), encoding="utf-8")
     table = Table(*rows[0], title=escape(title))
     for row in rows[1:]:
         table.add_row(*map(escape, row))

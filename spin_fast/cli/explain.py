@@ -19,7 +19,7 @@ from ..graphs.convert import library
 from ..graphs.drawing import draw
 from ..nn import SPIN, SubtreeLinear
 from ._app import Report, command, console
-from ._options import DATASET, Download, Root, device_of
+from ._options import DATASET, Download, Root, device_of, out_option
 from ._outputs import check_output, is_explanation, is_picture
 from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained
 
@@ -48,7 +48,7 @@ def explain(
             show_default="the predicted class",
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Where to draw: .png or .svg; the table has this name with .csv.")] = Path(
+    out: Annotated[Path, out_option(help="Where to draw: .png or .svg; the table has this name with .csv.")] = Path(
         "explanation.png"
     ),
     undirected: UndirectedAsTrained = None,

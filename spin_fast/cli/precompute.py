@@ -20,7 +20,7 @@ from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ._app import Report, by_branch, command
 from ._graphs import tell
-from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, output_option
+from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
@@ -30,17 +30,20 @@ UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
 def _bytes(text: str) -> int:
     """``2GB`` is 2 * 1000**3, ``2GiB`` 2 * 1024**3."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([a-z]*)", text.strip(), re.IGNORECASE)
-    number = 0 if match is None else int(float(match[1]) * UNITS.get(match[2].upper(), 0))
-    if number < 1:
-        raise typer.BadParameter(f"must be a size such as 500MB, 2GB or 1.5GiB, got {text!r}")
-    return number
+    number = 0 if match is None else float(match[1]) * UNITS.get(match[2].upper(), 0)
+    if not 1 <= number < 2**63:
+        raise typer.BadParameter(f"must be a size such as 500MB, 2GB or 1.5GiB, got {text!r:.50}")
+    return int(number)
 
 
 @command("spin-fast precompute NCI1 --root data --out NCI1.safetensors")
 def precompute(
     dataset: Annotated[str, DATASET],
     data: DataOptions,
-    out: Annotated[Path | None, output_option(help="Where to write.", show_default="DATASET.safetensors")] = None,
+    out: Annotated[
+        Path | None,
+        out_option(help="Where to write.", show_default="DATASET.safetensors", rich_help_panel="Output"),
+    ] = None,
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
     shard_size: Annotated[

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import typer
 from rich.text import Text
 
 from .. import datasets, training
@@ -18,7 +17,7 @@ from .._common.progress import progress_bar
 from ..graphs.convert import library
 from ._app import Report, command
 from ._graphs import empty_graphs, warn_of
-from ._options import DATASET, Download, Root, device_of
+from ._options import DATASET, Download, Root, device_of, out_option
 from ._outputs import check_output, is_predictions
 from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Trained, UndirectedAsTrained
 
@@ -29,7 +28,7 @@ def predict(
     dataset: Annotated[str, DATASET],
     root: Root = None,
     download: Download = False,
-    out: Annotated[Path, typer.Option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
+    out: Annotated[Path, out_option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
     undirected: UndirectedAsTrained = None,
     operators: OperatorsAsTrained = None,
     device: ComputeDevice = "auto",

@@ -15,6 +15,7 @@ from rich.markup import escape
 from torch import Tensor
 
 from .. import datasets, training
+from .._common import files
 from ..datasets.summary import directions_of
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
@@ -26,7 +27,18 @@ from ._errors import ended_by_sigterm, one_line_warnings
 from ._features_file import check_features
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, tested
-from ._options import DATASET, DEFAULT_HOPS, DataOptions, Device, Fold, Splits, device_of, operator_of, output_option
+from ._options import (
+    DATASET,
+    DEFAULT_HOPS,
+    DataOptions,
+    Device,
+    Fold,
+    Splits,
+    device_of,
+    operator_of,
+    out_option,
+    output_option,
+)
 from ._search import SearchOptions, search_option
 from ._train_options import FeatureOptions, FitOptions, ModelOptions, training_option
 from ._train_outputs import Outputs, score_in, write_and_report
@@ -59,7 +71,11 @@ def train(
     ] = False,
     out: Annotated[
         Path | None,
-        output_option(help="Where to write; what another run has left there is replaced.", show_default="runs/DATASET"),
+        out_option(
+            help="Where to write; what another run has left there is replaced.",
+            show_default="runs/DATASET",
+            rich_help_panel="Output",
+        ),
     ] = None,
     resume: Annotated[
         bool, output_option("--resume", help="Go on where the same command was interrupted, to the same numbers.")
@@ -79,7 +95,7 @@ def train(
     Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
 
     Another run to the same --out replaces the files of the one before, from the end of its first epoch on; result.json,
-    the document of --json, is there when a run has ended.
+    the document of --json, is there when a run has ended. While a run writes to --out, another is refused.
 
     Keys of --json: dataset, branches, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen,
     epochs, best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication,
@@ -92,6 +108,7 @@ def train(
     source = datasets.find(dataset, data.root)
     out = Path("runs") / source.title if out is None else out
     outputs = Outputs(out, source, features.precomputed, splits)
+    context.with_resource(files.locked(out))
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None
     if features.precomputed is not None:

@@ -104,6 +104,12 @@ def reading(where: str) -> Iterator[None]:
         raise DatasetError(f"{where} cannot be parsed ({one_line(error)}); correct it or get it again") from error
 
 
+def check_is_regular(path: Path) -> None:
+    """Refuse a pipe, at which reading would wait for ever."""
+    if path.exists() and not path.is_file():
+        raise DatasetError(f"{path} is no regular file")
+
+
 def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 

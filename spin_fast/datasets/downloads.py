@@ -206,6 +206,8 @@ def _unpack(archive: Path, folder: Path, source: str) -> None:
             path = "/".join(PurePosixPath(member.filename).parts[1:])
             if member.is_dir() or not _OGB_FILE.fullmatch(path):
                 continue
+            if (folder / path).exists():
+                raise DatasetError(f"{source} holds {path} twice")
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             with file.open(member) as packed, (folder / path).open("wb") as unpacked:
                 shutil.copyfileobj(packed, unpacked)

@@ -17,7 +17,7 @@ from .._common.check import Argument
 from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import MOST_CATEGORIES, Column, Words, as_task, holds_words, task_of, text_of
-from .common import DatasetError, Folder, one_line, reading
+from .common import DatasetError, Folder, check_is_regular, one_line, reading
 from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, with_labels
 from .tables import Table, open_graphs
 
@@ -124,6 +124,7 @@ class _GraphML:
 
     def _parse(self, file: Path) -> Any:
         networkx = convert.library("networkx", "GraphML")
+        check_is_regular(file)
         with reading(str(file)):
             _check_elements(file)
             try:
@@ -250,6 +251,8 @@ def _check_elements(file: Path) -> None:
         raise DatasetError(
             f"{file}, line {line}, column {column + 1} is not XML ({one_line(error)}); correct it"
         ) from error
+    except LookupError as error:
+        raise DatasetError(f"{file} cannot be read ({one_line(error)}); save it as UTF-8") from error
     if sum(kind == "graph" for kind, _ in elements) > 1:
         raise DatasetError(f"{file} holds several graphs; write each to a file of its own")
     nodes: set[str | None] = set()

@@ -16,6 +16,7 @@ from .._common import check
 from .._common.check import Argument
 from .common import DatasetError, reading
 
+SEED_BITS = 32  # of numpy's RandomState
 # The same graphs in the same order under two names; folds are published under the second.
 _SAME_GRAPHS = {"PROTEINS": "PROTEINS_full"}
 
@@ -49,7 +50,7 @@ def draw(name: str, y: Tensor, seed: int) -> Split:
         )
     from sklearn.model_selection import train_test_split
 
-    part = partial(train_test_split, random_state=check.integer("seed", seed, 0))
+    part = partial(train_test_split, random_state=check.integer("seed", seed, 0, bits=SEED_BITS))
     train, held = part(np.arange(len(y)), test_size=0.2, stratify=labels)
     validation, test = part(held, test_size=0.5, stratify=labels[held])
     return _ascending(train, validation, test)
@@ -75,7 +76,7 @@ def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validatio
     from sklearn.model_selection import StratifiedKFold, train_test_split
 
     check.integer("num_folds", num_folds, 2)
-    check.integer("seed", seed, 0)
+    check.integer("seed", seed, 0, bits=SEED_BITS)
     if not 0 < validation < 1:
         raise ValueError(f"validation must be a share between 0 and 1, got {validation!r}")
     labels = _classes("folds are drawn by class", y)

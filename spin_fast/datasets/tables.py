@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._common import check
 from .._common.check import Argument
 from ..graphs.batch import GraphBatch
 from ..graphs.convert import Parts, library
@@ -326,6 +328,17 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
     return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index))
 
 
+def _rounded(column: Any, numbers: np.ndarray) -> int | None:
+    """The first row of a column of integers that is another number in ``numbers``; they may be categories."""
+    if column.dtype.kind == "f":
+        return None
+    for row in np.flatnonzero(np.abs(numbers) >= 2**24):  # smaller ones are exact
+        text = str(column[row]).strip()
+        if re.fullmatch(r"[+-]?\d+", text) and int(text) != int(numbers[row]):
+            return int(row)
+    return None
+
+
 def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tuple[Tensor, list[Column]]:
     """``[rows, d]`` of the columns of a table, numbers first, and these columns with their categories."""
     columns = [
@@ -339,12 +352,11 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
         if column.is_number:
             values = nodes.numbers(column.name, dtype)
             block = torch.from_numpy(values).to(dtype)[:, None]
-            rounded = block[:, 0].numpy() != values
-            if nodes.frame[column.name].dtype.kind in "iu" and rounded.any():  # categories, maybe: two would become one
-                row = int(rounded.argmax())
+            if (row := _rounded(nodes.frame[column.name], block[:, 0].numpy())) is not None:
+                wider = " use float64," if dtype == torch.float32 else ""
                 raise DatasetError(
-                    f"{nodes.where(row, column.name)} holds {nodes.frame[column.name][row]}, which float32 would "
-                    "round; use float64, leave the column out by ",
+                    f"{nodes.where(row, column.name)} holds {nodes.frame[column.name][row]}, which "
+                    f"{check.shown(dtype)} would round;{wider} leave the column out by ",
                     Argument("features"),
                     ", or, ",
                     *as_categories(column.name),

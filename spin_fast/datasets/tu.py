@@ -14,7 +14,7 @@ import torch
 from numpy.typing import DTypeLike
 
 from .._common.indexing import offsets
-from .common import DatasetError, Folder, assemble, class_labels, node_features, read_numbers, reading
+from .common import DatasetError, Folder, assemble, check_is_regular, class_labels, node_features, read_numbers, reading
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
 
@@ -53,7 +53,12 @@ class Files:
                 self.members = {file.name: str(file) for file in path.iterdir()}
             else:
                 with zipfile.ZipFile(path) as archive:
-                    self.members = {PurePosixPath(member).name: member for member in archive.namelist()}
+                    members = archive.namelist()
+                self.members = {PurePosixPath(member).name: member for member in members}
+                for part in PARTS:
+                    same = [member for member in members if PurePosixPath(member).name == f"{name}_{part}.txt"]
+                    if len(same) > 1:
+                        raise DatasetError(f"{path} holds {' and '.join(same)}; keep one of them")
 
     def where(self, part: str) -> str:
         return f"{self.path}{'/' if self.path.is_dir() else ':'}{self.name}_{part}.txt"
@@ -77,6 +82,7 @@ class Files:
     def open(self, part: str) -> Iterator[IO[bytes]]:
         member = self.members[f"{self.name}_{part}.txt"]
         if self.path.is_dir():
+            check_is_regular(Path(member))
             with Path(member).open("rb") as file:
                 yield file
         else:
@@ -114,6 +120,11 @@ def read(
             "sort the nodes by graph, from 1"
         )
     values = _graph_labels(files, graph) if with_labels and files.has("graph_labels") else None
+    if values is None and graph[-1] > len(graph):
+        raise DatasetError(
+            f"{files.where('graph_indicator')} has {len(graph):,} nodes, but numbers graphs up to {graph[-1]:,}; "
+            "number them 1, 2, 3, ..."
+        )
     num_graphs = int(graph[-1]) if values is None else len(values)
     readers = {
         part: (files.where(f"node_{part}s"), partial(files.read, f"node_{part}s", kind, lines=len(graph)))
@@ -135,6 +146,8 @@ def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:
     if labels.shape[1] != 1 or (labels != np.round(labels)).any():
         kind = f"{labels.shape[1]} columns" if labels.shape[1] != 1 else "real numbers"
         raise DatasetError(f"{where} holds {kind}, not one class per graph; choose a classification set")
+    if (large := np.abs(labels[:, 0]) >= 2**53).any():  # where float64 merges integers
+        raise DatasetError(f"{where}, line {int(large.argmax()) + 1} must hold a class below 2**53; number them anew")
     if len(labels) != graph[-1]:
         raise DatasetError(
             f"{where} has {len(labels)} lines, but {files.name}_graph_indicator.txt ends with graph {graph[-1]}; "

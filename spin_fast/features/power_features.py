@@ -125,9 +125,9 @@ class PowerFeatures(GraphArrays):
             ops.check_segments(ptr, self.row_of_node.flatten(), None, num_rows, self.row_ptr)
 
     def __getattr__(self, name: str) -> Any:
-        """Check the arrays of a mapped file when one of them is first asked for."""
-        if name in storage.ENTRIES and "_unchecked" in vars(self):
-            return self._arrays()[name]
+        """Check the arrays of a mapped file when one of them is first asked for; maybe another thread just has."""
+        if name in storage.ENTRIES and name in (arrays := self._arrays()):
+            return arrays[name]
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def _arrays(self) -> dict[str, Any]:
@@ -140,7 +140,7 @@ class PowerFeatures(GraphArrays):
                 with storage.naming(mapped.path):
                     whole._check_entries()
                 mapped.checked = True
-            vars(self).update(mapped.arrays)
+            vars(self).update(mapped.arrays)  # before the next line: another thread always finds one of both
             vars(self).pop("_unchecked", None)
         return vars(self)
 
@@ -338,6 +338,10 @@ class PowerFeatures(GraphArrays):
         path = Path(path)
         if storage.is_indexed(path):
             return cls._load_shards(storage.index_of(path))
+        return cls._load_file(path, mmap)
+
+    @classmethod
+    def _load_file(cls, path: Path, mmap: bool) -> PowerFeatures:
         features = object.__new__(cls)
         vars(features).update(storage.read(path, mmap=mmap), ids=None, _found={})
         with storage.naming(path):
@@ -355,7 +359,7 @@ class PowerFeatures(GraphArrays):
     def _load_shards(cls, index: Path) -> PowerFeatures:
         parts = []
         for file, num_graphs in storage.read_index(index):
-            part = cls.load(file)
+            part = cls._load_file(file, mmap=True)
             if len(part) != num_graphs:
                 raise ValueError(f"{file} must have {num_graphs} graphs, as {index} says, got {len(part)}")
             parts.append(part)

@@ -71,39 +71,17 @@ def check_path(path: Path) -> None:
     files.check_writable(index_of(path), partial(files.has_format, format=INDEX_FORMAT))
 
 
-def _place(written: list[tuple[Path, int]], paths: list[Path], index: Path, earlier: set[Path]) -> None:
-    """Rename the files and write their index; a failure restores everything."""
-    placed: list[Path] = []
-    aside: list[tuple[Path, Path]] = []
-    try:
-        listed = [] if earlier.isdisjoint(paths) else [index]  # is moved aside before the files that it refers to
-        for file in [*listed, *filter(Path.is_file, paths)]:
-            temporary = files.temporary_name(file)
-            file.replace(temporary)
-            aside.append((temporary, file))
-        for (temporary, _), file in zip(written, paths, strict=True):
-            temporary.replace(file)
-            placed.append(file)
-        write_index(index, [(file, size) for file, (_, size) in zip(paths, written, strict=True)])
-    except BaseException:
-        with suppress(OSError):  # the error that is raised already counts
-            for file in placed:
-                file.unlink()
-            for temporary, file in reversed(aside):  # the index comes last
-                temporary.replace(file)
-        raise
-    for temporary, _ in aside:
-        temporary.unlink()
-
-
 def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     """Write each shard to a file, and an index of them, for ``PowerFeatures.load``.
 
-    For ``path`` ``NAME.safetensors`` the files are ``NAME-00001-of-00004.safetensors`` and so on, with the index
-    ``NAME.safetensors.index.json``; a single shard is just ``path``. Each shard is written as it comes, so that they
-    need not be in memory together. Files have temporary names until all are written; then they replace files of their
-    names and ``path``, and other files that an earlier call has written for ``path`` are removed. A failure leaves all
-    as it was.
+    For ``path`` ``NAME.safetensors`` the files are ``NAME-1f2e3d4c-00001-of-00004.safetensors`` and so on, where
+    ``1f2e3d4c`` is another at each call, with the index ``NAME.safetensors.index.json``; a single shard is just
+    ``path``. Each shard is written as it comes, so that they need not be in memory together.
+
+    No file of an earlier call is touched until all is written; then one renaming or removal puts the new features in
+    their place, and the files that no index names any more are removed. So a failure leaves all as it was, and a
+    process that is killed leaves either the old or the new features under ``path``; what else it leaves is removed by
+    the next call. Of two calls at once the later one counts.
 
     Returns:
         The files, without the index.
@@ -113,34 +91,40 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     """
     path = Path(path)
     check_path(path)
-    written: list[tuple[Path, int]] = []
+    index = index_of(path)
     try:
-        for shard in shards:
-            written.append((files.temporary_name(path), len(shard)))
-            shard.save(written[-1][0])
-        if not written:
-            raise ValueError("shards must hold at least one PowerFeatures, got none")
-        index = index_of(path)
-        try:
-            earlier = {file for file, _ in read_index(index)}
-        except (OSError, ValueError):  # missing, or damaged
-            earlier = set()
-        if len(written) == 1:
-            paths = [path]
-            written[0][0].replace(path)  # which is read before an index
-            index.unlink(missing_ok=True)
-        else:
-            names = [f"{path.stem}-{number:05}-of-{len(written):05}" for number in range(1, len(written) + 1)]
-            paths = [path.with_name(name + path.suffix) for name in names]
-            for file in paths:
-                files.check_writable(file, is_shard)
-            _place(written, paths, index, earlier)
-            path.unlink(missing_ok=True)
-        own_name = re.compile(rf"{re.escape(path.stem)}-\d{{5,}}-of-\d{{5,}}{re.escape(path.suffix)}")
-        for file in earlier.difference(paths):
-            if own_name.fullmatch(file.name) and is_shard(file):
-                file.unlink()
+        with files.temporary_folder(path) as folder:
+            written: list[tuple[Path, int]] = []
+            for shard in shards:
+                written.append((folder / f"{len(written)}{path.suffix}", len(shard)))
+                shard.save(written[-1][0])
+            if not written:
+                raise ValueError("shards must hold at least one PowerFeatures, got none")
+            if len(written) == 1:
+                paths = [path]
+                written[0][0].replace(path)  # which is read before an index
+                index.unlink(missing_ok=True)
+            else:
+                tag = folder.suffixes[-2][1:]
+                names = [f"{path.stem}-{tag}-{number:05}-of-{len(written):05}" for number in range(1, len(written) + 1)]
+                paths = [path.with_name(name + path.suffix) for name in names]
+                for (temporary, _), file in zip(written, paths, strict=True):
+                    temporary.replace(file)
+                write_index(index, [(file, size) for file, (_, size) in zip(paths, written, strict=True)])
+                path.unlink(missing_ok=True)
         return paths
     finally:
-        for temporary, _ in written:
-            temporary.unlink(missing_ok=True)
+        _remove_unused(path)
+
+
+def _remove_unused(path: Path) -> None:
+    """Remove the files of earlier calls for ``path``, or of ones that failed, which its index does not name."""
+    index, suffix = index_of(path), re.escape(path.suffix)
+    own_name = re.compile(rf"{re.escape(path.stem)}-([0-9a-f]{{8}})-\d{{5,}}-of-\d{{5,}}{suffix}")
+    with suppress(OSError, ValueError):  # they are in no one's way, and the next call tries again
+        found = [(file, match[1]) for file in path.parent.iterdir() if (match := own_name.fullmatch(file.name))]
+        done = [file for file, tag in found if not files.temporary_name(path, tag).exists()]  # no writer is at work
+        named = {file for file, _ in read_index(index)} if index.exists() else set()  # later: it may have named them
+        for file in {*done} - named:
+            if is_shard(file):
+                file.unlink()

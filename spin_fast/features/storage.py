@@ -77,6 +77,9 @@ def read_index(index: Path) -> list[tuple[Path, int]]:
     """Read what :func:`write_index` has written."""
     content = files.read_json(index, INDEX_FORMAT)
     try:
-        return [(index.with_name(shard["file"]), shard["num_graphs"]) for shard in content["shards"]]
+        shards = {index.with_name(shard["file"]): shard["num_graphs"] for shard in content["shards"]}
+        if len(shards) < len(content["shards"]):
+            raise ValueError("a file is named twice")
+        return [*shards.items()]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{index} is damaged: shards must be a list of files and their num_graphs: {error}") from error

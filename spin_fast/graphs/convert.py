@@ -74,7 +74,7 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
     converted = narrowed("x", x, wanted)
     if not x.dtype.is_floating_point and x.dtype != torch.bool:
-        rounded = converted.double() != x.double()
+        rounded = (converted.long() != x.long()) | (converted >= 2.0**63)  # which is beyond int64
         if bool(rounded.any()):
             raise ValueError(f"x must hold integers that {check.shown(wanted)} holds exactly, got {int(x[rounded][0])}")
     return converted.unsqueeze(1) if x.dim() == 1 else converted

@@ -150,4 +150,5 @@ def draw(space: Space, number: int | None = None, *, seed: int = 0) -> list[Reci
     grid = ParameterGrid({name: list(values) for name, values in space.items()})
     if number is None or check.integer("number", number, 1) >= len(grid):
         return [Recipe(**settings) for settings in grid]
-    return [Recipe(**settings) for settings in ParameterSampler(grid.param_grid, number, random_state=seed)]
+    random_state = check.integer("seed", seed, 0, bits=32)  # as of numpy's RandomState
+    return [Recipe(**settings) for settings in ParameterSampler(grid.param_grid, number, random_state=random_state)]

@@ -100,7 +100,7 @@ def search(
         candidates: at least one.
         budgets: numbers of epochs, rising; None for those of the candidates themselves.
         seed: of the weights and the order of the graphs.
-        n_jobs: worker processes, of one CPU thread each; with 1 all is done here.
+        n_jobs: worker processes, of one CPU thread each, no more than models; with 1 all is done here.
         on_trial: called with each :class:`Trial`, in their order.
 
     Raises:
@@ -154,8 +154,14 @@ def rounds(candidates: int, budgets: int) -> list[int]:
 
 def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n_jobs: int) -> Iterator[Trial]:
     """Train models of some settings, seed and budget, and yield their trials in this order."""
-    if n_jobs == 1:
-        yield from (_train(data, *model) for model in models)
+    n_jobs = min(n_jobs, len(models))
+    if n_jobs <= 1:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # as in worker processes: another number may round otherwise
+        try:
+            yield from (_train(data, *model) for model in models)
+        finally:
+            torch.set_num_threads(threads)
         return
     from joblib import Parallel, delayed
 

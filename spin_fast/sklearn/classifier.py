@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +51,15 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     Lists of graphs of PyG, DGL, networkx or scipy are converted by the ``GraphBatch.from_*`` of their kind at every
     call.
 
-    An int as ``random_state`` makes results reproducible bit for bit, for any ``n_jobs``. Torch's own random state and
-    number of threads are restored after each call.
+    An int as ``random_state`` makes results reproducible bit for bit, with the same ``n_jobs``. With other numbers of
+    threads torch's own products and sums may round otherwise, of which training with ``batch_norm``, ``size_aware``,
+    ``dropout``, ``sample_weight`` or several labels per graph consists, and parts of prediction: that changes the last
+    digits of scores, and such training may end elsewhere. A search has the same bits for any ``n_jobs``. Torch's own
+    random state and number of threads are restored after each call.
+
+    It may be fitted in threads and in worker processes, as by ``cross_val_score(n_jobs=4)``. Where these are forked, as
+    joblib's backend ``"multiprocessing"`` does and its default does not, call ``torch.set_num_threads(1)`` before:
+    torch's operations would wait in them for threads that do not exist.
 
     Node features are prepared by :class:`spin_fast.NodeFeatures`, fitted on the graphs to train on; those of
     ``PowerFeatures`` are taken as they are.
@@ -79,7 +87,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             ``X`` must be graphs.
         ensemble: with ``search``, average the probabilities of so many of the best.
         device: where to train, as torch names it; None for the device of ``X``.
-        n_jobs: CPU threads; None for 1 (small batches gain little from more), -1 for all; of a search processes.
+        n_jobs: CPU threads, no more than CPUs; None for 1 (small batches gain little from more), -1 for all; of a
+            search processes.
         random_state: an int, a ``numpy.random.RandomState``, or None: of the graphs held out, the weights, the order of
             the graphs and dropout.
         verbose: show progress bars on the terminal.
@@ -430,7 +439,7 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
 @contextmanager
 def _threads(n_jobs: int | None) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(effective_n_jobs(n_jobs))
+    torch.set_num_threads(min(effective_n_jobs(n_jobs), os.cpu_count() or 1))
     try:
         yield
     finally:

@@ -7,6 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .._common import files
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN, GraphClassifier, GraphModel, SubtreeLinear
@@ -63,12 +65,18 @@ def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
             another version of the format.
     """
     state, header = files.read_tensors(Path(path), CHECKPOINT_FORMAT)
-    metadata = json.loads(header["metadata"])
-    named = {name: metadata.get(name) for name in ("operator", "preprocessing")}
-    model = _new_model(header["model"], json.loads(header["config"]), **named)
-    model.load_state_dict(state)
-    if isinstance(metadata.get("multilabel"), bool):
-        model.multilabel = metadata["multilabel"]
+    try:
+        metadata = json.loads(header["metadata"])
+        named = {name: metadata.get(name) for name in ("operator", "preprocessing")}
+        arguments = header["model"], json.loads(header["config"])
+        with torch.device("meta"):  # wrong sizes may be huge: nothing is allocated before they are those of the arrays
+            _new_model(*arguments, **named).load_state_dict({name: of.to("meta") for name, of in state.items()})
+        model = _new_model(*arguments, **named)
+        model.load_state_dict(state)
+        if isinstance(metadata.get("multilabel"), bool):
+            model.multilabel = metadata["multilabel"]
+    except Exception as error:  # whatever wrong contents lead to
+        raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     return model.eval(), metadata
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import warnings
 from contextlib import AbstractContextManager
 from dataclasses import fields
 from pathlib import Path
@@ -17,7 +18,7 @@ COLUMNS = ["epoch", *(column.name for column in fields(Epoch)[1:])]
 class CsvLog:
     """A CSV file with one line per epoch, written when the epoch ends, so that the file can be watched.
 
-    A new run replaces the file; a resumed one keeps the lines of the epochs before.
+    A new run replaces the file; a resumed one keeps the lines of the epochs before, and warns where some are damaged.
 
     Args:
         path: the file; its columns are ``COLUMNS``.
@@ -43,13 +44,22 @@ class CsvLog:
     def _before(self, number: int) -> list[list[str]]:
         if number == 1 or not self.path.is_file():
             return []
-        with self.path.open(newline="") as file:
-            found = list(csv.reader(file))
-        if found[:1] != [COLUMNS]:
+        text = self.path.read_text(encoding="ascii", errors="replace")
+        header, *found = [line.split(",") for line in text.splitlines()] or [[]]
+        if header != COLUMNS:
             return []
-        return [
-            line for line in found[1:] if len(line) == len(COLUMNS) and line[0].isdecimal() and int(line[0]) < number
-        ]
+        lines = [line for line in found if _is_whole(line) and int(line[0]) < number]
+        if [int(line[0]) for line in lines] != [*range(1, number)]:
+            warnings.warn(f"{self.path} is damaged: it lacks epochs before {number}", stacklevel=3)
+        return lines
+
+
+def _is_whole(line: list[str]) -> bool:
+    """Whether it is a line of the log, all of numbers."""
+    try:
+        return len(line) == len(COLUMNS) and line[0].isdecimal() and bool([*map(float, line)])
+    except ValueError:
+        return False
 
 
 class TensorBoardLog(AbstractContextManager["TensorBoardLog"]):

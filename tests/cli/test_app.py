@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas
 import pytest
-from helpers.cli import facts_of, invoke, one_line_error, small_set, spin_fast
+from helpers.cli import QUICK, facts_of, invoke, one_line_error, small_set, spin_fast
 from typer.testing import CliRunner
 
 from spin_fast import datasets, training
@@ -140,3 +140,50 @@ def test_who_reads_may_stop(tmp_path: Path) -> None:
         assert process.stderr is not None
         assert not re.search("Traceback|error|Broken", process.stderr.read())
         assert process.wait(120) == 1
+
+
+COMMAND = f"{sys.executable} -m spin_fast.cli"
+
+
+@pytest.mark.parametrize(
+    ("line", "exit_code", "lines"),
+    [
+        ("info >&-", 0, 0),
+        ("info nosuch >&- 2>&- <&-", 1, 0),
+        ("train --help | head -1", 0, 1),
+    ],
+)
+def test_streams_that_are_closed(line: str, exit_code: int, lines: int, tmp_path: Path) -> None:
+    run = subprocess.run(f"{COMMAND} {line}", shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr, run.stdout.count("\n")) == (exit_code, "", lines)
+
+
+def test_a_terminal_of_ascii(tmp_path: Path) -> None:
+    options = ["--hops", 0, "--out", "naïve.safetensors"]
+    result = spin_fast("precompute", "digits", *options, cwd=tmp_path, LANG="C", PYTHONIOENCODING="ascii")
+    assert result.returncode == 0
+    assert "na?ve.safetensors" in result.stdout
+    assert (tmp_path / "naïve.safetensors").is_file()
+
+
+def test_numbers_without_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, message in (
+        (["train", "digits", "--seed", 2**32], "--seed must be below 2**32, got 4294967296"),
+        (["train", "digits", "--seed", 10**20], "--seed must be below 2**32, got 1"),
+        (["train", "digits", "--hops", 10**20], "num_hops must be below 2**63, got 1"),
+        (["evaluate", "digits", "--seed", 10**20], "--seed must be below 2**32, got 1"),
+        (["evaluate", "digits", "--folds", 10**20], "num_folds must be below 2**63, got 1"),
+        (["train", "digits", *QUICK, "--threads", 10**20, "--out", "run"], None),
+        (["precompute", "digits", "--hops", 0, "--shard-size", "9" * 9 + "GB"], None),
+    ):
+        said = invoke(*arguments, exit_code=0 if message is None else 1)
+        assert message is None or message in said
+    assert "must be a size such as 500MB" in invoke("precompute", "digits", "--shard-size", f"{10**400}GB", exit_code=2)
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate", "precompute", "predict x", "explain x"])
+def test_out_must_name_a_place(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "must name a place; the folder at hand is ." in invoke(*command.split(), "digits", "--out", "", exit_code=2)
+    assert list(tmp_path.iterdir()) == []

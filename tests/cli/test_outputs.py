@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,20 +57,13 @@ def test_precompute_replaces_features_alone(place: Path) -> None:
     Path("x.safetensors").touch()  # as mktemp leaves it
     for _ in range(2):
         invoke(*command)
-    index, shard = Path("x.safetensors.index.json"), Path("x-00001-of-00002.safetensors")
+    index = Path("x.safetensors.index.json")
     index.write_text('{"weight_map": {}}')
     assert "x.safetensors.index.json cannot be written: there is a file" in invoke(*command, exit_code=1)
     index.unlink()
-    shard.write_text("weights of others")
-    before = content_of(place)
-    sharded = ["--shard-size", 4000]
-    said = invoke(*command, *sharded, exit_code=1)
-    assert "of-00002.safetensors cannot be written: there is a file of another kind" in said
-    assert content_of(place) == before
-    shard.unlink()
     for _ in range(2):
-        invoke(*command, *sharded)
-    assert shard.is_file()
+        invoke(*command, "--shard-size", 4000)
+    assert len(list(place.glob("x-*-of-00002.safetensors"))) == 2
 
 
 @pytest.mark.parametrize(
@@ -113,3 +108,23 @@ def test_train_replaces_its_own_files(place: Path) -> None:
     for _ in range(2):
         invoke("train", "digits", *QUICK, "--out", "run")
     assert len(content_of(place / "run")) == 5
+
+
+def test_one_run_at_a_time_writes_to_a_folder(place: Path) -> None:
+    """Another one is refused before it works; who only reads is not."""
+    run, quick = place / "run", ("--settings", 2, "--jobs", 1)
+    holder = ["import sys; from pathlib import Path; from spin_fast._common import files"]
+    holder += ["lock = files.locked(Path('run')); lock.__enter__(); print(flush=True); sys.stdin.read()"]
+    line = [sys.executable, "-c", "; ".join(holder)]
+    with subprocess.Popen(line, cwd=place, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for command in (("train", *QUICK), ("train", "--search", *quick), ("evaluate", "L", *quick)):
+            said = invoke(*command, "--root", ".", "--out", "run", exit_code=1)
+            assert f"run is being written by process {process.pid} on " in said
+        Path("model.safetensors").rename(run / "model.safetensors")
+        invoke("predict", run / "model.safetensors", "L.nel", "--out", "run/p.csv")
+        process.kill()
+    (run / "model.safetensors").unlink()
+    invoke("train", *QUICK, "--out", "run")
+    assert not [*run.glob(".lock*")]

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
-import os
+import socket
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,8 @@ def test_places_that_cannot_be_written(path: Path) -> None:
             files.check_writable(place)
     with pytest.raises(OSError, match=rf"{path / 'below'} cannot be written"):
         files.write_tensors(path / "below", FORMAT, {}, {})
+    with pytest.raises(OSError, match=r"/proc/nosuch/x cannot be written"):
+        files.write_tensors(Path("/proc/nosuch/x"), FORMAT, {}, {})
     files.check_writable(path)
     files.check_writable(path.parent / "new" / "below" / "x")
     assert list(path.parent.iterdir()) == [path]
@@ -124,7 +128,43 @@ def test_tensors_that_others_wrote_unaligned(tmp_path: Path) -> None:
 
 
 def test_two_writers_do_not_meet(tmp_path: Path) -> None:
-    names = {files.temporary_name(tmp_path / "x") for _ in range(100)}
-    assert len(names) == 100
-    assert {name.parent for name in names} == {tmp_path}
-    assert not any(os.path.exists(name) for name in names)
+    path = tmp_path / "x"
+    with files.replacing(path) as one, files.replacing(path) as other:
+        one.write_text("1")
+        other.write_text("2")
+    assert path.read_text() == "1"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from spin_fast._common import files
+with files.locked(Path("run")), files.replacing(Path("x")) as temporary:
+    temporary.write_text("half of it")
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_tells_its_holder_and_dies_with_it(tmp_path: Path) -> None:
+    """So do temporary files: the next writer removes them."""
+    folder, path = tmp_path / "run", tmp_path / "x"
+    command = [sys.executable, "-c", HOLDER]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        said = rf"{folder} is being written by process {holder.pid} on {socket.gethostname()} since \d{{4}}-.*; wait"
+        with pytest.raises(BlockingIOError, match=said), files.locked(folder):
+            pass
+        with files.replacing(path) as temporary:
+            temporary.write_text("whole")
+        assert len(list(tmp_path.glob("x.*.part/x"))) == 1
+        holder.kill()
+    with files.locked(folder), files.replacing(path) as temporary:
+        temporary.write_text("whole")
+    assert sorted(tmp_path.iterdir()) == [folder, path]
+    assert list(folder.iterdir()) == []
+    with files.locked(tmp_path / "deep" / "new"):
+        assert (tmp_path / "deep" / "new" / ".lock").is_file()
+    assert not (tmp_path / "deep").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import subprocess
 import sys
@@ -273,6 +274,33 @@ def test_a_graph_without_nodes(tmp_path: Path) -> None:
     assert graphs.ptr.tolist() == [0, 4, 4, 6]
 
 
+def test_numbers_of_graphs_that_leave_gaps(tmp_path: Path) -> None:
+    """They are refused before they take memory, unless a label each says that there are so many graphs."""
+    indicator = "1\n1\n1\n1\n50000000\n50000000\n"
+    with pytest.raises(datasets.DatasetError, match="has 6 nodes, but numbers graphs up to 50,000,000; number them"):
+        datasets.load_folder(write(tmp_path / "TINY", graph_indicator=indicator, graph_labels=None))
+
+
+def test_a_zip_with_a_file_twice(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "TINY.zip", "w") as archive:
+        for folder in ("one", "two"):
+            for file in write(tmp_path / "TINY").iterdir():
+                archive.write(file, f"{folder}/{file.name}")
+    shutil.rmtree(tmp_path / "TINY")
+    said = "TINY.zip holds one/TINY_A.txt and two/TINY_A.txt; keep one of them"
+    with pytest.raises(datasets.DatasetError, match=said):
+        datasets.load("TINY", tmp_path)
+    with pytest.raises(datasets.DatasetError, match=said):
+        datasets.load_folder(tmp_path / "TINY.zip")
+
+
+def test_a_pipe_among_the_files(tmp_path: Path) -> None:
+    (write(tmp_path / "TINY") / "TINY_A.txt").unlink()
+    os.mkfifo(tmp_path / "TINY" / "TINY_A.txt")
+    with pytest.raises(datasets.DatasetError, match=r"TINY_A\.txt is no regular file"):
+        datasets.load_folder(tmp_path / "TINY")
+
+
 def test_root_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "TINY")
     monkeypatch.setenv("SPIN_FAST_DATA", str(tmp_path))
@@ -305,6 +333,8 @@ def test_root_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.Mon
         ({"graph_indicator": "1\n1\n1\n1\n2\n2\n2\n"}, ["TINY_node_labels.txt", "7", "got 6"]),
         ({"graph_indicator": "1\n1\n1\n2\n1\n2\n"}, ["TINY_graph_indicator.txt", "line 5 ", "graph 1"]),
         ({"graph_indicator": "0\n0\n0\n0\n1\n1\n"}, ["TINY_graph_indicator.txt", "line 1 ", "graph 0"]),
+        ({"graph_labels": f"1\n{2**53 + 1}\n"}, ["TINY_graph_labels.txt, line 2 must hold a class below 2**53"]),
+        ({"graph_labels": f"-{2**70}\n1\n"}, ["TINY_graph_labels.txt, line 1 must hold a class below 2**53"]),
         ({"graph_labels": "1\n2\n3\n"}, ["TINY_graph_labels.txt has 3 lines", "graph 2"]),
         ({"graph_labels": "0.5\n2\n"}, ["TINY_graph_labels.txt", "real numbers"]),
         ({"graph_labels": "0, 1\n2, 1\n"}, ["TINY_graph_labels.txt", "2 columns"]),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import zipfile
@@ -125,6 +126,37 @@ def test_features_by_name(tmp_path: Path) -> None:
     assert "nodes.csv, line 6, column 'number' holds 16777217, which float32 would round" in message
     assert load_folder(tmp_path, dtype=torch.float64).graphs.x[2, 1] == 16777217
     assert "'volume'" in error_of(lambda: load_folder(tmp_path, features=["volume"]))
+
+
+@pytest.mark.parametrize("number", [2**53 + 1, 2**63 - 1, 2**64 - 1, 2**64 + 1, 10**30 + 1])
+def test_integers_that_float64_would_merge(number: int, tmp_path: Path) -> None:
+    """They may be categories; as such they are read."""
+    nodes = f"graph,node,number\na,x,{number - 1}\na,y,{number}\nb,1,{number}\nb,2,1\n"
+    write(tmp_path, nodes=nodes)
+    message = error_of(lambda: load_folder(tmp_path, dtype=torch.float64))
+    assert re.search(
+        rf"nodes.csv, line [23], column 'number' holds ({number - 1}|{number}), which float64 would", message
+    )
+    read = load_folder(tmp_path, features=[{"column": "number", "categories": "auto"}])
+    assert read.graphs.num_features == 3
+    if number < 2**63:
+        (tmp_path / "xml").mkdir()
+        graph = networkx.DiGraph()
+        graph.add_node("x", number=number)
+        networkx.write_graphml(graph, tmp_path / "xml" / "a.graphml")
+        message = error_of(lambda: load_folder(tmp_path / "xml", dtype=torch.float64))
+        assert f"x must hold integers that float64 holds exactly, got {number}" in message
+
+
+def test_graphml_that_cannot_be_read(tmp_path: Path) -> None:
+    for encoding in ("nosuch", "rot13"):
+        (tmp_path / "a.graphml").write_text(f'<?xml version="1.0" encoding="{encoding}"?><graphml/>')
+        assert re.search(
+            r"a.graphml cannot be read \(.*encoding.*\); save it as UTF-8", error_of(lambda: load_folder(tmp_path))
+        )
+    (tmp_path / "a.graphml").unlink()
+    os.mkfifo(tmp_path / "a.graphml")
+    assert "a.graphml is no regular file" in error_of(lambda: load_folder(tmp_path))
 
 
 def test_weights(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ import json
 import pickle
 import re
 import sys
+import threading
 from dataclasses import replace
 from itertools import pairwise
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 
 import pytest
@@ -424,6 +426,23 @@ def test_mapped_files_are_copied_and_pickled_unread(saved: Path) -> None:
     with pytest.raises(AttributeError, match="'PowerFeatures' object has no attribute 'nosuch'"):
         _ = PowerFeatures.load(saved).nosuch
     assert PowerFeatures.load(saved).nbytes == whole.nbytes
+
+
+def test_mapped_files_are_used_by_several_threads(saved: Path) -> None:
+    expected = PowerFeatures.load(saved, mmap=False)
+    for _ in range(20):
+        shared = PowerFeatures.load(saved)
+        gate = threading.Barrier(4)
+
+        def use(number: int, shared: PowerFeatures = shared, gate: threading.Barrier = gate) -> PowerFeatures:
+            gate.wait()
+            return shared if number % 2 else shared[:].take()
+
+        with ThreadPool(4) as pool:
+            for found in pool.map(use, range(4)):
+                assert_same_features(found, expected)
+    # What a thread does that has not found an array, where another one has set it meanwhile.
+    assert torch.equal(shared.__getattr__("index"), expected.index)
 
 
 def test_features_may_be_saved_to_the_file_they_are_mapped_from(saved: Path) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -59,7 +61,9 @@ def test_files_are_bounded_and_together_are_the_whole(
     files = shards.save(shards.compute(graphs, 1, max_bytes=12_000, node_rows=node_rows), path)
     number = len(files)
     assert number > 3
-    assert [file.name for file in files] == [f"x-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
+    tag = files[0].name[2:10]
+    assert int(tag, 16) >= 0
+    assert [file.name for file in files] == [f"x-{tag}-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
     sizes = [file.stat().st_size for file in files]
     assert max(sizes) <= 12_000
@@ -87,10 +91,10 @@ def test_what_fits_is_one_file(graphs: spin_fast.GraphBatch, tmp_path: Path) -> 
 def test_files_of_an_earlier_set_are_removed(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
     path, index = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json"
     whole = PowerFeatures.from_graphs(graphs, 1)
-    others = [tmp_path / name for name in ("x-00001-of-00099.safetensors", "y-00001-of-00002.safetensors", "x.txt")]
-    whole.save(others[0])
-    whole.save(others[1])
-    others[2].touch()
+    names = ("x-00001-of-00099.safetensors", "y-00000000-00001-of-00002.safetensors", "x-00000000-00001-of-00002.txt")
+    others = [tmp_path / name for name in names]
+    for other in others:
+        whole.save(other)
     for max_bytes in (12_000, 20_000, 10**9, 20_000, 12_000, 12_000, 10**9):
         files = shards.save(shards.compute(graphs, 1, max_bytes=max_bytes), path)
         assert (len(files) == 1) == (max_bytes == 10**9)
@@ -98,7 +102,7 @@ def test_files_of_an_earlier_set_are_removed(graphs: spin_fast.GraphBatch, tmp_p
         assert_same_features(PowerFeatures.load(path), whole)
 
 
-def test_only_files_of_features_that_the_index_lists_are_removed(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+def test_only_files_of_features_are_removed(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
     path, index = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json"
     files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
     content = json.loads(index.read_text())
@@ -109,7 +113,7 @@ def test_only_files_of_features_that_the_index_lists_are_removed(graphs: spin_fa
     content["shards"][3]["file"] = precious.name
     index.write_text(json.dumps(content))
     shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
-    assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])
+    assert sorted(tmp_path.iterdir()) == sorted([path, own, precious])
     for foreign in ("{", "[]", "{}"):
         index.write_text(foreign)
         with pytest.raises(FileExistsError, match=r"index\.json cannot be written: there is a file of another kind"):
@@ -118,31 +122,28 @@ def test_only_files_of_features_that_the_index_lists_are_removed(graphs: spin_fa
     for damaged in (json.dumps(content | {"shards": 3}), json.dumps(content | {"shards": [3]})):
         index.write_text(damaged)
         shards.save(shards.compute(graphs, 1, max_bytes=10**9), path)
-        assert sorted(tmp_path.iterdir()) == sorted([path, own, files[3], precious])
+        assert sorted(tmp_path.iterdir()) == sorted([path, own, precious])
 
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
-@pytest.mark.parametrize("before", ["nothing", "a file", "other files", "files of these names"])
+@pytest.mark.parametrize("before", ["nothing", "a file", "files"])
 @pytest.mark.parametrize("fails", ["the index", "a rename"])
 def test_what_fails_late_leaves_what_was_there(
     graphs: spin_fast.GraphBatch, before: str, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, renamed, replace_file = tmp_path / "x.safetensors", [], Path.replace
-    max_bytes = {"a file": 10**9, "other files": 12_000, "files of these names": 20_000}.get(before)
+    path, replace_file = tmp_path / "x.safetensors", Path.replace
+    max_bytes = {"a file": 10**9, "files": 20_000}.get(before)
     if max_bytes is not None:
         shards.save(shards.compute(graphs, 1, max_bytes=max_bytes), path)
     there = contents(tmp_path)
     parts = list(shards.compute(replace(graphs, x=2 * graphs.x), 1, max_bytes=20_000))
 
     def replaces(file: Path, target: Path) -> Path:
-        if file.suffix == ".part" and not renamed.count("failed"):
-            renamed.append(target.name)
-            if fails == "a rename" and len(renamed) == len(parts) + 3:  # each part has had its temporary name
-                renamed.append("failed")
-                raise OSError("disk full")
+        if fails == "a rename" and "-00002-of-" in target.name:
+            raise OSError("disk full")
         return replace_file(file, target)
 
     def writes(*_: object) -> None:
@@ -159,25 +160,84 @@ def test_what_fails_late_leaves_what_was_there(
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
 
 
-def test_no_index_refers_to_files_that_change(
-    graphs: spin_fast.GraphBatch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even one that was shortened by hand, and not even where the process is killed, after which nothing runs."""
-    path, index, replace_file = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json", Path.replace
-    files = shards.save(shards.compute(graphs, 1, max_bytes=12_000), path)
-    content = json.loads(index.read_text())
-    index.write_text(json.dumps(content | {"shards": content["shards"][:2]}))
-    assert len(PowerFeatures.load(path)) < len(graphs)
-    with_index = []
+KILLED = """
+import os, shutil, sys, torch
+from pathlib import Path
+from spin_fast import GraphBatch, PowerFeatures, shards
 
-    def replaces(file: Path, target: Path) -> Path:
-        if target in files:
-            with_index.append(index.exists())
-        return replace_file(file, target)
+CHANGES = {"os.mkdir", "os.rename", "os.remove", "os.rmdir"}
+folder, path = Path("saved"), Path("saved/x.safetensors")
+torch.set_num_threads(1)
 
-    monkeypatch.setattr(Path, "replace", replaces)
-    assert shards.save(shards.compute(replace(graphs, x=2 * graphs.x), 1, max_bytes=12_000), path) == files
-    assert with_index == [False] * len(files)
+
+def features(value, number):
+    edges, batch = torch.empty(2, 0, dtype=torch.int64), torch.arange(number)
+    graphs = GraphBatch.from_edge_index(edges, torch.full((number, 1), value), batch)
+    return [PowerFeatures.from_graphs(graphs[g], 0) for g in range(number)]
+
+
+def save_and_die(new, at):
+    calls = 0
+
+    def count(event, arguments):
+        nonlocal calls
+        calls += event in CHANGES or (event == "open" and arguments[2] & os.O_CREAT > 0)
+        if calls == at:
+            os._exit(9)
+
+    sys.addaudithook(count)
+    shards.save(new, path)
+    os._exit(0)
+
+
+def child(function, *arguments):
+    if (process := os.fork()) == 0:
+        function(*arguments)
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+found = {}
+for before, after in ((1, 2), (2, 1), (2, 2)):
+    shards.save(features(1.0, before), "old/x.safetensors")
+    new, at, killed = features(2.0, after), 1, 1
+    while killed:
+        shutil.copytree("old", folder)
+        killed = child(save_and_die, new, at)
+        rows = PowerFeatures.load(path).rows.unique().tolist()
+        assert rows in ([1.0], [2.0]), (before, after, at, rows)
+        found.setdefault((before, after), []).append(rows[0])
+        names = shards.save(new, path)
+        left = {file.name for file in folder.iterdir()} - {file.name for file in names} - {"x.safetensors.index.json"}
+        assert not left, (before, after, at, left)
+        shutil.rmtree(folder)
+        at += 1
+    shutil.rmtree("old")
+    assert found[before, after] == sorted(found[before, after])
+    assert found[before, after][0] == 1.0 < found[before, after][-1] == 2.0
+print(sum(map(len, found.values())))
+"""
+
+
+def test_a_writer_killed_at_any_call_leaves_the_old_or_the_new_features(tmp_path: Path) -> None:
+    """Before each call that changes the folder; the next writer removes what the dead one has left."""
+    run = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 100
+
+
+def test_two_writers_at_once_do_not_meet(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    """The one that ends last counts, and takes nothing from the other while that is at work."""
+    path = tmp_path / "x.safetensors"
+
+    def slow() -> Iterator[PowerFeatures]:
+        for part in shards.compute(graphs, 1, max_bytes=12_000):
+            shards.save(shards.compute(graphs[:100], 1, max_bytes=6_000), path)
+            assert len(PowerFeatures.load(path)) == 100
+            yield part
+
+    files = shards.save(slow(), path)
+    assert len(PowerFeatures.load(path)) == len(graphs)
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
 
 
 def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
@@ -213,13 +273,18 @@ def test_damaged_sets_are_named(graphs: spin_fast.GraphBatch, tmp_path: Path) ->
         ({"shards": [{"file": "x-1"}]}, f"{index} is damaged: shards must be a list of files and their num_graphs"),
         ({"shards": 3}, f"{index} is damaged: shards must be"),
         ({"shards": [{"file": "../x", "num_graphs": 1}]}, f"{index} is damaged: shards must be .*: Invalid name"),
-        ({"shards": content["shards"][:1] * 2 + [{"file": files[1].name, "num_graphs": 999}]}, f"{files[1]} must have"),
+        ({"shards": [*content["shards"][:1], {"file": files[1].name, "num_graphs": 9}]}, f"{files[1]} must have 9"),
+        ({"shards": content["shards"][:1] * 2}, f"{index} is damaged: .* a file is named twice"),
+        ({"shards": [{"file": index.name, "num_graphs": 1}]}, f"{index} is not a readable safetensors file"),
         ({"format": "spin_fast features-index 2"}, f"{index} has format .*; upgrade spin_fast"),
         ({"format": "something"}, f"{index} is no file of spin_fast features-index"),
     ):
         index.write_text(json.dumps(content | change))
         with pytest.raises(ValueError, match=message):
             PowerFeatures.load(path)
+    index.write_text(json.dumps(content | {"shards": [{"file": "x", "num_graphs": 1}]}))
+    with pytest.raises(FileNotFoundError, match=f"features {path} does not exist"):
+        PowerFeatures.load(path)
     index.write_text(json.dumps(content))
     PowerFeatures.from_graphs(graphs[: content["shards"][1]["num_graphs"]], 2).save(files[1])
     with pytest.raises(ValueError, match=f"{index} is damaged: parts must be alike, got 1 hops .* and 2 hops"):

@@ -135,3 +135,19 @@ def test_spaces(tmp_path: Path) -> None:
             spaces.read(path)
     with pytest.raises(FileNotFoundError, match=r"none.json cannot be read"):
         spaces.read(tmp_path / "none.json")
+
+
+def test_models_are_trained_by_one_thread(data: TrainingSet, threads: None) -> None:
+    """Here as in worker processes, so that the number of those changes no bit."""
+    seen = []
+
+    class Watching(Learner):
+        def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
+            seen.append(torch.get_num_threads())
+            return super().train(data, seed, epochs)
+
+    torch.set_num_threads(2)
+    search(data, [Watching(0.1), Watching(0.2)])
+    assert seen == [1, 1]
+    assert torch.get_num_threads() == 2
+    search(data, [Learner(0.1)], n_jobs=100_000)

@@ -14,6 +14,7 @@ import networkx
 import numpy as np
 import pytest
 import torch
+from helpers import random_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -226,6 +227,22 @@ def test_reproducible_and_leaves_torch_alone(
     classifier.set_params(random_state=np.random.RandomState(1)).fit(graphs)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("backend", ["loky", "multiprocessing", "threading"])
+def test_fits_in_workers(backend: str, threads: None) -> None:
+    """Where processes are forked, torch's threads are not there any more, and must not be waited for."""
+    graphs = random_graphs([50] * 40, 0.1, 40, dtype=torch.float32)
+    graphs = replace(graphs, y=torch.arange(40) % 2)
+    classifier = SPINClassifier(**SMALL | {"epochs": 2}, num_hops=1, dropout=0.1, batch_norm=True)
+    expected = cross_val_predict(classifier, graphs, graphs.y.numpy(), cv=2, method="predict_proba")
+    torch.set_num_threads(2)
+    (graphs.x @ graphs.x.T).sum()  # starts them
+    if backend == "multiprocessing":
+        torch.set_num_threads(1)
+    with joblib.parallel_config(backend, n_jobs=2):
+        found = cross_val_predict(classifier, graphs, graphs.y.numpy(), cv=2, method="predict_proba")
+    assert np.array_equal(found, expected)
 
 
 def test_pickle(features: PowerFeatures, classifier: SPINClassifier) -> None:

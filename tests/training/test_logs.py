@@ -46,6 +46,20 @@ def test_csv_goes_on_without_repeating(tmp_path: Path) -> None:
     assert pandas.read_csv(path)["epoch"].tolist() == [2]
 
 
+@pytest.mark.parametrize("damage", [b"\xff", b"\0", b'"', b"x", b"\n", b"\r", b",", b"", b"\xc2\xb2"])
+def test_lines_that_are_damaged_are_left_out(damage: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    log = CsvLog(path)
+    for number in (1, 2, 3):
+        log(epoch(number))
+    whole = path.read_bytes()
+    place = whole.index(b"\n2,") + 1
+    path.write_bytes(whole[:place] + damage + whole[place + 2 :])
+    with pytest.warns(UserWarning, match=r"log.csv is damaged: it lacks epochs before 4"):
+        CsvLog(path)(epoch(4))
+    assert pandas.read_csv(path)["epoch"].tolist() == [1, 3, 4]
+
+
 def test_a_csv_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(IsADirectoryError, match="cannot be written: it is a folder"):
         CsvLog(tmp_path)
