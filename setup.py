@@ -155,6 +155,11 @@ class CudaLibrary:
 
 def require_compiler() -> None:
     """Leave in CXX a compiler that is there."""
+    if sys.platform == "win32":
+        sys.exit(
+            "spin_fast: MSVC cannot compile the kernels. Install in WSL, the Linux of Windows, "
+            "or set SPIN_FAST_NATIVE=0 to install the slower pure-Python package."
+        )
     wanted = [os.environ["CXX"]] if "CXX" in os.environ else ["c++", "g++", "clang++"]
     found = next((compiler for compiler in wanted if shutil.which(shlex.split(compiler)[0])), None)
     if found is None:
@@ -182,6 +187,7 @@ def native_extensions() -> dict:
         "-Wall",
         "-Wextra",
         "-g0",
+        *shlex.split(os.environ.get("CXXFLAGS", "")),  # which torch leaves out where it compiles by ninja
     ]
     extension = Extension(
         "spin_fast._C",

@@ -7,7 +7,7 @@ from pathlib import Path
 import cuda_kernels
 import pytest
 import torch
-from helpers import DATA
+from helpers import DATA, ISAS
 from hypothesis import HealthCheck, settings
 
 from spin_fast.ops import native as native_module
@@ -25,7 +25,7 @@ os.environ.pop("COLUMNS", None)
 torch.set_num_threads(1)
 
 BEST = native_module.library.isa_available()[-1] if native_module.library is not None else None
-LEVELS = [pytest.param(isa, marks=() if isa == BEST else pytest.mark.slow) for isa in ("baseline", "avx2", "avx512")]
+LEVELS = [pytest.param(isa, marks=() if isa == BEST else pytest.mark.slow) for isa in ISAS]
 
 
 @pytest.fixture(params=[*LEVELS, "reference", "cuda"])

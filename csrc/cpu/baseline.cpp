@@ -1,4 +1,4 @@
-// The CPU kernels for whatever the compiler targets by default (x86-64-v1 on x86).
+// The CPU kernels for whatever the compiler targets by default: x86-64-v1, or NEON on 64-bit ARM.
 
 #include "headers.h"
 

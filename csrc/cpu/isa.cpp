@@ -7,7 +7,12 @@
 namespace spin_fast {
 namespace {
 
-constexpr std::array<const char*, 3> names = {"baseline", "avx2", "avx512"};
+// What the compiler targets by default, then what is chosen at run time.
+#if defined(__aarch64__)
+constexpr std::array names = {"neon"};
+#else
+constexpr std::array names = {"baseline", "avx2", "avx512"};
+#endif
 
 bool has(Isa level) {
 #if defined(__x86_64__)
@@ -39,13 +44,15 @@ std::vector<std::string> available_isas() {
 }
 
 void set_isa(const std::string& name) {
+  std::string all;
   for (size_t i = 0; i < names.size(); ++i) {
+    all += std::string(i == 0 ? "" : ", ") + names[i];
     if (name != names[i]) continue;
     if (!has(static_cast<Isa>(i))) throw std::invalid_argument("this CPU does not have " + name);
     chosen.store(static_cast<Isa>(i));
     return;
   }
-  throw std::invalid_argument("must be one of baseline, avx2, avx512, got '" + name + "'");
+  throw std::invalid_argument("must be one of " + all + ", got '" + name + "'");
 }
 
 }  // namespace spin_fast

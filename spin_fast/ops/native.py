@@ -9,7 +9,8 @@ them for ever, unless the child first calls ``torch.set_num_threads(1)``, as the
 
 Environment:
     SPIN_FAST_BACKEND=reference    load neither; every operation runs on :mod:`spin_fast.reference`
-    SPIN_FAST_ISA=baseline|avx2|avx512    the instruction set of the CPU kernels (default: the best this CPU has)
+    SPIN_FAST_ISA=baseline|avx2|avx512    the instruction set of the CPU kernels (default: the best this CPU has; on
+                                          64-bit ARM the only one is neon)
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import itertools
 import os
+import platform
 import subprocess
 import sys
 from collections.abc import Callable
@@ -27,6 +28,8 @@ from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SPIN_FAST_DATA", ROOT.parent / "shared" / "data"))
 """The folder of real data sets."""
+ISAS = ("neon",) if platform.machine() in ("aarch64", "arm64") else ("baseline", "avx2", "avx512")
+"""The instruction sets for which the kernels are compiled."""
 
 # Tolerances against a float64 oracle; sizes in these tests are small.
 TOLERANCE = {torch.float32: {"rtol": 2e-5, "atol": 2e-5}, torch.float64: {"rtol": 1e-11, "atol": 1e-11}}

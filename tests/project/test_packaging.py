@@ -1,9 +1,10 @@
-"""The wheel: built, installed into a fresh virtual environment, imported and run there."""
+"""Wheels and sdist: built, installed into a fresh virtual environment, imported and run there."""
 
 from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -45,9 +46,9 @@ def run(*command: object, cwd: Path | None = None, **environment: str) -> str:
     return result.stdout + result.stderr
 
 
-def build_wheel(folder: Path, **environment: str) -> Path:
+def build_wheel(folder: Path, sources: Path = ROOT, **environment: str) -> Path:
     options = ["--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder]
-    run(sys.executable, "-m", "pip", "wheel", *options, ROOT, **environment)
+    run(sys.executable, "-m", "pip", "wheel", *options, sources, **environment)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -58,7 +59,8 @@ def run_in_fresh_environment(wheel: Path, folder: Path, code: str, **environment
     python = folder / "bin" / "python"
     run(python, "-m", "pip", "install", "--no-deps", "--quiet", wheel)
     site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    lent = [path for path in sys.path if path.endswith("site-packages")]
+    (site / "dependencies.pth").write_text("\n".join(lent) + "\n")
     output = run(python, "-c", code, cwd=folder, **environment)
     assert str(site) in output.splitlines()[0]
     return output
@@ -91,6 +93,30 @@ def test_pure_python_wheel(tmp_path: Path) -> None:
     assert output.count("RuntimeWarning") == 1
 
 
+def test_sdist_compiles_and_tests_itself_elsewhere(tmp_path: Path) -> None:
+    """Without nvcc, and without optimisation, which takes a fifth of the time."""
+    build = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    run(sys.executable, "-c", build, cwd=ROOT, SPIN_FAST_NATIVE="0")
+    (sdist,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(sdist, tmp_path, filter="data")
+    sources = tmp_path / sdist.name.removesuffix(".tar.gz")
+    assert sorted(path.name for path in sources.glob("csrc/*/*")) == sorted(path.name for path in ROOT.glob("csrc/*/*"))
+    wheel = build_wheel(tmp_path / "wheel", sources, SPIN_FAST_CUDA="0", CXXFLAGS="-O0")
+    output = run_in_fresh_environment(wheel, tmp_path / "venv", RUN)
+    assert "'native': True" in output
+    options = ["-c", sources / "pyproject.toml", "-n", "0", "-p", "no:cacheprovider", "-k", "not cuda"]
+    run(tmp_path / "venv/bin/python", "-m", "pytest", *options, sources / "tests/features", cwd=tmp_path)
+
+
+def test_flags_reach_the_compiler(tmp_path: Path) -> None:
+    """Also by way of ninja; one that makes it stop at once."""
+    command = [sys.executable, "setup.py", "build_ext", "--build-lib", tmp_path / "lib", "--build-temp", tmp_path]
+    environment = os.environ | {"SPIN_FAST_CUDA": "0", "CXXFLAGS": "-include 'no such/header.h'"}
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode != 0
+    assert "no such/header.h: No such file" in result.stdout + result.stderr
+
+
 def refused(**environment: str) -> str:
     """What setup.py says."""
     result = subprocess.run(
@@ -111,6 +137,13 @@ def test_no_compiler_is_one_clear_message() -> None:
     assert "no C++ compiler found" in said
     assert "apt install g++" in said
     assert "SPIN_FAST_NATIVE=0" in said
+
+
+def test_windows_is_one_clear_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    setup = runpy.run_path(str(ROOT / "setup.py"))
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(SystemExit, match=r"Install in WSL.* SPIN_FAST_NATIVE=0"):
+        setup["require_compiler"]()
 
 
 def test_no_cuda_compiler_is_one_clear_message() -> None:
