@@ -30,7 +30,8 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
         ids = ids[0]
     if isinstance(ids, slice):
         rising = (ids.step or 1) > 0
-        chosen = torch.arange(num_graphs)[ids] if rising else torch.tensor(range(*ids.indices(num_graphs)))
+        every = torch.arange(num_graphs)
+        chosen = every[ids] if rising else every[list(range(*ids.indices(num_graphs)))]
         return without_waiting(chosen, device)
     if isinstance(ids, (int, np.integer)) and not isinstance(ids, bool):
         chosen = torch.tensor([int(ids)])

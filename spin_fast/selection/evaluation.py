@@ -150,6 +150,9 @@ def evaluate(
     """
     check.integer("num_runs", num_runs, 1)
     check_ensemble(ensemble, len(candidates), len(budgets))
+    for number, split in enumerate(splits):
+        if len(seen := split.test[torch.isin(split.test, torch.cat(split[:2]))]):
+            raise ValueError(f"splits must not test what is selected by, but graph {int(seen[0])} of fold {number} is")
     done = Evaluation(
         (about or {})
         | {

@@ -152,6 +152,13 @@ class Known:
         return Trained(1 - self.noise, self.noise, 7, model)
 
 
+def test_test_graphs_are_not_selected_by(graphs: GraphBatch, folds: list[Split]) -> None:
+    for part in ("train", "validation"):
+        wrong = folds[1]._replace(test=torch.cat([folds[1].test, getattr(folds[1], part)[:1]]))
+        with pytest.raises(ValueError, match=r"splits must not test .* of fold 1"):
+            evaluate(graphs, [folds[0], wrong], [Recipe(epochs=1)])
+
+
 def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Split]) -> None:
     candidates = [Known(noise) for noise in (3.0, 0.71, 0.7, 0.72)]
     (fold,) = evaluate(graphs, folds[:1], candidates, num_runs=2, ensemble=3).folds

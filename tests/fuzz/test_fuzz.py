@@ -1,0 +1,51 @@
+"""Some random cases of each kind, those that once failed, and that a wrong result is noticed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from . import cases, oracle
+
+HERE = Path(__file__).parent
+CORPUS = [line.split(maxsplit=2)[:2] for line in (HERE / "corpus.txt").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", cases.CASES)
+def test_random_cases(name: str) -> None:
+    for number in range(20):
+        cases.run(name, number)
+
+
+def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = oracle.powers
+    monkeypatch.setattr(oracle, "powers", lambda *of: (right(*of)[0] * 1.001, right(*of)[1]))
+    with pytest.raises(AssertionError):
+        test_random_cases("power_features")
+
+
+@pytest.mark.parametrize(("name", "number"), CORPUS)
+def test_what_once_failed(name: str, number: str) -> None:
+    cases.run(name, int(number))
+
+
+def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])}
+    command = [sys.executable, "-m", "fuzz", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_two_minutes() -> None:
+    result = fuzz("--seconds", "120", "--seed", "1")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.long
+def test_a_million_calls() -> None:
+    result = fuzz("--seconds", "1e9", "--calls", "1000000", "--seed", "2")
+    assert result.returncode == 0, result.stdout + result.stderr
