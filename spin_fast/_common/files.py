@@ -68,14 +68,15 @@ def temporary_folder(path: Path) -> Iterator[Path]:
         with suppress(OSError), locked(leftover):
             shutil.rmtree(leftover)
     with ExitStack() as lock:
-        for last in (False, False, True):
-            folder = temporary_name(path, uuid.uuid4().hex[:8])
-            try:
-                lock.enter_context(locked(folder))
-                break
-            except (BlockingIOError, FileNotFoundError):  # another writer took it for a leftover before it was locked
-                if last:
-                    raise
+        with _errors_named(path):
+            for last in (False, False, True):
+                folder = temporary_name(path, uuid.uuid4().hex[:8])
+                try:
+                    lock.enter_context(locked(folder))
+                    break
+                except (BlockingIOError, FileNotFoundError):  # another writer took it for a leftover, not yet locked
+                    if last:
+                        raise
         try:
             yield folder
         finally:
@@ -85,11 +86,17 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name to write to, renamed to ``path`` on success and removed on failure."""
-    try:
+    with _errors_named(path):
         _check_regular(path)
-        with temporary_folder(path) as folder:
-            yield (temporary := folder / path.name)
-            temporary.replace(path)
+    with temporary_folder(path) as folder, _errors_named(path):
+        yield (temporary := folder / path.name)
+        temporary.replace(path)
+
+
+@contextmanager
+def _errors_named(path: Path) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
 
@@ -100,14 +107,12 @@ def check_writable(path: Path, is_own: Callable[[Path], bool] | None = None) -> 
     Args:
         is_own: whether a file that is there may be replaced; None for any. An empty one always may.
     """
-    try:
+    with _errors_named(path):
         _check_regular(path)
         if is_own is not None and path.exists() and path.stat().st_size > 0 and not is_own(path):
             raise FileExistsError(0, "there is a file of another kind; remove it, or choose another name")
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         tempfile.TemporaryFile(dir=folder).close()
-    except OSError as error:
-        raise type(error)(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _check_regular(path: Path) -> None:

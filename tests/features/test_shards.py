@@ -218,6 +218,7 @@ print(sum(map(len, found.values())))
 """
 
 
+@pytest.mark.slow
 def test_a_writer_killed_at_any_call_leaves_the_old_or_the_new_features(tmp_path: Path) -> None:
     """Before each call that changes the folder; the next writer removes what the dead one has left."""
     run = subprocess.run([sys.executable, "-c", KILLED], cwd=tmp_path, capture_output=True, text=True, check=False)
