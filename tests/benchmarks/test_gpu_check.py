@@ -121,6 +121,7 @@ def test_without_kernels_nothing_passes(tmp_path: Path) -> None:
     assert list(outcomes.values()) == ["failed: exit code 3", *["failed: no CUDA kernels"] * 2]
 
 
+@pytest.mark.slow
 def test_a_step_that_hangs_is_ended(tmp_path: Path) -> None:
     code, _, outcomes = check(tmp_path, "benchmarks", BENCHMARKS="60", GPU_CHECK_SECONDS="6")
     assert (code, outcomes) == (1, {"benchmarks": "failed: out of time"})

@@ -16,6 +16,7 @@ def races(folder: Path, *options: str) -> set[str]:
     return {line for line in result.stdout.splitlines() if "::" in line}
 
 
+@pytest.mark.slow
 def test_what_a_visitor_gets(tmp_path: Path) -> None:
     """The operations, an epoch and prediction; few enough for five minutes. The rest is for --full."""
     pytest.importorskip("torch_geometric")
@@ -27,6 +28,7 @@ def test_what_a_visitor_gets(tmp_path: Path) -> None:
     assert not any(name in race for race in by_default for name in ("test_edges", "test_one_large_graph"))
 
 
+@pytest.mark.slow
 def test_results_replace_nothing_of_others(tmp_path: Path) -> None:
     file, others, own = tmp_path / "file", tmp_path / "others", tmp_path / "own"
     file.write_text("mine")

@@ -132,6 +132,7 @@ def test_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "_SPIN_FAST_COMPLETE" in script.output or script.exit_code  # where no shell runs the tests, none is found
 
 
+@pytest.mark.slow
 def test_who_reads_may_stop(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "spin_fast.cli", "info", "digits", "--hops", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path, text=True) as process:
@@ -158,6 +159,7 @@ def test_streams_that_are_closed(line: str, exit_code: int, lines: int, tmp_path
     assert (run.returncode, run.stderr, run.stdout.count("\n")) == (exit_code, "", lines)
 
 
+@pytest.mark.slow
 def test_a_terminal_of_ascii(tmp_path: Path) -> None:
     options = ["--hops", 0, "--out", "naïve.safetensors"]
     result = spin_fast("precompute", "digits", *options, cwd=tmp_path, LANG="C", PYTHONIOENCODING="ascii")

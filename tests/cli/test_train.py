@@ -80,6 +80,7 @@ def test_trains_on_real_data(name: str, tmp_path: Path, data_root: Path) -> None
     assert (tmp_path / "runs" / name / "model.safetensors").is_file()
 
 
+@pytest.mark.slow
 def test_reference_path_trains(tmp_path: Path) -> None:
     result = spin_fast("train", "--epochs", 1, "--hops", 1, cwd=tmp_path, SPIN_FAST_BACKEND="reference")
     assert result.returncode == 0, result.stderr

@@ -24,6 +24,7 @@ from spin_fast.datasets import registry
 from spin_fast.training.resume import STATE_FORMAT
 
 
+@pytest.mark.slow
 def test_going_on_after_an_interruption(tmp_path: Path) -> None:
     """To the numbers of a run without interruption."""
     command = ["train", "--epochs", 8, "--hops", 1, "--hidden", 8, "--layers", 1, "--batch-size", 128]

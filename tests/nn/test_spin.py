@@ -132,6 +132,7 @@ def tensors_of(features: PowerFeatures, form: str) -> tuple:
     return (features.dense_rows(), features.node_ptr) if form == "dense" else features.branch_rows()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "training", "options"),
     [

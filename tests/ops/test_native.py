@@ -78,6 +78,7 @@ def test_every_op_has_a_cuda_kernel(native, tmp_path: Path) -> None:
     assert set(on_cuda) == set(on_cpu)
 
 
+@pytest.mark.slow
 def test_isa_can_be_chosen(native) -> None:
     for isa in native.isa_available():
         assert run(SHOW, SPIN_FAST_ISA=isa).stdout.split()[:2] == ["True", isa]

@@ -422,6 +422,7 @@ def test_half_types_keep_special_values(backend: str, dtype: torch.dtype) -> Non
     assert torch.equal(values.grad, expected.repeat_interleave(4, 0))
 
 
+@pytest.mark.slow
 def test_opcheck(native) -> None:
     ops = torch.ops.spin_fast
     z, w = torch.randn(6, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)

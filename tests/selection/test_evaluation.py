@@ -78,6 +78,7 @@ def test_what_is_trained_on_has_no_test_graph(graphs: GraphBatch, folds: list[Sp
         TrainingSet.of(replace(graphs, y=None), folds[0].train, folds[0].validation, training.accuracy)
 
 
+@pytest.mark.slow
 def test_processes_change_nothing(graphs: GraphBatch, folds: list[Split]) -> None:
     options: dict[str, Any] = {"num_runs": 2, "ensemble": 1, "budgets": (1, None)}
     one, two = (evaluate(graphs, folds[:1], RECIPES, **options, n_jobs=jobs) for jobs in (1, 2))
