@@ -2,10 +2,9 @@
 # The CPU kernels under AddressSanitizer and UndefinedBehaviorSanitizer: tests of operations, features, training and
 # files, then random calls. The first finding ends it.
 #
-#   scripts/sanitize.sh [PYTEST ARGUMENT...]    (default: what is said above, half an hour)
+#   scripts/sanitize.sh [PYTEST ARGUMENT...]    (default: what is said above)
 #
-# ThreadSanitizer is left out: it does not know the synchronisation of torch's OpenMP, which it was not compiled with,
-# and so takes every parallel loop for a race.
+# ThreadSanitizer has not been tried.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 place=$PWD/build/sanitized

@@ -91,8 +91,7 @@ BAD: tuple[Callable[[Tensor], Any], ...] = (
 )
 
 
-def misused(random: Random, arguments: dict[str, Any], names: tuple[str, ...]) -> tuple[dict[str, Any], str]:
-    """The arguments with one of another kind, which no op takes, and its name."""
+def misused(random: Random, arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    """The arguments with one of another kind, which no op takes."""
     name = str(random.choice([name for name in names if isinstance(arguments[name], Tensor)]))
-    made = BAD[random.integers(0, len(BAD))](arguments[name])
-    return arguments | {name: made}, name
+    return arguments | {name: BAD[random.integers(0, len(BAD))](arguments[name])}

@@ -31,14 +31,14 @@ def pick(random: Random, *choices: Any) -> Any:
 
 def refused(call: Callable[[], Any], *names: str) -> None:
     """Check that a call is refused by a message that has one of the names."""
-    with pytest.raises((ValueError, TypeError), match="|".join(names)):
+    with pytest.raises((ValueError, TypeError), match=rf"\b({'|'.join(names)})\b"):
         call()
 
 
-def close(found: Tensor, expected: np.ndarray, size: np.ndarray | float, dtype: torch.dtype, ulps: float = 64) -> None:
+def close(found: Tensor, expected: np.ndarray, size: np.ndarray | float, dtype: torch.dtype) -> None:
     """Check an error relative to ``size``, that of the terms that were summed, and to how it is stored."""
     computed = torch.float64 if dtype == torch.float64 else torch.float32
-    bound = ulps * torch.finfo(computed).eps * np.asarray(size) + 2 * torch.finfo(dtype).eps * np.abs(expected)
+    bound = 64 * torch.finfo(computed).eps * np.asarray(size) + 2 * torch.finfo(dtype).eps * np.abs(expected)
     bound = bound + torch.finfo(dtype).smallest_normal
     assert (found.dtype, tuple(found.shape)) == (dtype, expected.shape)
     largest = torch.finfo(dtype).max
@@ -58,7 +58,7 @@ def derivative_agrees(
     found, scale = float((gradient * direction).sum()), float(np.abs(gradient * direction).sum())
     for step in (1e-5, 1e-6, 1e-7):
         expected = (loss(at + step * direction) - loss(at - step * direction)) / (2 * step)
-        if abs(found - expected) <= 1e-5 * scale + 1e-9 / step * 1e-3 + 1e-7:
+        if abs(found - expected) <= 1e-5 * scale + 1e-12 / step + 1e-7:
             return
     raise AssertionError(f"a derivative of {found}, by differences {expected}")
 
@@ -100,7 +100,7 @@ def power_features(random: Random) -> None:
     if chance(random, 0.2):
         arguments["out"] = torch.full((arguments["num_hops"] + 1, *x.shape), float("nan"), dtype=dtype)
     if chance(random, 0.15):
-        arguments, _ = misused(random, arguments, ("indptr", "indices", "x"))
+        arguments = misused(random, arguments, ("indptr", "indices", "x"))
         return refused(lambda: spin_fast.power_features(**arguments), *arguments)
     wrong = oracle.wrong_array(ptr, arrays["indptr"], arrays["indices"], num_nodes)
     if wrong is not None:
@@ -173,7 +173,7 @@ def readout(random: Random) -> None:
     elif not dense:
         arguments["num_branches"] = branches
     if chance(random, 0.1):
-        arguments, _ = misused(random, arguments, ("ptr", "index", "count"))
+        arguments = misused(random, arguments, ("ptr", "index", "count"))
         return refused(lambda: call(**arguments), *arguments)
     if wrong := oracle.wrong_segments(arrays["ptr"], index_array, count, num_rows):
         return refused(lambda: call(**arguments), wrong)
@@ -271,7 +271,7 @@ def step(random: Random) -> None:
     ).double()
     ids = random.integers(0, len(batch), random.integers(1, 6))
     flat = model.flatten_parameters()
-    x = [rows for rows in oracle.powers(of.indptr, of.indices, batch.x.numpy(), hops, operator, None)[0]]
+    x = list(oracle.powers(of.indptr, of.indices, batch.x.numpy(), hops, operator, None)[0])
 
     def loss(parameters: np.ndarray) -> float:
         with torch.no_grad():
@@ -358,8 +358,7 @@ def containers(random: Random) -> None:
     assert torch.equal(found.x, batch.x[nodes])
     taken, everything = (of_all.expand().rows.view(by_branch) for of_all in (rows.take(), features))
     assert torch.equal(taken, everything[:, nodes])
-    arcs = [(e, v) for new, v in enumerate(nodes) for e in of.indices[of.indptr[v] : of.indptr[v + 1]].tolist()]
-    assert found.num_edges == len(arcs)
+    assert found.num_edges == np.diff(of.indptr)[nodes].sum()
 
 
 def bend(random: Random, content: bytes) -> bytes:

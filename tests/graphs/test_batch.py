@@ -33,6 +33,7 @@ def test_every_kind_of_selection() -> None:
     graphs = random_graphs([2, 0, 3, 1])
     assert equal(graphs[1:3], graphs[[1, 2]])
     assert equal(graphs[::-1], graphs[[3, 2, 1, 0]])
+    assert equal(graphs[1:3:-1], graphs[[]])
     assert equal(graphs[-1], graphs[[3]])
     for three in (torch.tensor(3), torch.tensor(3, dtype=torch.int32), np.int64(3), np.array(3), torch.tensor(-1)):
         assert equal(graphs[three], graphs[[3]])
