@@ -103,18 +103,22 @@ std::string check_range(const char* name, const I* values, int64_t begin, int64_
          ", got " + at(name, i, values[i]);
 }
 
-// ptr may be null: one graph.
+// The offsets of a block-diagonal adjacency. ptr may be null: one graph.
 template <class I>
-std::string check_csr(const I* indptr, const I* indices, int64_t edges, const int64_t* ptr, int64_t graphs,
-                      int64_t nodes) {
-  std::string problem = check_offsets("indptr", indptr, nodes, edges, "indices");
-  if (problem.empty() && ptr) problem = check_offsets("ptr", ptr, graphs, nodes, "nodes");
-  if (!problem.empty()) return problem;
+std::string check_csr_offsets(const I* indptr, int64_t edges, const int64_t* ptr, int64_t graphs, int64_t nodes) {
+  const std::string problem = check_offsets("indptr", indptr, nodes, edges, "indices");
+  return problem.empty() && ptr ? check_offsets("ptr", ptr, graphs, nodes, "nodes") : problem;
+}
+
+// Its indices, once its offsets are right.
+template <class I>
+std::string check_csr_indices(const I* indptr, const I* indices, int64_t edges, const int64_t* ptr, int64_t graphs,
+                              int64_t nodes) {
   if (!ptr) return check_range("indices", indices, 0, edges, 0, nodes);
   int64_t g = 0;
   while (g < graphs && is_within(indices, indptr[ptr[g]], indptr[ptr[g + 1]], ptr[g], ptr[g + 1])) ++g;
   if (g == graphs) return {};
-  problem = check_range("indices", indices, 0, edges, 0, nodes);
+  const std::string problem = check_range("indices", indices, 0, edges, 0, nodes);
   if (!problem.empty()) return problem;
   int64_t v = ptr[g], e = indptr[v], other = 0;
   while (indices[e] >= ptr[g] && indices[e] < ptr[g + 1]) ++e;
@@ -122,6 +126,13 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
   while (indices[e] >= ptr[other + 1]) ++other;
   return "indices must stay inside the graph of their row, got " + at("indices", e, indices[e]) + " (graph " +
          std::to_string(other) + ") in row " + std::to_string(v) + " (graph " + std::to_string(g) + ")";
+}
+
+template <class I>
+std::string check_csr(const I* indptr, const I* indices, int64_t edges, const int64_t* ptr, int64_t graphs,
+                      int64_t nodes) {
+  const std::string problem = check_csr_offsets(indptr, edges, ptr, graphs, nodes);
+  return problem.empty() ? check_csr_indices(indptr, indices, edges, ptr, graphs, nodes) : problem;
 }
 
 // The segments of a branch may refer to the rows [row_ptr[branch], row_ptr[branch + 1]); index and count may be null.

@@ -55,6 +55,7 @@ struct Powers {
   const T* x;     // [N, d]
   T* out;         // [R + 1, N, d]
   bool stream;    // write `out` past the caches
+  bool check;     // whether indices stay inside their graph; where one does not, the kernel stops and returns false
 };
 
 // Small graphs are one chunk while their sources and edges fit these.
@@ -236,9 +237,9 @@ struct PowerKernels {
   using A = Compute<T>;
   // Rows [begin, end) of one hop; `add` may be null.
   void (*hop)(const Hop<A, I>&, const A* in, const A* add, A* out, int64_t begin, int64_t end);
-  // All powers of the graphs between ptr[0], .., ptr[graphs]; sums in A, or in double.
-  void (*powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
-  void (*float64_powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
+  // All powers of the graphs between ptr[0], .., ptr[graphs]; sums in A, or in double. False where a check failed.
+  bool (*powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
+  bool (*float64_powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
   // n values, from storage to what is computed in, and back.
   void (*widen)(const T* from, A* to, int64_t n);
   void (*narrow)(const A* from, T* to, int64_t n);

@@ -7,6 +7,7 @@
 #endif
 
 #include <cmath>
+#include <limits>
 #include <type_traits>
 #include <utility>
 

@@ -95,13 +95,14 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
   }
 }
 
-// Nodes [first, last), all or those of a range of graphs; `out` has a row for each.
+// Nodes [first, last), all or those of a range of graphs; `out` has a row for each. `check`, of graphs: false where an
+// index is outside its graph, which is not followed.
 template <class T, class I, class A>
-void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
-            const T* x, int64_t width, int64_t hops, bool float64_sums, T* out) {
+bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
+            const T* x, int64_t width, int64_t hops, bool float64_sums, bool check, T* out) {
   if (hops == 0 || width == 0 || first == last) {
     std::copy(x + first * width, x + last * width, out);
-    return;
+    return true;
   }
   out -= first * width;  // so that row v is that of node v
   const int64_t plane = (last - first) * width;
@@ -120,12 +121,17 @@ void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
   const Scales scales = any_large || by_edge ? scales_of(a, op, first, last) : Scales{};
   const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
-  const Powers<T, I> task = {make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, stream};
-  if (!ptr) return powers_of_large(a, task.hop, first, last, x, hops, plane, out);
+  const Powers<T, I> task = {make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, stream, check};
+  if (!ptr) {
+    powers_of_large(a, task.hop, first, last, x, hops, plane, out);
+    return true;
+  }
   const auto table = isa_kernels<PowerKernels<T, I>>();
   const auto kernel = float64_sums ? table.float64_powers : table.powers;
-  for (int64_t g = 0, end = 0; g < graphs; g = end) {
+  std::atomic<bool> inside = true;
+  for (int64_t g = 0, end = 0; g < graphs && inside; g = end) {
     if (is_large(g)) {
+      if (check && !is_within(a.indices, a.indptr[ptr[g]], a.indptr[ptr[g + 1]], ptr[g], ptr[g + 1])) return false;
       powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, plane, out);
       end = g + 1;
       continue;
@@ -138,9 +144,10 @@ void powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
     const auto cost = [&](int64_t i) { return static_cast<int64_t>(a.indptr[ptr[g + i]]) + ptr[g + i]; };
     // What is in cache takes a quarter of the time.
     parallel_items(end - g, (cost(end - g) - cost(0)) * width * hops / 4, cost, [&](int64_t from, int64_t to) {
-      kernel(task, ptr + g + from, to - from, thread_scratch(scratch_bytes(nodes, edges, width)));
+      if (!kernel(task, ptr + g + from, to - from, thread_scratch(scratch_bytes(nodes, edges, width)))) inside = false;
     });
   }
+  return inside;
 }
 
 // dx = sum_r (Ā^T)^r grad_r, by Horner's rule: t = grad_R; t = Ā^T t + grad_r for r = R-1 .. 0.
@@ -181,7 +188,8 @@ void powers_backward(const Adjacency<T, I>& a, Operator op, const int64_t* ptr, 
     for_each_row(back, 0, a.nodes, width, [&](int64_t begin, int64_t end) { step(r, begin, end); });
 }
 
-// Checks the arguments that both directions share, then calls f(adjacency, operator, ptr, graphs, Tag<T>).
+// Checks the arguments that both directions share, but for the contents of `indices`, then calls
+// f(adjacency, operator, ptr, graphs, Tag<T>).
 template <class F>
 void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType value, int64_t nodes,
                     const OptionalTensor& ptr, const OptionalTensor& edge_weight, const std::string& operator_name,
@@ -195,10 +203,15 @@ void with_adjacency(const Tensor& indptr, const Tensor& indices, ScalarType valu
                                  indices.numel()};
       const int64_t* offsets = data<int64_t>(ptr);
       const int64_t graphs = ptr ? ptr->numel() - 1 : 0;
-      if (check_invariants) refuse_if(check_csr(a.indptr, a.indices, a.edges, offsets, graphs, nodes));
+      if (check_invariants) refuse_if(check_csr_offsets(a.indptr, a.edges, offsets, graphs, nodes));
       f(a, op, offsets, graphs, tag);
     });
   });
+}
+
+template <class T, class I>
+void refuse_wrong_indices(const Adjacency<T, I>& a, const int64_t* ptr, int64_t graphs) {
+  refuse_if(check_csr_indices(a.indptr, a.indices, a.edges, ptr, graphs, a.nodes));
 }
 
 void power_features_out(const Tensor& indptr, const Tensor& indices, const Tensor& x, int64_t num_hops,
@@ -212,8 +225,11 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                    require(0 <= first && first <= last && last <= a.nodes, "ptr must be ascending from 0 to ", a.nodes,
                            " nodes at most, got ", first, " to ", last);
                    expect("out", out, {num_hops + 1, last - first, x.size(1)}, {value});
-                   powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1), num_hops,
-                          float64_sums, static_cast<T*>(out.data_ptr()));
+                   const bool check_graphs = check_invariants && offsets && num_hops > 0 && x.size(1) > 0;
+                   if (check_invariants && !check_graphs) refuse_wrong_indices(a, offsets, graphs);
+                   if (!powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1),
+                               num_hops, float64_sums, check_graphs, static_cast<T*>(out.data_ptr())))
+                     refuse_wrong_indices(a, offsets, graphs);
                  });
 }
 
@@ -235,6 +251,7 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
   Tensor dx = empty({grad.size(1), grad.size(2)}, value);
   with_adjacency(indptr, indices, value, grad.size(1), ptr, edge_weight, operator_name, check_invariants,
                  [&]<class T>(const auto& a, Operator op, const int64_t* offsets, int64_t graphs, Tag<T>) {
+                   if (check_invariants) refuse_wrong_indices(a, offsets, graphs);
                    if constexpr (sizeof(T) > 2)
                      powers_backward(a, op, offsets, graphs, grad.const_data_ptr<T>(), grad.size(2), grad.size(0) - 1,
                                      value, dx.mutable_data_ptr<T>());

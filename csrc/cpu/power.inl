@@ -352,9 +352,28 @@ void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, ch
 
 #include "power_dense.inl"
 
-// Chunk by chunk: as many graphs as fit, at least one.
+// Whether n indices are in [low, high); a sign bit tells which is not, as in check.h, whose loop is not of this level.
+template <class I>
+bool are_within(const I* indices, int64_t n, int64_t low, int64_t high) {
+  using U = std::make_unsigned_t<I>;
+  constexpr int L = lanes<U>;
+  constexpr int64_t most = std::numeric_limits<I>::max();
+  if (n == 0 || low > most) return n == 0;
+  const auto first = static_cast<U>(low), last = static_cast<U>(high > most ? most : high - 1);
+  const auto outside = [&](auto index) { return (index - first) | (last - index); };
+  const auto some = [&](int64_t e) { return outside(load<L, U>(reinterpret_cast<const U*>(indices) + e)); };
+  Vector<U> signs = {};
+  for (int64_t e = 0; e + L <= n; e += L) signs |= some(e);
+  if (n >= L)
+    signs |= some(n - L);
+  else
+    for (int64_t e = 0; e < n; ++e) signs |= outside(Vector<U>{} + static_cast<U>(indices[e]));
+  return sum_of<U>(signs >> (8 * sizeof(U) - 1)) == 0;
+}
+
+// Chunk by chunk: as many graphs as fit, at least one. Indices are checked when their chunk brings them into the cache.
 template <int L, class T, class I, class A>
-void powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
+bool powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   const int64_t stride = (powers.hop.width + L - 1) / L * L;
   const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
@@ -363,22 +382,28 @@ void powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
     chunk.left[c] = scale_of<A>(powers, c);
     chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
   }
-  int64_t begin = 0;
-  for (int64_t g = 0; g <= graphs; ++g) {
+  const auto stays_inside = [&](int64_t g) {
+    const int64_t from = indptr[ptr[g]], to = indptr[ptr[g + 1]];
+    return are_within(powers.hop.indices + from, to - from, ptr[g], ptr[g + 1]);
+  };
+  bool inside = true;
+  for (int64_t g = 0, begin = 0; g <= graphs && inside; ++g) {
     const bool dense = g < graphs && is_dense(powers, ptr[g + 1] - ptr[g], indptr[ptr[g + 1]] - indptr[ptr[g]]);
     const bool full = g == graphs || (g > begin && (ptr[g + 1] - ptr[begin] > most_nodes ||
                                                     indptr[ptr[g + 1]] - indptr[ptr[begin]] > power_chunk_edges));
+    inside = g == graphs || !powers.check || stays_inside(g);
     if ((full || dense) && ptr[g] > ptr[begin]) powers_of_chunk<L>(powers, ptr[begin], ptr[g], scratch, chunk);
     if (full || dense) begin = g;
-    if (dense && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;
+    if (dense && inside && dense_powers<T, I, A>(powers, ptr[g], ptr[g + 1] - ptr[g], scratch)) begin = g + 1;
   }
   if (powers.stream) settle();
+  return inside;
 }
 
 // Vectors of L lanes, or of fewer where these hold a row.
 template <class T, class I, class A, int L = lanes<A>>
-void powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
+bool powers_of_graphs(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   if constexpr (L > 1)
     if (powers.hop.width <= L / 2) return powers_of_graphs<T, I, A, L / 2>(powers, ptr, graphs, scratch);
-  powers_by_chunks<L, T, I, A>(powers, ptr, graphs, scratch);
+  return powers_by_chunks<L, T, I, A>(powers, ptr, graphs, scratch);
 }

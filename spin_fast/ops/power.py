@@ -59,7 +59,8 @@ def power_features(
         ``[R + 1, N, d]`` in the dtype of ``x``.
 
     Raises:
-        TypeError, ValueError: name the argument and what is wrong with it, before anything is written.
+        TypeError, ValueError: name the argument and what is wrong with it, before anything is written; where an index
+            is outside its graph, ``out`` may hold the powers of others.
     """
 
     def call() -> Tensor:

@@ -373,6 +373,23 @@ def test_bad_input_is_named_before_anything_is_written(backend: str, change: dic
     assert bool((out == 7).all())
 
 
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    ("size", "num_features"), [(9, 1), (90, 1), (9, 3), (90, 40), (700, 1), (700, 3)]
+)  # as words, bits, in chunks, and hop by hop
+def test_an_index_of_another_graph_is_never_followed(
+    backend: str, size: int, num_features: int, index_dtype: torch.dtype
+) -> None:
+    graphs = random_graphs([size] * 3, num_features=num_features, density=0.7, dtype=torch.float32)
+    for graph, edge in itertools.product(range(3), (0, -1)):
+        edges = graphs.indptr[graphs.ptr[graph : graph + 2]].tolist()
+        for value in (graphs.num_nodes, -1, -(2**31), 2**31 - 1, int(graphs.ptr[(graph + 1) % 3])):
+            indices = graphs.indices.to(index_dtype)
+            indices[edges[0] if edge == 0 else edges[1] - 1] = value
+            with pytest.raises(ValueError, match=r"^indices must (be|stay) in"):
+                spin_fast.power_features(graphs.indptr.to(index_dtype), indices, graphs.x, 2, ptr=graphs.ptr)
+
+
 def test_out_with_gradients_or_shared_memory_is_refused(backend: str) -> None:
     with pytest.raises(ValueError, match="out must not be given where x or out requires a gradient"):
         powers(GOOD, 2, x=GOOD.x.clone().requires_grad_(), out=torch.empty(3, 5, 3))
