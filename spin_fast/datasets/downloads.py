@@ -11,8 +11,8 @@ import hashlib
 import os
 import re
 import shutil
-import tempfile
 import zipfile
+from contextlib import ExitStack
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -45,7 +45,7 @@ def cache() -> Path:
 def download(name: str, root: Path, *, url: str | None = None, verify: bool = True, progress: bool = True) -> Path:
     """Get a set that is not under ``root`` yet: ``NAME.zip`` as it is, a set of OGB unpacked to ``ogbg_molhiv/``.
 
-    Everything happens in a temporary folder under ``root``, up to one renaming.
+    Everything happens in a temporary folder under ``root``, up to one renaming; those of killed downloads are removed.
     """
     ogb.official(name)
     if ogb.owns(name):
@@ -57,17 +57,16 @@ def download(name: str, root: Path, *, url: str | None = None, verify: bool = Tr
     else:
         raise DatasetError(f"{name!r} is no name of a data set; names are as in {TU_NAMES} or ogbg-molhiv")
     source = f"{base.rstrip('/')}/{file}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        temporary = tempfile.TemporaryDirectory(dir=root, prefix=f".{target.name}.", suffix=".part")
-    except OSError as error:
-        raise DatasetError(f"{root} cannot be written: {error.strerror or error}; choose another root") from error
-    with temporary as folder:
-        archive = Path(folder) / file
+    with ExitStack() as stack:
+        try:
+            folder = stack.enter_context(files.temporary_folder(target))
+        except OSError as error:
+            raise DatasetError(f"{error}; choose another root") from error
+        archive = folder / file
         _fetch(source, archive, name, target, progress)
         _check_zip(archive, source)
         if ogb.owns(name):
-            got = Path(folder) / target.name
+            got = folder / target.name
             _unpack(archive, got, source)
             contents = sorted(path for path in got.rglob("*") if path.is_file())
             recorded = {path.relative_to(folder).as_posix(): _sha256(path) for path in contents}

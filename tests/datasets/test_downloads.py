@@ -247,6 +247,14 @@ def test_an_interruption_leaves_nothing(site: Site, tmp_path: Path, monkeypatch:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_download_left_is_removed(site: Site, tmp_path: Path) -> None:
+    site.answers["/TINY.zip"] = tu_zip()
+    (tmp_path / "TINY.zip.0123abcd.part").mkdir()
+    (tmp_path / "TINY.zip.0123abcd.part" / "TINY.zip").write_text("half of it")
+    datasets.download("TINY", tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["TINY.zip", "TINY.zip.sha256"]
+
+
 def test_another_process_that_was_faster(site: Site, tmp_path: Path) -> None:
     def slow(handler: http.server.BaseHTTPRequestHandler) -> None:
         (tmp_path / "ogbg_molhiv" / "raw").mkdir(parents=True)
