@@ -15,6 +15,7 @@ from . import bench as bench
 
 # isort: on
 from ._app import app
+from ._errors import message_of
 
 
 def main() -> None:
@@ -25,4 +26,9 @@ def main() -> None:
             setattr(sys, name, open(os.devnull, "r" if name == "stdin" else "w"))  # noqa: SIM115
         elif name != "stdin":
             stream.reconfigure(errors="replace")  # such as ± on a terminal that knows ASCII only
-    app()
+    try:
+        app()
+    except OSError as error:  # of --help: commands tell their own, and let it through with --debug
+        if "--debug" in sys.argv:
+            raise
+        sys.exit(f"spin-fast: error: {message_of(error)}")

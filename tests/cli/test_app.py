@@ -159,6 +159,12 @@ def test_streams_that_are_closed(line: str, exit_code: int, lines: int, tmp_path
     assert (run.returncode, run.stderr, run.stdout.count("\n")) == (exit_code, "", lines)
 
 
+@pytest.mark.parametrize("line", ["--help", "train --help", "info digits"])
+def test_a_full_disk_is_told_in_one_line(line: str) -> None:
+    run = subprocess.run(f"{COMMAND} {line} > /dev/full", shell=True, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "spin-fast: error: [Errno 28] No space left on device\n")
+
+
 @pytest.mark.slow
 def test_a_terminal_of_ascii(tmp_path: Path) -> None:
     options = ["--hops", 0, "--out", "naïve.safetensors"]
