@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .._common import check
 from .distinct import distinct_rows
 
 
@@ -35,9 +36,13 @@ def joint_rows(row_of_node: Tensor, ptr: Tensor) -> JointRows:
 
     Args:
         row_of_node: ``[R + 1, N]`` int32 or int64, the row of each node in each branch.
-        ptr: ``[G + 1]`` int64 node offsets of the graphs, trusted.
+        ptr: ``[G + 1]`` int64 node offsets of the graphs.
+
+    Raises:
+        TypeError, ValueError: name the argument and what is wrong with it.
     """
+    check.tensor("row_of_node", row_of_node, ("branches", "N"), check.INTEGERS)
     numbers = row_of_node.t().contiguous()  # to be compared bit by bit, as the rows of a single branch
     bits = numbers.view(torch.float32 if numbers.dtype == torch.int32 else torch.float64)
-    rows, _, segments, index, count, _ = distinct_rows(bits[None], ptr, check_invariants=False)
+    rows, _, segments, index, count, _ = distinct_rows(bits[None], ptr)
     return JointRows(rows.view(numbers.dtype), segments, index, count)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._common import check
 from . import native, reference
 from .joint import JointRows
 from .parameters import BRANCHES, ModelSizes
@@ -30,8 +31,8 @@ def training_step(
     """Compute the loss of a ``SPIN`` on a batch, and its gradient in every parameter, in one operation.
 
     :func:`branch_readout`, then the classifier, then the mean cross-entropy, weighted by ``class_weight`` of each
-    graph's class; 0 where all weigh 0. It runs once per batch, so arguments are checked by the op alone, which takes
-    contiguous tensors.
+    graph's class; 0 where all weigh 0. It runs once per batch, so hardly any argument is checked but by the op, which
+    takes contiguous tensors, and calls ``labels`` ``y`` and the arrays of ``joint`` ``parts``, ``joint_ptr``, ...
 
     Args:
         rows: ragged ``[U, d]`` float32 or float64.
@@ -51,7 +52,7 @@ def training_step(
         The loss, and the gradient in the shape of ``parameters``.
 
     Raises:
-        ValueError, RuntimeError: name the argument and what is wrong with it.
+        TypeError, ValueError, RuntimeError: name the argument and what is wrong with it.
     """
     step = bind_training_step(
         rows,
@@ -84,8 +85,13 @@ def bind_training_step(
     """:func:`training_step` as a function of ``ids`` alone, for a loop over batches: the rest is looked up once."""
     if model.branches not in BRANCHES:
         raise ValueError(f"model must have branches of {', '.join(BRANCHES)}, got {model.branches!r}")
-    if model.branches != "hops" and joint is None:
-        raise ValueError(f"joint must be given to a model of {model.branches!r} branches, got None")
+    check.tensor("rows", rows, ("U", "d"), check.FLOATS)
+    if model.branches != "joint" and ptr is None:
+        raise ValueError(f"ptr must be given to a model of {model.branches!r} branches, got None")
+    if model.branches != "hops":
+        if joint is None:
+            raise ValueError(f"joint must be given to a model of {model.branches!r} branches, got None")
+        check.tensor("parts", joint.parts, ("J", model.num_branches), check.INTEGERS)  # the op takes any number
     if not native.has_kernel(rows.device):
         options: dict[str, Any] = {"index": index, "count": count, "joint": joint, "class_weight": class_weight}
         return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)

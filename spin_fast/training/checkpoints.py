@@ -73,6 +73,8 @@ def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
             _new_model(*arguments, **named).load_state_dict({name: of.to("meta") for name, of in state.items()})
         model = _new_model(*arguments, **named)
         model.load_state_dict(state)
+        wide = {name: of for name, of in state.items() if of.dtype == torch.float64}
+        model.load_state_dict(wide, strict=False, assign=True)  # a copy into a new model rounds to float32
         if isinstance(metadata.get("multilabel"), bool):
             model.multilabel = metadata["multilabel"]
     except Exception as error:  # whatever wrong contents lead to

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -67,9 +67,11 @@ def values(random: Random, *shape: int) -> np.ndarray:
 
 
 def damaged(random: Random, array: np.ndarray) -> np.ndarray:
-    """The array with one entry that may be wrong."""
+    """The array with one entry that may be wrong, or one less."""
     if len(array) == 0:
         return array
+    if chance(random, 0.15):
+        return array[:-1]
     array, at = array.copy(), random.integers(0, len(array))
     array[at] = random.choice(EXTREMES) if chance(random, 0.5) else array[at] + random.integers(-3, 4)
     return array
@@ -80,7 +82,8 @@ def fits(array: np.ndarray, dtype: torch.dtype) -> bool:
     return bool(((array >= info.min) & (array <= info.max)).all())
 
 
-BAD: tuple[Callable[[Tensor], Any], ...] = (
+Change = Callable[[Tensor], Any]
+BAD: tuple[Change, ...] = (
     lambda value: value.tolist(),
     lambda value: value.to(torch.complex64),
     lambda value: value.bool(),
@@ -89,9 +92,16 @@ BAD: tuple[Callable[[Tensor], Any], ...] = (
     lambda value: value.numpy() if value.dtype != torch.bfloat16 else 3,
     lambda value: "x",
 )
+BAD_VECTOR: tuple[Change, ...] = (*BAD, lambda value: value[1:], lambda value: value.repeat(2), torch.Tensor.half)
 
 
-def misused(random: Random, arguments: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """The arguments with one of another kind, which no op takes."""
-    name = str(random.choice([name for name in names if isinstance(arguments[name], Tensor)]))
-    return arguments | {name: BAD[random.integers(0, len(BAD))](arguments[name])}
+def misused(
+    random: Random, arguments: dict[str, Any], names: Iterable[str], changes: tuple[Change, ...] = BAD
+) -> dict[str, Any]:
+    """The arguments with one, or a member of one, of another kind, which no op takes."""
+    name = str(random.choice([name for name in names if isinstance(arguments[name], Tensor | list)]))
+    value, change = arguments[name], changes[random.integers(0, len(changes))]
+    if isinstance(value, Tensor):
+        return arguments | {name: change(value)}
+    at = random.integers(0, len(value))
+    return arguments | {name: [change(member) if i == at else member for i, member in enumerate(value)]}

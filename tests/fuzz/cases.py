@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,19 @@ from torch import Tensor
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, shards, training
-from spin_fast.ops import distinct_rows, training_step
+from spin_fast.ops import (
+    BRANCHES,
+    MOST_LAYERS,
+    JointRows,
+    ModelSizes,
+    distinct_rows,
+    joint_rows,
+    parameter_shapes,
+    training_step,
+)
 
 from . import oracle
-from .arrays import Arrays, Random, chance, damaged, fits, graphs, misused, tensor, values
+from .arrays import BAD_VECTOR, Arrays, Random, chance, damaged, fits, graphs, misused, tensor, values
 
 FLOATS = (torch.float32, torch.float64)
 STORED = (*FLOATS, torch.bfloat16, torch.float16)
@@ -29,9 +40,11 @@ def pick(random: Random, *choices: Any) -> Any:
     return choices[random.integers(0, len(choices))]
 
 
-def refused(call: Callable[[], Any], *names: str) -> None:
+def refused(
+    call: Callable[[], Any], *names: str, errors: tuple[type[Exception], ...] = (ValueError, TypeError)
+) -> None:
     """Check that a call is refused by a message that has one of the names."""
-    with pytest.raises((ValueError, TypeError), match=rf"\b({'|'.join(names)})\b"):
+    with pytest.raises(errors, match=rf"\b({'|'.join(names)})\b"):
         call()
 
 
@@ -72,6 +85,17 @@ def with_damage(
     name = str(random.choice(list(arrays)))
     made = damaged(random, arrays[name])
     return arrays | {name: made} if fits(made, dtype_of(name)) else arrays
+
+
+def drawn(
+    random: Random, arrays: dict[str, np.ndarray], types: dict[str, torch.dtype] | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Tensor]]:
+    """The arrays, sometimes one of them damaged, and the tensors of these."""
+    types = {name: torch.int64 for name in arrays} | (types or {})
+    types |= {name: torch.int32 for name in arrays if name.endswith("count")}
+    types |= {name: pick(random, *INTEGERS) for name in arrays if name.endswith(("index", "parts"))}
+    arrays = with_damage(random, arrays, types.__getitem__)
+    return arrays, {name: tensor(random, array, types[name]) for name, array in arrays.items()}
 
 
 def drawn_adjacency(random: Random) -> tuple[dict[str, np.ndarray], torch.dtype, int]:
@@ -139,66 +163,84 @@ def subtree_keys(random: Random) -> None:
 
 
 def drawn_segments(random: Random, num_rows: int, segments: int) -> dict[str, np.ndarray]:
-    """Ragged segments: ``ptr``, ``index``, ``count``."""
-    numbers = random.integers(0, 6, segments) * (num_rows > 0)
-    ptr = np.concatenate([[0], numbers.cumsum()]).astype(np.int64)
-    index = random.integers(0, max(num_rows, 1), ptr[-1]).astype(np.int64)
-    return {"ptr": ptr, "index": index, "count": random.integers(1, 5, ptr[-1]).astype(np.int64)}
+    """Ragged segments: ``ptr``, ``count`` or not, and ``index``, or not where the entries are the rows in order."""
+    if segments and chance(random, 0.2):
+        bounds = np.sort(random.integers(0, num_rows + 1, segments - 1))
+        arrays = {"ptr": np.concatenate([[0], bounds, [num_rows]]).astype(np.int64)}
+    else:
+        numbers = random.integers(0, pick(random, 6, 6, 60), segments) * (num_rows > 0)
+        arrays = {"ptr": np.concatenate([[0], numbers.cumsum()]).astype(np.int64)}
+        arrays["index"] = random.integers(0, max(num_rows, 1), arrays["ptr"][-1])
+    return arrays | ({"count": random.integers(1, 5, arrays["ptr"][-1])} if chance(random, 0.7) else {})
+
+
+def drawn_joint(random: Random, num_rows: int, width: int, num_graphs: int) -> dict[str, np.ndarray]:
+    """Segments of joint rows, and their ``parts``."""
+    parts = random.integers(0, max(num_rows, 1), (random.integers(1, 20) * (num_rows > 0), width))
+    return {"parts": parts} | drawn_segments(random, len(parts), num_graphs)
+
+
+def drawn_rows(random: Random, branches: int, dense: bool) -> tuple[tuple[int, ...], dict[str, np.ndarray]]:
+    """The shape of rows but for their width, and their segments."""
+    if dense:
+        ptr = graphs(random).ptr
+        return (branches, int(ptr[-1])), {"ptr": ptr}
+    num_rows = int(random.integers(0, 40))
+    return (num_rows,), drawn_segments(random, num_rows, branches * int(random.integers(0, 6)))
+
+
+def drawn_ids(random: Random, number: int) -> np.ndarray:
+    return random.integers(0, max(number, 1), random.integers(0, 6) * (number > 0))
+
+
+def by_branch(
+    rows: np.ndarray, arrays: dict[str, np.ndarray], branches: int
+) -> tuple[list[np.ndarray], list[list[oracle.Segment]]]:
+    """What each branch reads, of any form: rows, and the segments of them."""
+    if rows.ndim == 3:
+        return list(rows), oracle.entries_of(arrays) * branches
+    if "parts" in arrays:
+        number, width = arrays["parts"].shape
+        rows = rows[arrays["parts"]].reshape(number, width * rows.shape[1])
+    return [rows] * branches, oracle.entries_of(arrays, branches)
+
+
+def named(flat: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, Any]:
+    """The parameters of which a vector consists."""
+    ends = np.cumsum([0, *map(math.prod, shapes.values())]).tolist()
+    return {name: flat[a:b].reshape(of) for (name, of), (a, b) in zip(shapes.items(), pairwise(ends), strict=True)}
+
+
+def drawn_widths(random: Random) -> list[int]:
+    return [int(pick(random, 1, 2, 5, 17)) for _ in range(pick(random, 1, 1, 2, 8))]
 
 
 def readout(random: Random) -> None:
-    attention, dtype, index = chance(random, 0.6), pick(random, *STORED), pick(random, *INTEGERS)
-    branches, num_graphs, h = int(pick(random, 1, 1, 3)), int(random.integers(0, 6)), int(pick(random, 1, 2, 16, 33))
-    dense = chance(random, 0.4)
-    if dense:
-        arrays = with_damage(random, {"ptr": graphs(random).ptr}, lambda name: torch.int64)
-        num_rows = int(max(arrays["ptr"][-1], 0)) if chance(random, 0.9) and arrays["ptr"][-1] < 1000 else 5
-        z = tensor(random, values(random, branches, num_rows, h), dtype)
-    else:
-        num_rows = int(random.integers(0, 40))
-        types = {"ptr": torch.int64, "index": index, "count": torch.int32}
-        arrays = with_damage(random, drawn_segments(random, num_rows, branches * num_graphs), lambda name: types[name])
-        z = tensor(random, values(random, num_rows, h), dtype)
-    index_array, count = arrays.get("index"), arrays.get("count") if chance(random, 0.7) else None
-    arguments: dict[str, Any] = {
-        "z": z,
-        "ptr": tensor(random, arrays["ptr"], torch.int64),
-        "index": None if index_array is None else tensor(random, index_array, index),
-        "count": None if count is None else tensor(random, count, torch.int32),
-    }
-    w = values(random, branches, h)
+    attention, dtype, dense = chance(random, 0.6), pick(random, *STORED), chance(random, 0.4)
+    branches, h = int(pick(random, 1, 1, 3)), int(pick(random, 1, 2, 16, 33))
+    shape, arrays = drawn_rows(random, branches, dense)
+    arrays, tensors = drawn(random, arrays)
+    z, w = (tensor(random, values(random, *of, h), dtype) for of in (shape, (branches,)))
+    arguments: dict[str, Any] = {"z": z} | tensors
     call: Callable[..., Tensor] = spin_fast.sum_readout
     if attention:
-        arguments["w"], call = tensor(random, w, dtype), spin_fast.attention_readout
+        arguments["w"], call = w, spin_fast.attention_readout
     elif not dense:
         arguments["num_branches"] = branches
     if chance(random, 0.1):
-        arguments = misused(random, arguments, ("ptr", "index", "count"))
+        arguments = misused(random, arguments, tensors)
         return refused(lambda: call(**arguments), *arguments)
-    if wrong := oracle.wrong_segments(arrays["ptr"], index_array, count, num_rows):
+    if wrong := oracle.wrong_segments(arrays, shape[-1], 1 if dense else branches):
         return refused(lambda: call(**arguments), wrong)
-    segments = oracle.entries_of(arrays["ptr"], index_array, count)
-    exact_w = arguments["w"].double().numpy() if attention else w
 
     def expected(rows: np.ndarray) -> np.ndarray:
-        made = []
-        for branch in range(branches):
-            of = segments if dense else segments[branch * num_graphs : (branch + 1) * num_graphs]
-            z_of = rows[branch] if dense else rows
-            made.append(
-                oracle.attention_readout(z_of, exact_w[branch], of) if attention else oracle.sum_readout(z_of, of)
-            )
-        return np.concatenate(made, axis=1)
+        of = zip(*by_branch(rows, arrays, branches), w.double().numpy(), strict=True)
+        return np.concatenate([oracle.readout(z, w if attention else None, segments) for z, segments, w in of], axis=1)
 
     rows = z.double().numpy()
     if dtype in FLOATS:  # logits of rows that are large make any rounding large
-        size = (
-            expected(np.abs(rows))
-            if not attention
-            else 1e3
-            * (1 + np.abs(rows).max(initial=0) ** 2 * np.abs(exact_w).max(initial=0) * h)
-            * np.abs(rows).max(initial=0)
-        )
+        largest, of_w = np.abs(rows).max(initial=0), float(w.double().abs().max())
+        size = 1e3 * (1 + largest**2 * of_w * h) * largest if attention else expected(np.abs(rows))
         close(call(**arguments), expected(rows), size, dtype)
     else:
         call(**arguments)
@@ -214,26 +256,50 @@ def readout(random: Random) -> None:
 
 def distinct(random: Random) -> None:
     of, dtype = graphs(random), pick(random, *STORED)
-    arrays = with_damage(random, {"ptr": of.ptr}, lambda name: torch.int64)
+    arrays, tensors = drawn(random, {"ptr": of.ptr})
     branches, d = int(pick(random, 1, 3)), int(pick(random, 0, 1, 2, 9))
     powers = tensor(random, random.integers(-1, 2, (branches, of.num_nodes, d)).astype(np.float64), dtype)
-    call = partial(distinct_rows, powers, tensor(random, arrays["ptr"], torch.int64))
-    if oracle.wrong_segments(arrays["ptr"], None, None, of.num_nodes):
+    call = partial(distinct_rows, powers, tensors["ptr"])
+    if oracle.wrong_segments(arrays, of.num_nodes):
         return refused(call, "ptr")
     rows, row_ptr, ptr, index, count, row_of_node = call()
     exact = powers.double().numpy() + 0.0
+    segments = oracle.entries_of({"ptr": ptr.numpy(), "index": index.numpy(), "count": count.numpy()}, branches)
     for branch in range(branches):
         mine = rows[row_ptr[branch] : row_ptr[branch + 1]].double().numpy()
         assert len({row.tobytes() for row in mine}) == len(mine) == len({row.tobytes() for row in exact[branch]})
         for v, row in enumerate(row_of_node[branch].tolist()):
             assert rows[row].double().numpy().tobytes() == exact[branch, v].tobytes()
-    entries = oracle.entries_of(ptr.numpy(), index.numpy(), count.numpy())
-    bounds = list(zip(arrays["ptr"][:-1], arrays["ptr"][1:], strict=True))
-    for s, of_segment in enumerate(entries):
-        first, last = bounds[s % len(bounds)]
-        found = sorted(row for row, times in of_segment for _ in range(times))
-        assert found == sorted(row_of_node[s // len(bounds), first:last].tolist())
-        assert [row for row, _ in of_segment] == sorted({row for row, _ in of_segment})
+        has_the_rows_of_its_nodes(segments[branch], row_of_node[branch].numpy(), arrays["ptr"])
+
+
+def has_the_rows_of_its_nodes(segments: list[oracle.Segment], row_of_node: np.ndarray, ptr: np.ndarray) -> None:
+    """Check that each graph has each row of its nodes once, ascending, and counts them."""
+    for (index, count), (first, last) in zip(segments, pairwise(ptr), strict=True):
+        rows, times = np.unique(row_of_node[first:last], return_counts=True)
+        assert (index.tolist(), count.tolist()) == (rows.tolist(), times.tolist())
+
+
+def joint(random: Random) -> None:
+    """Joint rows, against a dictionary of tuples."""
+    ptr, branches = graphs(random).ptr, int(pick(random, 1, 2, 4))
+    numbers = random.integers(0, pick(random, 1, 3, 2**31), (branches, int(ptr[-1])))
+    arrays, tensors = drawn(random, {"row_of_node": numbers, "ptr": ptr}, {"row_of_node": pick(random, *INTEGERS)})
+    if chance(random, 0.1):
+        tensors = misused(random, tensors, tensors)
+        return refused(lambda: joint_rows(**tensors), *tensors)
+    numbers = arrays["row_of_node"]
+    if oracle.wrong_segments({"ptr": arrays["ptr"]}, numbers.shape[1]):
+        return refused(lambda: joint_rows(**tensors), "ptr")
+    found = joint_rows(**tensors)
+    if numbers.min(initial=0) < 0:
+        return  # these number no rows: no more is asked than to go on
+    tuples = [tuple(row) for row in numbers.T.tolist()]
+    places = {row: place for place, row in enumerate(dict.fromkeys(tuples))}  # by first appearance
+    assert found.parts.dtype == tensors["row_of_node"].dtype
+    assert [tuple(row) for row in found.parts.tolist()] == list(places)
+    (segments,) = oracle.entries_of({name: getattr(found, name).numpy() for name in ("ptr", "index", "count")})
+    has_the_rows_of_its_nodes(segments, np.array([places[row] for row in tuples]), arrays["ptr"])
 
 
 def new_batch(random: Random, of: Arrays, dtype: torch.dtype, classes: int = 3) -> GraphBatch:
@@ -249,78 +315,244 @@ def new_batch(random: Random, of: Arrays, dtype: torch.dtype, classes: int = 3) 
     )
 
 
+JOINT = {"parts": "parts", "joint_ptr": "ptr", "joint_index": "index", "joint_count": "count"}
+WRONG_SIZES: tuple[Callable[[ModelSizes], ModelSizes], ...] = (
+    *(lambda model, by=by: model._replace(num_branches=model.num_branches + by) for by in (-1, 1, -(2**40), 2**40)),
+    *(
+        lambda model, name=name, change=change: model._replace(**{name: change([*getattr(model, name)])})
+        for name in ("widths", "classifier_widths")
+        for change in (
+            lambda widths: [],
+            lambda widths: [0, *widths],
+            lambda widths: [*widths, -1],
+            lambda widths: [*widths, widths[-1]],
+            lambda widths: [*widths[:-1], 2**62],
+            lambda widths: widths + [1] * MOST_LAYERS,
+            lambda widths: [*widths[:-1], 1.5],
+        )
+    ),
+    *(lambda model, slope=slope: model._replace(negative_slope=slope) for slope in (-0.1, math.inf, math.nan, "x")),
+    lambda model: model._replace(attention=not model.attention),
+    lambda model: model._replace(branches="all"),
+)
+
+
 def step(random: Random) -> None:
-    """The loss and the gradient of a SPIN on a batch, by the fused step and by autograd, against loops."""
-    of = graphs(random)
-    if len(of.ptr) == 1:
-        return
-    batch, hops = new_batch(random, of, torch.float64), int(pick(random, 0, 1, 2))
-    operator, branches = pick(random, "sym", "adj"), pick(random, "hops", "joint", "both")
-    features = PowerFeatures.from_graphs(batch, hops, operator, deduplicate=chance(random, 0.8), node_rows=True)
+    """The loss of a SPIN on a batch, and its gradient in all parameters, by the fused step."""
+    branches, classes, dtype = int(pick(random, 1, 2, 4)), int(pick(random, 1, 2, 3)), pick(random, *FLOATS)
+    widths, hidden = drawn_widths(random), pick(random, (), (4,))
+    slope, form = float(pick(random, 0.0, 0.01)), str(pick(random, *BRANCHES))
+    model = ModelSizes(branches, widths, [*hidden, classes], chance(random, 0.5), slope, form)
+    num_rows, num_graphs = int(random.integers(0, 30)), int(random.integers(0, 6))
+    arrays = {"labels": random.integers(0, classes, num_graphs)}
+    if form != "joint":
+        arrays |= drawn_segments(random, num_rows, branches * num_graphs)
+    if form != "hops":
+        of_joint = drawn_joint(random, num_rows, branches, num_graphs)
+        arrays |= {name: of_joint[of] for name, of in JOINT.items() if of in of_joint}
+    if chance(random, 0.6):
+        arrays["ids"] = drawn_ids(random, num_graphs)
+    arrays, tensors = drawn(random, arrays)
+    rows = random.standard_normal((num_rows, int(pick(random, 0, 1, 3))))
+    shapes = parameter_shapes(rows.shape[1], model)
+    flat = random.standard_normal(sum(map(math.prod, shapes.values()))) / 2
+    weight = random.integers(0, 3, classes) / 2 if chance(random, 0.5) else np.ones(classes)
+    tensors |= {"rows": torch.from_numpy(rows).to(dtype), "parameters": torch.from_numpy(flat).to(dtype)}
+    if chance(random, 0.5) or (weight != 1).any():
+        tensors["class_weight"] = torch.from_numpy(weight).to(dtype)
+
+    def call(sizes: ModelSizes = model, **changed: Any) -> tuple[Tensor, Tensor]:
+        given = {"ptr": None} | tensors | changed
+        of = JointRows(*(given.pop(name, None) for name in JOINT)) if form != "hops" else None
+        return training_step(**given, model=sizes, joint=of)
+
+    errors, names = (ValueError, TypeError, RuntimeError), ("y", "model", *tensors, *ModelSizes._fields)
+    if chance(random, 0.1) and not all(value.is_contiguous() for value in tensors.values()):
+        return refused(call, *names, errors=errors)
+    tensors = {name: value.contiguous() for name, value in tensors.items()}
+    if chance(random, 0.1):
+        wrong_kind = misused(random, tensors, tensors)
+        return refused(lambda: call(**wrong_kind), *names, errors=errors)
+    if chance(random, 0.1):
+        wrong_size = misused(random, tensors, sorted({"parameters", "class_weight"} & {*tensors}), BAD_VECTOR)
+        return refused(lambda: call(**wrong_size), *names, errors=errors)
+    if chance(random, 0.1):
+        sizes = WRONG_SIZES[random.integers(0, len(WRONG_SIZES))](model)
+        return refused(lambda: call(sizes), *names, errors=errors)
+    if wrong := wrong_step(arrays, form, branches, num_rows, classes):
+        return refused(call, *wrong, errors=errors)
+
+    groups = groups_of(arrays, form)
+    ids = arrays.get("ids", np.arange(len(arrays["labels"])))
+    labels = arrays["labels"][ids]
+
+    def loss(parameters: np.ndarray) -> float:
+        state = named(parameters, shapes)
+        readouts = [
+            oracle.branch_readout(state, name, *by_branch(rows, of, branches if name == "hops" else 1), slope)[ids]
+            for name, of in groups.items()
+        ]
+        scores = oracle.classifier(state, np.concatenate(readouts, axis=1), slope)
+        return oracle.cross_entropy(scores, labels, weight[labels])
+
+    found, gradient = call()
+    expected, tolerance = loss(flat), 1e-9 if dtype == torch.float64 else 1e-3
+    assert abs(float(found) - expected) <= tolerance * (1 + abs(expected)), f"a loss of {float(found)}, not {expected}"
+    if dtype == torch.float64:
+        derivative_agrees(loss, flat, gradient.numpy(), random)
+
+
+def groups_of(arrays: dict[str, np.ndarray], form: str) -> dict[str, dict[str, np.ndarray]]:
+    """The segments of each group of branches, and the graphs chosen of them."""
+    ids = {name: array for name, array in arrays.items() if name == "ids"}
+    names = {"hops": {name: name for name in ("ptr", "index", "count")}, "joint": JOINT}
+    return {
+        group: {of: arrays[name] for name, of in renamed.items() if name in arrays} | ids
+        for group, renamed in names.items()
+        if form in (group, "both")
+    }
+
+
+def wrong_step(
+    arrays: dict[str, np.ndarray], form: str, branches: int, num_rows: int, classes: int
+) -> tuple[str, ...] | None:
+    """The names of the array that is wrong, if any is, of a training step."""
+    groups = groups_of(arrays, form)
+    num_graphs = {(len(of["ptr"]) - 1) // (branches if group == "hops" else 1) for group, of in groups.items()}
+    if len(num_graphs) > 1:
+        return "ptr", "joint_ptr"
+    for group, of in groups.items():
+        if wrong := oracle.wrong_segments(of, num_rows, branches if group == "hops" else 1):
+            return wrong, f"joint_{wrong}"
+    labels = arrays["labels"]
+    if {len(labels)} != num_graphs:
+        return ("y",)
+    return ("y",) if oracle.outside(labels[arrays.get("ids", slice(None))], 0, classes) else None
+
+
+def branch(random: Random) -> None:
+    """The MLPs and the readout of branches in one operation, and its gradient in rows and parameters."""
+    form, dtype = pick(random, "ragged", "dense", "joint"), pick(random, *FLOATS)
+    branches = 1 if form == "joint" else int(pick(random, 1, 1, 3))
+    shape, arrays = drawn_rows(random, branches, form == "dense")
+    if form == "joint":
+        arrays = drawn_joint(random, shape[0], int(pick(random, 1, 2, 4)), int(random.integers(0, 6)))
+    of_ptr = 1 if form == "dense" else branches
+    if chance(random, 0.5):
+        arrays["ids"] = drawn_ids(random, (len(arrays["ptr"]) - 1) // of_ptr)
+    attention, slope, d = chance(random, 0.5), float(pick(random, 0.0, 0.01, 1.5)), int(pick(random, 0, 1, 1, 3, 8))
+    width = d * arrays["parts"].shape[1] if form == "joint" else d
+    shapes = parameter_shapes(width, ModelSizes(branches, drawn_widths(random), (), attention, slope))
+    arrays, tensors = drawn(random, arrays)
+    rows = values(random, *shape, d)
+    flat = random.standard_normal(sum(map(math.prod, shapes.values()))) / 2
+
+    def call(rows: Tensor, state: dict[str, Tensor], change: Callable[..., Any] = dict) -> Tensor:
+        layers = {of: [state[name] for name in state if name.endswith(of)] for of in ("weight", "bias")}
+        w = state.get("hops.attention")
+        given = {"rows": rows, "weights": layers["weight"], "biases": layers["bias"], "w": w, "negative_slope": slope}
+        return spin_fast.branch_readout(**change(given | tensors))
+
+    def expected(rows: np.ndarray, state: dict[str, np.ndarray], slope: float = slope) -> np.ndarray:
+        return oracle.branch_readout(state, "hops", *by_branch(rows, arrays, branches), slope)[chosen]
+
+    state = {name: tensor(random, array, dtype) for name, array in named(flat, shapes).items()}
+    rows_given = tensor(random, rows, dtype)
+    if chance(random, 0.1):
+        names = {"weights", "biases", "w", *tensors} | ({"rows"} if "index" in arrays else set())  # else another form
+        change = partial(misused, random, names=sorted(names))
+        return refused(lambda: call(rows_given, state, change), "rows", *names)
+    if wrong := oracle.wrong_segments(arrays, shape[-1], of_ptr):
+        return refused(lambda: call(rows_given, state), wrong)
+    chosen = arrays.get("ids", slice(None))
+    rows = rows_given.double().numpy()
+    exact = {name: value.double().numpy() for name, value in state.items()}
+    size = magnitude(expected, rows, exact)
+    close(call(rows_given, state), expected(rows, exact), size, dtype)
+    if dtype == torch.float64:
+        at = np.concatenate([random.standard_normal(rows.size), flat])
+        split = lambda at: (at[: rows.size].reshape(rows.shape), named(at[rows.size :], shapes))  # noqa: E731
+        leaf = torch.from_numpy(at).requires_grad_()
+        out = call(*split(leaf))
+        by = random.standard_normal(out.shape)
+        (gradient,) = torch.autograd.grad((out * torch.from_numpy(by)).sum(), leaf)
+        derivative_agrees(lambda at: float((expected(*split(at)) * by).sum()), at, gradient.numpy(), random)
+
+
+def magnitude(call: Callable[..., np.ndarray], rows: Any, state: dict[str, np.ndarray]) -> float:
+    """What the errors of readouts and scores are relative to: all terms in absolute value; of attention the logits."""
+    positive = {
+        name: -np.abs(value) if name.endswith("mean") else np.abs(value)
+        for name, value in state.items()
+        if not name.endswith("attention")
+    }
+    size = float(call(np.abs(rows), positive, 1.5).max(initial=0))
+    return size if len(positive) == len(state) else size * (1 + size)
+
+
+def prediction(random: Random) -> None:
+    """The scores and probabilities of a SPIN, new or trained, from features and from graphs; and kept in a file."""
+    of, dtype = graphs(random, most=3), pick(random, *FLOATS)
+    batch, hops = new_batch(random, of, dtype), int(pick(random, 0, 1, 2))
+    operator, attention = pick(random, "sym", "adj", "rw", "sym,rw"), chance(random, 0.5)
     torch.manual_seed(int(random.integers(0, 2**31)))
     model = SPIN(
         batch.num_features,
         int(pick(random, 1, 3, 8)),
         3,
         hops,
-        branches=branches,
-        attention=chance(random, 0.5),
+        num_operators=operator.count(",") + 1,
+        branches=pick(random, *BRANCHES),
+        attention=attention,
+        size_aware=attention and chance(random, 0.5),
         num_layers=int(pick(random, 1, 2)),
+        batch_norm=chance(random, 0.3),
+        dropout=float(pick(random, 0.0, 0.0, 0.2)),
         classifier_features=pick(random, (), (4,)),
         negative_slope=float(pick(random, 0.0, 0.01)),
-    ).double()
-    ids = random.integers(0, len(batch), random.integers(1, 6))
-    flat = model.flatten_parameters()
-    x = list(oracle.powers(of.indptr, of.indices, batch.x.numpy(), hops, operator, None)[0])
+    ).to(dtype)
+    features = PowerFeatures.from_graphs(batch, hops, operator, deduplicate=chance(random, 0.8))
+    order, half = random.permutation(len(batch)), len(batch) // 2
+    if half and chance(random, 0.2):
+        training.fit(
+            model,
+            features,
+            order[:half],
+            order[half:],
+            epochs=int(pick(random, 1, 2)),
+            batch_size=int(pick(random, 1, 32)),
+            class_weight=pick(random, None, "balanced"),
+            schedule=pick(random, *training.SCHEDULES),
+        )
+    model.operator = operator
+    state = {name: value.double().numpy() for name, value in model.state_dict().items()}
+    powers = [batch.x.double().numpy()]
+    for name in operator.split(","):
+        powers += list(oracle.powers(of.indptr, of.indices, powers[0], hops, name, None)[0])[1:]
 
-    def loss(parameters: np.ndarray) -> float:
-        with torch.no_grad():
-            model.flatten_parameters().copy_(torch.from_numpy(parameters))
-        return oracle.cross_entropy(scores_of(model, x, of.ptr, ids), batch.y.numpy()[ids])
+    def scores(powers: np.ndarray, state: dict[str, np.ndarray], slope: float) -> np.ndarray:
+        by_node = {"hops": powers, "joint": np.concatenate(powers, axis=1)[None]}
+        readouts = [
+            oracle.branch_readout(state, group, *by_branch(rows, {"ptr": of.ptr}, len(rows)), slope)
+            for group, rows in by_node.items()
+            if model.config["branches"] in (group, "both")
+        ]
+        sizes = np.diff(of.ptr)[:, None] if model.config["size_aware"] else 1
+        return oracle.classifier(state, np.concatenate(readouts, axis=1) * sizes, slope)
 
-    at = flat.detach().numpy().copy()
-    found, gradient = training_step(
-        features.rows,
-        flat.detach(),
-        batch.y,
-        features.ptr,
-        model=model.sizes,
-        index=features.index,
-        count=features.count,
-        joint=features.joint if branches != "hops" else None,
-        ids=torch.from_numpy(ids),
-    )
-    again = torch.nn.functional.cross_entropy(model(features[ids]), batch.y[ids])
-    expected = loss(at)
-    for value in (found, again):
-        assert abs(float(value) - expected) <= 1e-9 * (1 + abs(expected)), f"a loss of {float(value)}, not {expected}"
-    derivative_agrees(loss, at, gradient.numpy().copy(), random)
-
-
-def scores_of(model: SPIN, powers: list[np.ndarray], ptr: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Class scores of some graphs."""
-    state = {name: value.numpy() for name, value in model.state_dict().items()}
-    config = model.config
-    readouts = []
-    for group, inputs in (("hops", powers), ("joint", [np.concatenate(powers, axis=1)])):
-        layers = [name for name in state if name.startswith(f"{group}.layers") and name.endswith("weight")]
-        for branch in range(len(inputs) if layers else 0):
-            biases = [state[name.replace("weight", "bias")][branch] for name in layers]
-            z = oracle.mlp(inputs[branch], [state[name][branch] for name in layers], biases, config["negative_slope"])
-            segments = oracle.entries_of(ptr, None, None)
-            attention = state.get(f"{group}.attention")
-            of_graph = (
-                oracle.sum_readout(z, segments)
-                if attention is None
-                else oracle.attention_readout(z, attention[branch], segments)
-            )
-            readouts.append(of_graph[ids])
-    rows = np.concatenate(readouts, axis=1)
-    weights = [name for name in state if name.startswith("classifier") and name.endswith("weight")]
-    for name in weights:
-        rows = rows @ state[name].T + state[name.replace("weight", "bias")]
-        rows = np.where(rows > 0, rows, config["negative_slope"] * rows) if name != weights[-1] else rows
-    return rows
+    exact = scores(np.stack(powers), state, model.config["negative_slope"])
+    size = magnitude(scores, np.stack(powers), state)
+    if chance(random, 0.5):
+        ids, batch_size = drawn_ids(random, len(batch)), int(pick(random, 1, 99))
+        return close(training.predict(model, features, torch.from_numpy(ids), batch_size), exact[ids], size, dtype)
+    probabilities = training.predict_proba(model, batch)
+    close(probabilities, np.exp(oracle.log_softmax(exact)), size, dtype)
+    if chance(random, 0.8):
+        return
+    with tempfile.TemporaryDirectory() as name:
+        training.save_checkpoint(Path(name) / "a", model)
+        loaded, _ = training.load_checkpoint(Path(name) / "a")
+    assert torch.equal(training.predict_proba(loaded, batch), probabilities), "a kept model predicts something else"
 
 
 def containers(random: Random) -> None:
@@ -480,7 +712,20 @@ def own_files(random: Random) -> None:
 
 CASES: dict[str, Callable[[Random], None]] = {
     case.__name__: case
-    for case in (power_features, subtree_keys, readout, distinct, step, containers, kept_files, tu_files, own_files)
+    for case in (
+        power_features,
+        subtree_keys,
+        readout,
+        distinct,
+        step,
+        containers,
+        kept_files,
+        tu_files,
+        own_files,
+        branch,
+        joint,
+        prediction,
+    )
 }
 
 

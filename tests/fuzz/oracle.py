@@ -3,39 +3,57 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 import numpy as np
 
 Array = np.ndarray
+State = Mapping[str, Array]
+Segment = tuple[Array, Array]  # the rows that it has, and how often
+
+
+def falls(offsets: Array, end: int) -> bool:
+    """Whether offsets do not ascend from 0 to ``end``."""
+    values = [int(value) for value in offsets]
+    return not values or values[0] != 0 or values[-1] != end or any(b < a for a, b in pairwise(values))
+
+
+def outside(values: Array, begin: int, end: int) -> bool:
+    """Whether a number is not in the range."""
+    return any(not begin <= int(value) < end for value in values.flat)
 
 
 def wrong_array(ptr: Array | None, indptr: Array, indices: Array, num_nodes: int) -> str | None:
     """The array of a block-diagonal adjacency that is wrong, if any is."""
-    for name, offsets, end in (("indptr", indptr, len(indices)), ("ptr", ptr, num_nodes)):
-        if offsets is not None:
-            values = [int(value) for value in offsets]
-            if values[0] != 0 or values[-1] != end or any(b < a for a, b in pairwise(values)):
-                return name
-    for first, last in pairwise(ptr) if ptr is not None else [(0, num_nodes)]:
-        for column in indices[int(indptr[first]) : int(indptr[last])]:
-            if not first <= column < last:
-                return "indices"
-    return None
-
-
-def wrong_segments(ptr: Array, index: Array | None, count: Array | None, num_rows: int) -> str | None:
-    """The array of the segments of a readout that is wrong, if any is."""
-    values = [int(value) for value in ptr]
-    end = num_rows if index is None else len(index)
-    if values[0] != 0 or values[-1] != end or any(b < a for a, b in pairwise(values)):
+    if len(indptr) != num_nodes + 1 or falls(indptr, len(indices)):
+        return "indptr"
+    if ptr is not None and falls(ptr, num_nodes):
         return "ptr"
-    if index is not None and any(not 0 <= row < num_rows for row in index):
-        return "index"
-    if count is not None and any(number < 1 for number in count):
-        return "count"
+    for first, last in pairwise(ptr) if ptr is not None else [(0, num_nodes)]:
+        if outside(indices[int(indptr[first]) : int(indptr[last])], first, last):
+            return "indices"
     return None
+
+
+def wrong_segments(arrays: Mapping[str, Array], num_rows: int, branches: int = 1) -> str | None:
+    """The array that is wrong, if any is, of segments and of the graphs chosen of them."""
+    ptr, index, count, parts, ids = map(arrays.get, ("ptr", "index", "count", "parts", "ids"))
+    assert ptr is not None
+    if parts is not None:
+        if outside(parts, 0, num_rows):
+            return "parts"
+        num_rows = len(parts)
+    num_entries = num_rows if index is None else len(index)
+    if count is not None and len(count) != num_entries:
+        return "count"
+    if falls(ptr, num_entries) or (len(ptr) - 1) % branches:
+        return "ptr"
+    if index is not None and outside(index, 0, num_rows):
+        return "index"
+    if count is not None and outside(count, 1, 2**31):
+        return "count"
+    return "ids" if ids is not None and outside(ids, 0, (len(ptr) - 1) // branches) else None
 
 
 def powers(
@@ -68,41 +86,50 @@ def powers(
     return np.stack(made), np.stack(sizes)
 
 
-def entries_of(ptr: Array, index: Array | None, count: Array | None) -> list[list[tuple[int, int]]]:
-    """For each segment the rows that it has, and how often."""
-    return [
-        [(int(e if index is None else index[e]), int(1 if count is None else count[e])) for e in range(first, last)]
-        for first, last in zip(ptr[:-1].tolist(), ptr[1:].tolist(), strict=True)
-    ]
+def entries_of(arrays: Mapping[str, Array], branches: int = 1) -> list[list[Segment]]:
+    """The segments of each branch."""
+    ptr, every = arrays["ptr"], np.arange(arrays["ptr"][-1])
+    index, count = arrays.get("index", every), arrays.get("count", np.ones_like(every))
+    segments = [(index[first:last], count[first:last]) for first, last in pairwise(ptr.tolist())]
+    number = len(segments) // branches
+    return [segments[branch * number : (branch + 1) * number] for branch in range(branches)]
 
 
-def sum_readout(z: Array, segments: list[list[tuple[int, int]]]) -> Array:
+def readout(z: Array, w: Array | None, segments: list[Segment]) -> Array:
+    """The sum of the rows of each segment, weighted by the attention of ``w`` if there is one."""
     out = np.zeros((len(segments), z.shape[1]))
-    for s, entries in enumerate(segments):
-        for row, times in entries:
-            out[s] += times * z[row].astype(np.float64)
+    for s, (rows, times) in enumerate(segments):
+        if w is not None and len(rows):
+            logits = np.maximum(0, z[rows] @ w)
+            times = times * np.exp(logits - logits.max())
+            times = times / times.sum()
+        out[s] = times @ z[rows]
     return out
 
 
-def attention_readout(z: Array, w: Array, segments: list[list[tuple[int, int]]]) -> Array:
-    out = np.zeros((len(segments), z.shape[1]))
-    for s, entries in enumerate(segments):
-        if not entries:
-            continue
-        logits = [max(0.0, float(np.dot(z[row].astype(np.float64), w.astype(np.float64)))) for row, _ in entries]
-        scales = [times * math.exp(logit - max(logits)) for logit, (_, times) in zip(logits, entries, strict=True)]
-        for scale, (row, _) in zip(scales, entries, strict=True):
-            out[s] += scale / math.fsum(scales) * z[row].astype(np.float64)
-    return out
+def branch_readout(state: State, group: str, rows: list[Array], segments: list[list[Segment]], slope: float) -> Array:
+    """The readouts of a group of branches side by side, by parameters with the names of those of a ``SPIN``."""
+    w, readouts = state.get(f"{group}.attention"), []
+    for branch, (z, of_branch) in enumerate(zip(rows, segments, strict=True)):
+        for depth in range(sum(name.startswith(f"{group}.layers") for name in state) // 2):
+            z = z @ state[f"{group}.layers.{depth}.weight"][branch] + state[f"{group}.layers.{depth}.bias"][branch]
+            if f"{group}.norms.{depth}.weight" in state:
+                scale, shift, mean, variance = (
+                    state[f"{group}.norms.{depth}.{name}"].reshape(len(rows), -1)[branch]
+                    for name in ("weight", "bias", "running_mean", "running_var")
+                )
+                z = (z - mean) / np.sqrt(variance + 1e-5) * scale + shift
+            z = np.where(z > 0, z, slope * z)
+        readouts.append(readout(z, None if w is None else w[branch], of_branch))
+    return np.concatenate(readouts, axis=1)
 
 
-def mlp(rows: Array, weights: Sequence[Array], biases: Sequence[Array], slope: float) -> Array:
-    """Linear layers, each with its LeakyReLU."""
-    for weight, bias in zip(weights, biases, strict=True):
-        rows = (
-            np.array([[math.fsum(row * column) for column in weight.T] for row in rows]).reshape(-1, len(bias)) + bias
-        )
-        rows = np.where(rows > 0, rows, slope * rows)
+def classifier(state: State, rows: Array, slope: float) -> Array:
+    """The class scores of readouts."""
+    for name in state:
+        if name.startswith("classifier") and name.endswith("weight"):
+            rows = rows if name == "classifier.0.weight" else np.where(rows > 0, rows, slope * rows)
+            rows = rows @ state[name].T + state[name.replace("weight", "bias")]
     return rows
 
 
@@ -117,10 +144,12 @@ def colours(indptr: Array, indices: Array, labels: Sequence[bytes], num_hops: in
     return found
 
 
-def cross_entropy(scores: Array, y: Array) -> float:
-    """The mean over graphs."""
-    losses = [
-        max(row) + math.log(math.fsum(np.exp(row - max(row)))) - row[label]
-        for row, label in zip(scores, y, strict=True)
-    ]
-    return math.fsum(losses) / len(losses)
+def log_softmax(scores: Array) -> Array:
+    scores = scores - scores.max(axis=1, keepdims=True)
+    return scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))
+
+
+def cross_entropy(scores: Array, y: Array, weight: Array) -> float:
+    """The mean over graphs, each of its weight; 0 if all weigh 0."""
+    losses = -log_softmax(scores)[np.arange(len(y)), y]
+    return float(weight @ losses / max(weight.sum(), np.finfo(float).tiny))

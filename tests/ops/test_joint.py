@@ -39,6 +39,20 @@ def test_are_the_distinct_tuples(
 
 
 @pytest.mark.parametrize(
+    ("row_of_node", "ptr", "error", "message"),
+    [
+        (torch.zeros(2, 3), torch.tensor([0, 3]), TypeError, "row_of_node must be int32 or int64, got float32"),
+        (torch.zeros(2, 3).long(), torch.tensor([0, 99]), ValueError, "ptr must end with the number of nodes, 3"),
+    ],
+)
+def test_bad_nodes_are_named(
+    backend: str, row_of_node: torch.Tensor, ptr: torch.Tensor, error: type, message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        ops.joint_rows(row_of_node, ptr)
+
+
+@pytest.mark.parametrize(
     ("parts", "error", "message"),
     [
         (torch.tensor([[0, 3], [1, 1]]), ValueError, r"parts must be in \[0, 3\), got 0 to 3"),

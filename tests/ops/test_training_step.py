@@ -107,5 +107,12 @@ def test_joint_rows_are_checked(native) -> None:
             ops.training_step(*data, **options, joint=replace(features.joint, **change))
     with pytest.raises(ValueError, match="joint must be given to a model of 'both' branches, got None"):
         ops.training_step(*data, **options)
+    with pytest.raises(ValueError, match="ptr must be given to a model of 'both' branches, got None"):
+        ops.training_step(*data[:3], None, **options, joint=features.joint)
+    with pytest.raises(TypeError, match=r"rows must be a torch\.Tensor, got list"):
+        ops.training_step(features.rows.tolist(), *data[1:], **options, joint=features.joint)
+    sizes = model.sizes._replace(branches="joint", num_branches=4)
+    with pytest.raises(ValueError, match=r"parts must have shape \[J, 4\], got \[\d+, 3\]"):
+        ops.training_step(*data, **options | {"model": sizes}, joint=features.joint)
     with pytest.raises(ValueError, match="model must have branches of hops, joint, both, got 'all'"):
         ops.training_step(*data, **options | {"model": model.sizes._replace(branches="all")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,10 @@ def test_checkpoints_from_before_several_operators(tmp_path, digits: PowerFeatur
     assert len(training.predict(model, digits)) == 300
 
 
-def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures) -> None:
-    model = new_model(batch_norm=True, attention=False)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures, dtype: torch.dtype) -> None:
+    digits = replace(digits, rows=digits.rows.to(dtype))
+    model = new_model(batch_norm=True, attention=False).to(dtype)
     training.Trainer(model).epoch(digits, torch.arange(64), 32)
     path = tmp_path / "deep" / "model.safetensors"
     training.save_checkpoint(path, model, operator="sym", seed=3)
