@@ -48,7 +48,7 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "Tensor? count, Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, "
       "bool shared, bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
-      "training_step(Tensor rows, Tensor parameters, Tensor y, Tensor? class_weight, Tensor? ptr, Tensor? index, "
+      "training_step(Tensor rows, Tensor parameters, Tensor labels, Tensor? class_weight, Tensor? ptr, Tensor? index, "
       "Tensor? count, Tensor? parts, Tensor? joint_ptr, Tensor? joint_index, Tensor? joint_count, Tensor? ids, "
       "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, bool "
       "check_invariants) -> (Tensor loss, Tensor gradient)");

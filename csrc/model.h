@@ -56,14 +56,13 @@ inline int64_t classifier_parameters(int64_t in, const std::vector<int64_t>& cla
   return size;
 }
 
-// Of each joint row the rows of x that it consists of, [J, number], in one of two types; both null where an entry
+// Of each joint row the rows of x that it consists of, [J, number], in one of two types; not given where an entry
 // refers to a row of x itself.
 struct Parts {
+  bool given;
   const int32_t* narrow;
   const int64_t* wide;
   int64_t number;
-
-  bool given() const { return narrow || wide; }
 };
 
 // The arguments that the ops of the fused branch share, checked but for the contents of ids.
@@ -76,10 +75,11 @@ struct Arguments {
 };
 
 inline Parts checked_parts(const OptionalTensor& parts, int64_t rows, bool check_invariants) {
-  if (!parts) return {nullptr, nullptr, 1};
+  if (!parts) return {false, nullptr, nullptr, 1};
   const bool narrow = expect("parts", *parts, {any, any}, index_types) == ScalarType::Int;
   require(parts->size(1) >= 1, "parts must have at least 1 column, got 0");
-  const Parts of = {narrow ? data<int32_t>(parts) : nullptr, narrow ? nullptr : data<int64_t>(parts), parts->size(1)};
+  const Parts of = {true, narrow ? data<int32_t>(parts) : nullptr, narrow ? nullptr : data<int64_t>(parts),
+                    parts->size(1)};
   if (check_invariants)
     refuse_if(narrow ? check_range("parts", of.narrow, 0, parts->numel(), 0, rows)
                      : check_range("parts", of.wide, 0, parts->numel(), 0, rows));

@@ -177,7 +177,7 @@ class BranchPass : public PassBase<T> {
  public:
   BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
       : Base(workspace, arguments, x, parameters, backward, dx != nullptr),
-        entries_(arguments.parts.given() ? workspace.joint_entries : workspace.entries),
+        entries_(arguments.parts.given ? workspace.joint_entries : workspace.entries),
         dx_(dx) {
     if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
     const Packed<T>& mlp = packed_[0].mlp;
@@ -416,7 +416,7 @@ class BranchPass : public PassBase<T> {
     const int64_t graphs = end_ - begin_, depth = model_.widths.size();
     branches_.resize(model_.branches);
     activations_.assign(model_.branches * most_layers, nullptr);
-    const bool joint = arguments_.parts.given();
+    const bool joint = arguments_.parts.given;
     for (int64_t b = 0; joint && b < model_.branches; ++b) find_parts(entries_[b]);
     // The same loop twice: the first time measures, the second assigns.
     for (const bool measured : {false, true}) {

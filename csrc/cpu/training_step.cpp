@@ -90,7 +90,7 @@ class Classifier {
   std::vector<T*> activations_;
 };
 
-std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
+std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& labels,
                                          OptionalTensor class_weight, OptionalTensor ptr, OptionalTensor index,
                                          OptionalTensor count, OptionalTensor parts, OptionalTensor joint_ptr,
                                          OptionalTensor joint_index, OptionalTensor joint_count, OptionalTensor ids,
@@ -103,14 +103,14 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
   const Arguments& of = step.any();
   check_ids(of);
   const ScalarType value = rows.scalar_type();
-  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
-  const int64_t* labels = y.const_data_ptr<int64_t>();
+  expect("labels", labels, {of.seg.graphs}, {ScalarType::Long});
+  const int64_t* label = labels.const_data_ptr<int64_t>();
   const int64_t classes = classifier_widths.back();
   if (class_weight) expect("class_weight", *class_weight, {classes}, {value});
   const auto chosen = [&](int64_t i) { return of.ids ? of.ids[i] : i; };
-  const auto label_of = [&](int64_t i) { return labels[chosen(i)]; };
+  const auto label_of = [&](int64_t i) { return label[chosen(i)]; };
   for (int64_t i = 0; i < of.graphs; ++i)
-    require(label_of(i) >= 0 && label_of(i) < classes, "y must be in [0, ", classes, "), got y[", chosen(i),
+    require(label_of(i) >= 0 && label_of(i) < classes, "labels must be in [0, ", classes, "), got labels[", chosen(i),
             "] = ", label_of(i));
   Tensor loss = empty({}, value), gradient = empty({parameters.numel()}, value);
   dispatch_compute(value, [&](auto tag) {

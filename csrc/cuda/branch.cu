@@ -267,7 +267,7 @@ FusedBranches<T>::FusedBranches(const Device& device, const Arguments& arguments
   call_.graphs = arguments.graphs;
   call_.x = rows.const_data_ptr<T>();
   call_.parts = {arguments.parts.narrow, arguments.parts.wide};
-  call_.num_parts = arguments.parts.given() ? static_cast<int>(arguments.parts.number) : 0;
+  call_.num_parts = arguments.parts.given ? static_cast<int>(arguments.parts.number) : 0;
   call_.part_width = static_cast<int>(rows.size(1));
 }
 

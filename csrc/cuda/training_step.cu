@@ -16,11 +16,11 @@ constexpr int tile_of_graphs = 16;
 
 // The total class weight of the chosen graphs; one warp.
 template <class T>
-__global__ void total_weight_kernel(const T* class_weight, int classes, const int64_t* y, const int64_t* ids,
+__global__ void total_weight_kernel(const T* class_weight, int classes, const int64_t* labels, const int64_t* ids,
                                     int64_t graphs, double* total) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < graphs; i += warp_size) {
-    const int64_t label = y[ids ? ids[i] : i];
+    const int64_t label = labels[ids ? ids[i] : i];
     if (label >= 0 && label < classes) sum += class_weight[label];
   }
   sum = sum_over_lanes(sum);
@@ -30,7 +30,7 @@ __global__ void total_weight_kernel(const T* class_weight, int classes, const in
 // The scores and losses of the graphs and their gradients. class_weight: [classes] or null, then without total_weight;
 // grad: of the readout; loss: [blocks].
 template <bool Shared, class T>
-__global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64_t* y, const T* class_weight,
+__global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64_t* labels, const T* class_weight,
                                   const double* total_weight, const int64_t* ids, int64_t graphs, T* grad,
                                   double* loss) {
   const MlpLayout& mlp = call.layout;
@@ -52,7 +52,7 @@ __global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64
       for (int c = 0; c < classes; ++c) dscores[c * mlp.ld + row] = 0;
       continue;
     }
-    const int64_t graph = first + row, label = y[ids ? ids[graph] : graph];
+    const int64_t graph = first + row, label = labels[ids ? ids[graph] : graph];
     double top = scores[row], total = 0;
     for (int c = 1; c < classes; ++c) top = scores[c * mlp.ld + row] > top ? scores[c * mlp.ld + row] : top;
     for (int c = 0; c < classes; ++c) total += exp(scores[c * mlp.ld + row] - top);
@@ -77,7 +77,7 @@ __global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64
   store_gradient(call, memory);
 }
 
-std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& y,
+std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& labels,
                                          OptionalTensor class_weight, OptionalTensor ptr, OptionalTensor index,
                                          OptionalTensor count, OptionalTensor parts, OptionalTensor joint_ptr,
                                          OptionalTensor joint_index, OptionalTensor joint_count, OptionalTensor ids,
@@ -89,9 +89,9 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
                      widths, classifier_widths, attention, negative_slope, false);
   const Arguments& of = step.any();
   const ScalarType value = rows.scalar_type();
-  expect("y", y, {of.seg.graphs}, {ScalarType::Long});
+  expect("labels", labels, {of.seg.graphs}, {ScalarType::Long});
   if (class_weight) expect("class_weight", *class_weight, {classifier_widths.back()}, {value});
-  const Device device(rows, {{"y", y},
+  const Device device(rows, {{"labels", labels},
                              {"class_weight", class_weight},
                              {"parameters", parameters},
                              {"ptr", ptr},
@@ -123,7 +123,7 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& param
     MlpCalls<T> calls = {};
     calls.classifier = classifier.call(grid.x);
     const T* const weight_of_class = data<T>(class_weight);
-    const int64_t* const label = y.const_data_ptr<int64_t>();
+    const int64_t* const label = labels.const_data_ptr<int64_t>();
     if (class_weight)
       device.launch(&total_weight_kernel<T>, dim3(1), warp_size, 0, weight_of_class, mlp.out(), label, of.ids,
                     of.graphs, total_weight);

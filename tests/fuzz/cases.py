@@ -176,7 +176,7 @@ def drawn_segments(random: Random, num_rows: int, segments: int) -> dict[str, np
 
 def drawn_joint(random: Random, num_rows: int, width: int, num_graphs: int) -> dict[str, np.ndarray]:
     """Segments of joint rows, and their ``parts``."""
-    parts = random.integers(0, max(num_rows, 1), (random.integers(1, 20) * (num_rows > 0), width))
+    parts = random.integers(0, max(num_rows, 1), (random.integers(0, 20) * (num_rows > 0), width))
     return {"parts": parts} | drawn_segments(random, len(parts), num_graphs)
 
 
@@ -366,7 +366,7 @@ def step(random: Random) -> None:
         of = JointRows(*(given.pop(name, None) for name in JOINT)) if form != "hops" else None
         return training_step(**given, model=sizes, joint=of)
 
-    errors, names = (ValueError, TypeError, RuntimeError), ("y", "model", *tensors, *ModelSizes._fields)
+    errors, names = (ValueError, TypeError, RuntimeError), ("model", *tensors, *ModelSizes._fields)
     if chance(random, 0.1) and not all(value.is_contiguous() for value in tensors.values()):
         return refused(call, *names, errors=errors)
     tensors = {name: value.contiguous() for name, value in tensors.items()}
@@ -426,8 +426,8 @@ def wrong_step(
             return wrong, f"joint_{wrong}"
     labels = arrays["labels"]
     if {len(labels)} != num_graphs:
-        return ("y",)
-    return ("y",) if oracle.outside(labels[arrays.get("ids", slice(None))], 0, classes) else None
+        return ("labels",)
+    return ("labels",) if oracle.outside(labels[arrays.get("ids", slice(None))], 0, classes) else None
 
 
 def branch(random: Random) -> None:

@@ -307,7 +307,7 @@ RAW = {
     "training_step": {
         "rows": torch.ones(3, 5),
         "parameters": torch.zeros(24 + 10 + 2 + 44 + 10 + 2 + 10),
-        "y": torch.tensor([0, 1]),
+        "labels": torch.tensor([0, 1]),
         "class_weight": torch.ones(2),
         "ptr": PTR,
         "index": None,
@@ -412,7 +412,7 @@ OF_METADATA = [
     ("training_step", {"classifier_widths": []}, "classifier_widths must have 1 to 8 layers, got 0"),
     ("training_step", {"negative_slope": -1.0}, "negative_slope must be at least 0, got -1"),
     ("training_step", {"parameters": torch.ones(9)}, r"parameters must have shape \[102\], got \[9\]"),
-    ("training_step", {"y": torch.ones(2)}, "y must be int64, got float32"),
+    ("training_step", {"labels": torch.ones(2)}, "labels must be int64, got float32"),
     ("subtree_keys", {"x": torch.ones(3, 5).half()}, "x must be float32 or float64, got float16"),
     ("subtree_keys", {"edge_type": torch.ones(3).long()}, r"edge_type must have shape \[2\], got \[3\]"),
     ("subtree_keys", {"num_hops": HUGE}, f"num_hops must be at most 1048575, got {HUGE}"),
@@ -431,7 +431,7 @@ OF_CONTENTS = [
     ("subtree_keys", {"indices": IDS + 2}, r"indices must be in \[0, 3\), got indices\[1\] = 3"),
     ("attention_readout", {"index": PTR + 1}, r"index must be in \[0, 3\), got index\[1\] = 3"),
     ("training_step", {"ids": IDS + 1}, r"ids must be in \[0, 2\), got ids\[1\] = 2"),
-    ("training_step", {"y": IDS + 1}, r"y must be in \[0, 2\), got y\[1\] = 2"),
+    ("training_step", {"labels": IDS + 1}, r"labels must be in \[0, 2\), got labels\[1\] = 2"),
     ("distinct_rows", {"ptr": PTR[:2]}, "ptr must end with the number of nodes, 3, got 2"),
 ]
 

@@ -83,6 +83,18 @@ def test_training_step_is_its_reference(backend: str, class_weight: list[float] 
         torch.testing.assert_close(one, other)
 
 
+def test_training_step_without_joint_rows(backend: str) -> None:
+    if backend == "reference":
+        pytest.skip("there is no op then")
+    features = labelled_features([30, 1, 0, 7], 5)
+    model = SPIN(5, 8, 2, 2, branches="both").double()
+    none = ops.JointRows(torch.zeros(0, 3, dtype=torch.int32), torch.zeros(5, dtype=torch.int64))
+    data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
+    options = {"model": model.sizes, "index": features.index, "count": features.count, "joint": none}
+    for one, other in zip(ops.training_step(*data, **options), reference.training_step(*data, **options), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_class_weight_is_checked(native) -> None:
     features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
     data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
