@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import ops
+from .._common import check
+from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
 from ..ops import reference
+
+EDGE_BYTES = 8  # that an edge counts, whatever the dtype of indices
 
 
 def chunks_of(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
@@ -73,13 +78,130 @@ def power_chunks(
         float64_sums: as in :func:`spin_fast.power_features`.
     """
     check_weights(graphs, operator)
-    num_branches = num_branches_of(num_hops, operator)
-    bytes_per_node = num_branches * graphs.num_features * graphs.x.element_size() + bytes_beside
-    memory = graphs.x.new_empty(0)
-    for begin, end in graphs.chunks(num_bytes // max(bytes_per_node, 1), num_bytes // graphs.indices.element_size()):
+    limits = _limits(graphs.x, num_hops, operator, num_bytes, bytes_beside)
+    chunks = ((graphs, begin, end) for begin, end in graphs.chunks(*limits))
+    yield from _powers(chunks, num_hops, operator, float64_sums)
+
+
+def _limits(x: Tensor, num_hops: int, operator: str, num_bytes: int, bytes_beside: int) -> tuple[int, int]:
+    """Nodes and edges of a chunk; they depend on the graphs that are joined, but not on the dtype of their indices."""
+    bytes_per_node = num_branches_of(num_hops, operator) * x.shape[1] * x.element_size() + bytes_beside
+    return num_bytes // max(bytes_per_node, 1), num_bytes // EDGE_BYTES
+
+
+def _powers(
+    chunks: Iterable[tuple[GraphBatch, int, int]], num_hops: int, operator: str, float64_sums: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    memory = None
+    for graphs, begin, end in chunks:
         ptr = graphs.ptr[begin : end + 1]
-        shape = (num_branches, int(ptr[-1] - ptr[0]), graphs.num_features)
-        if memory.numel() < math.prod(shape):
+        shape = (num_branches_of(num_hops, operator), int(ptr[-1] - ptr[0]), graphs.num_features)
+        if memory is None or memory.numel() < math.prod(shape):
             memory = graphs.x.new_empty(math.prod(shape))
         out = memory[: math.prod(shape)].view(shape)
-        yield _write(graphs, num_hops, operator, out, ptr=ptr, float64_sums=float64_sums), ptr - ptr[0]
+        _write(graphs, num_hops, operator, out, ptr=ptr, float64_sums=float64_sums)
+        del graphs  # which need not be in memory when the next are made
+        yield out, ptr - ptr[0]
+
+
+class Stream:
+    """Chunks of graphs, which are read once and must be alike.
+
+    Attributes:
+        x: ``[0, d]``, of the dtype and device of all chunks.
+    """
+
+    def __init__(self, chunks: Iterable[GraphBatch], operator: str) -> None:
+        if not isinstance(chunks, Iterable):
+            raise TypeError(f"chunks must be an iterable of GraphBatches, got {type(chunks).__name__}")
+        self._operator = operator
+        self._sizes: list[Tensor] = []
+        self._labels: list[Tensor] = []
+        self._graphs = self._read(chunks)
+        self._first = [*islice(self._graphs, 1)]
+        if not self._first:
+            raise ValueError("chunks must yield at least one GraphBatch, got none")
+        self.x = self._first[0].x.detach().new_empty(0, self._first[0].num_features)
+
+    def _read(self, chunks: Iterable[GraphBatch]) -> Iterator[GraphBatch]:
+        first: dict[str, str] = {}
+        for graphs in chunks:
+            number = len(self._sizes)
+            if not isinstance(graphs, GraphBatch):
+                raise TypeError(f"chunks must yield GraphBatches, got {type(graphs).__name__} as chunk {number}")
+            kind = _kind(graphs)
+            first = first or kind
+            for name, value in kind.items():
+                if value != first[name]:
+                    raise ValueError(
+                        f"chunks must be alike in {name}, got {first[name]} in chunk 0 and {value} in chunk {number}"
+                    )
+            try:
+                check_weights(graphs, self._operator)
+            except ValueError as error:
+                raise ValueError(f"{error} of chunk {number}") from error
+            self._sizes.append(graphs.num_nodes_per_graph)
+            if graphs.y is not None:
+                self._labels.append(graphs.y)
+            yield graphs
+            del graphs  # which need not be in memory when the next are made
+
+    def __iter__(self) -> Iterator[GraphBatch]:
+        """The chunks as they come."""
+        yield self._first.pop()
+        yield from self._graphs
+
+    def power_chunks(
+        self, num_hops: int, operator: str, num_bytes: int, bytes_beside: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """What :func:`power_chunks` yields of all graphs in one batch, with ``float64_sums``."""
+        limits = _limits(self.x, num_hops, operator, num_bytes, bytes_beside)
+        return _powers(self._cut(*limits), num_hops, operator, True)
+
+    def _cut(self, num_nodes: int, num_edges: int) -> Iterator[tuple[GraphBatch, int, int]]:
+        """Yield the chunks that :meth:`GraphBatch.chunks` makes of all graphs in one batch, as ranges of a batch."""
+        held: list[GraphBatch] = []  # of a chunk to which more graphs may belong
+        room = num_nodes, num_edges
+        for graphs in self:
+            begin = 0
+            while begin < len(graphs):
+                end = graphs.end_of_chunk(begin, *room)
+                if not held:
+                    end = max(end, begin + 1)
+                if end == len(graphs):
+                    held.append(graphs if begin == 0 else GraphBatch.concatenate([graphs[begin:]]))  # a copy
+                    room = room[0] - held[-1].num_nodes, room[1] - held[-1].num_edges
+                elif held:
+                    whole = GraphBatch.concatenate([*held, graphs[begin:end]])
+                    held, room = [], (num_nodes, num_edges)
+                    yield whole, 0, len(whole)
+                    del whole
+                else:
+                    yield graphs, begin, end
+                begin = end
+            del graphs
+        if held:
+            whole = GraphBatch.concatenate(held) if len(held) > 1 else held.pop()
+            yield whole, 0, len(whole)
+
+    @property
+    def node_ptr(self) -> Tensor:
+        """Node offsets of all graphs that have been read."""
+        return offsets(torch.cat(self._sizes))
+
+    @property
+    def labels(self) -> Tensor | None:
+        """Labels of all graphs that have been read."""
+        return torch.cat(self._labels) if self._labels else None
+
+
+def _kind(graphs: GraphBatch) -> dict[str, str]:
+    """Properties that chunks of one stream share."""
+    labels = "none" if graphs.y is None else f"{check.shown(graphs.y.dtype)} {['G', *graphs.y.shape[1:]]}"
+    return {
+        "num_features": str(graphs.num_features),
+        "dtype": check.shown(graphs.x.dtype),
+        "device": str(graphs.x.device),
+        "labels": labels.replace("'", ""),
+        "edge weights": "none" if graphs.edge_weight is None else "some",
+    }

@@ -18,7 +18,7 @@ from .._common.progress import progress_bar
 from ..graphs.batch import GraphBatch
 from ..ops import reference
 from . import storage
-from .chunks import check_weights, chunks_of, num_branches_of, power_chunks, powers_of
+from .chunks import Stream, check_weights, chunks_of, num_branches_of, power_chunks, powers_of
 from .identical import identical_segments
 
 WORTHWHILE = 1.1  # nodes per distinct row; below, reading rows by index costs more than sharing them saves
@@ -209,22 +209,67 @@ class PowerFeatures(GraphArrays):
             return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
         if not graphs.x.is_cpu:
             return cls._of_one_chunk(graphs, num_hops, operator, node_rows)
-        num_branches = num_branches_of(num_hops, operator)
-        found = ops.DistinctRows(num_branches, graphs.x, len(graphs), node_rows=node_rows)
-        num_nodes = 0
+        sizes = {"num_nodes": graphs.num_nodes, "num_graphs": len(graphs)}
+        found = ops.DistinctRows(num_branches_of(num_hops, operator), graphs.x, **sizes, node_rows=node_rows)
         with progress_bar("graphs", len(graphs), progress) as advance:
-            for powers, ptr in power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, float64_sums=True):
-                found.add(powers, ptr)
-                num_nodes += powers.shape[1]
-                decided = num_nodes >= min(SAMPLE_NODES, graphs.num_nodes)
-                if decided and num_nodes * num_branches < WORTHWHILE * found.num_rows:
-                    del found
-                    if powers.shape[1] < graphs.num_nodes:
-                        powers = powers_of(graphs, num_hops, operator, True)
-                    advance("", len(graphs))
-                    return cls._dense(powers, graphs.ptr, graphs.y, operator)
-                advance("", len(ptr) - 1)
-        return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+            chunks = power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, float64_sums=True)
+            last = _add(found, chunks, advance)
+            if last is None:
+                return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+            advance("", len(graphs) - found.num_graphs)
+            del found
+        powers = last if last.shape[1] == graphs.num_nodes else powers_of(graphs, num_hops, operator, True)
+        return cls._dense(_positive_zeros(powers), graphs.ptr, graphs.y, operator)
+
+    @classmethod
+    def from_chunks(
+        cls,
+        chunks: Iterable[GraphBatch],
+        num_hops: int,
+        operator: str | Sequence[str] = "sym",
+        deduplicate: bool = True,
+        *,
+        node_rows: bool = True,
+    ) -> PowerFeatures:
+        """Compute the features of graphs that come chunk by chunk and need never be in memory at once.
+
+        The result is that of :meth:`from_graphs` of all graphs in one batch, bit by bit, wherever they are cut. In
+        memory are one chunk, powers of some 8 MB, and what is found so far: the distinct rows, twice where room is made
+        for more, and the segments and ``row_of_node``, which is kept to the end, since it takes until then to know
+        whether rows repeat. Without deduplication it is the rows of all nodes, which then are twice in memory if only
+        late chunks show that hardly any row repeats. On a GPU the chunks are put together first.
+
+        Args:
+            chunks: at least one batch of any number of graphs; all alike in features, dtype and device, with labels or
+                without, with edge weights or without. Read once, such as from a generator that reads files.
+            num_hops, operator, deduplicate, node_rows: as in :meth:`from_graphs`.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or a chunk does not fit the first one; names it by its number,
+                from 0.
+        """
+        check.integer("num_hops", num_hops, 0)
+        operator = check.operators(operator)
+        stream = Stream(chunks, operator)
+        if not stream.x.is_cpu:
+            return cls.from_graphs(GraphBatch.concatenate(stream), num_hops, operator, deduplicate, node_rows=node_rows)
+        if not deduplicate:
+            dense = [*map(lambda graphs: powers_of(graphs, num_hops, operator, False), stream)]  # keeps no chunk
+            return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
+        found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x)
+        powers = stream.power_chunks(num_hops, operator, CHUNK_BYTES, NODE_BYTES)
+        last = _add(found, powers)
+        rows, row_ptr, ptr, index, count, row_of_node = found.take()
+        assert row_of_node is not None
+        if last is None:
+            kept = row_of_node if node_rows else None
+            arrays = (rows, row_ptr, ptr, index, count, kept)
+            return cls(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
+        known = rows.index_select(0, row_of_node.flatten()).view(*row_of_node.shape, -1)
+        del rows, row_ptr, ptr, index, count, row_of_node
+        dense = [known, *(more.clone() for more, _ in powers)]
+        del known
+        return cls._dense(_positive_zeros(_joined(dense)), stream.node_ptr, stream.labels, operator)
 
     @classmethod
     def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
@@ -232,7 +277,7 @@ class PowerFeatures(GraphArrays):
         powers = powers_of(graphs, num_hops, operator, True)
         rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, check_invariants=False)
         if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
-            return cls._dense(powers, graphs.ptr, graphs.y, operator)
+            return cls._dense(_positive_zeros(powers), graphs.ptr, graphs.y, operator)
         found = (rows, row_ptr, ptr, index, count, row_of_node if node_rows else None)
         return cls(*found, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
@@ -287,8 +332,8 @@ class PowerFeatures(GraphArrays):
             powers = torch.cat([part.dense_rows() for part in parts], dim=1)
             return cls._dense(powers, node_ptr, labels, operator)
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
-        like = rows.new_empty(()).expand(int(sizes.sum()), rows.shape[1])
-        found = ops.DistinctRows(num_branches, like, len(sizes), node_rows=node_rows)
+        all_sizes = {"num_nodes": int(sizes.sum()), "num_graphs": len(sizes)}
+        found = ops.DistinctRows(num_branches, rows, **all_sizes, node_rows=node_rows)
         bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + NODE_BYTES
         for part in parts:
             for begin, end in chunks_of(part.node_ptr, CHUNK_BYTES // bytes_per_node):
@@ -576,3 +621,42 @@ class PowerFeatures(GraphArrays):
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)
         return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
+
+
+def _add(
+    found: ops.DistinctRows,
+    chunks: Iterable[tuple[Tensor, Tensor]],
+    advance: Callable[[str, int], None] = lambda *_: None,
+) -> Tensor | None:
+    """Add powers chunk by chunk; where hardly any row repeats, stop, and return the powers that came last."""
+    num_rows = num_nodes = 0
+    powers = None
+    for powers, ptr in chunks:
+        found.add(powers, ptr)
+        num_nodes += powers.shape[1]
+        num_rows += powers.shape[0] * powers.shape[1]
+        advance("", len(ptr) - 1)
+        if num_nodes >= SAMPLE_NODES and num_rows < WORTHWHILE * found.num_rows:
+            return powers
+    return powers if num_rows < WORTHWHILE * found.num_rows else None
+
+
+def _positive_zeros(powers: Tensor) -> Tensor:
+    """Make +0 of -0, in place, as the search for distinct rows does."""
+    for power in powers:
+        power.masked_fill_(power == 0, 0)
+    return powers
+
+
+def _joined(powers: list[Tensor]) -> Tensor:
+    """The powers of all nodes; the list is emptied, so that no two copies of all are in memory."""
+    if len(powers) == 1:
+        return powers.pop()
+    num_branches, _, num_features = powers[0].shape
+    joined = powers[0].new_empty(num_branches, sum(chunk.shape[1] for chunk in powers), num_features)
+    end = joined.shape[1]
+    while powers:
+        chunk = powers.pop()
+        joined[:, end - chunk.shape[1] : end] = chunk
+        end -= chunk.shape[1]
+    return joined

@@ -509,12 +509,16 @@ class GraphBatch(GraphArrays):
         """Yield the chunks ``(begin, end)`` of at most so many nodes and edges, and of at least one graph each."""
         begin = 0
         while begin < self.num_graphs:
-            first = int(self.ptr[begin])
-            edges = min(int(self.indptr[first]) + num_edges, self.num_edges)
-            last = min(first + num_nodes, int(torch.searchsorted(self.indptr, edges, right=True)) - 1)
-            end = max(int(torch.searchsorted(self.ptr, last, right=True)) - 1, begin + 1)
+            end = max(self.end_of_chunk(begin, num_nodes, num_edges), begin + 1)
             yield begin, end
             begin = end
+
+    def end_of_chunk(self, begin: int, num_nodes: int, num_edges: int) -> int:
+        """Where the graphs from ``begin`` on end that have at most so many nodes and edges; maybe there are none."""
+        first = int(self.ptr[begin])
+        edges = min(int(self.indptr[first]) + num_edges, self.num_edges)
+        last = min(first + num_nodes, int(torch.searchsorted(self.indptr, edges, right=True)) - 1)
+        return max(int(torch.searchsorted(self.ptr, last, right=True)) - 1, begin)
 
     def __iter__(self) -> Iterator[GraphBatch]:
         return (self[graph] for graph in range(self.num_graphs))

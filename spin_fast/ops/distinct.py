@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from .._common import check
 from . import native, reference
 from .invariants import contents_are_readable
+
+WIDE = 2**31  # rows from which on their numbers are int64
+KNOWN_ROWS = 1 << 16  # of a branch, that are handed over at once
 
 
 def distinct_rows(
@@ -70,37 +74,89 @@ def distinct_rows(
 def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
     if index_dtype is not None:
         return index_dtype
-    return torch.int32 if powers.shape[0] * powers.shape[1] < 2**31 else torch.int64
+    return torch.int32 if powers.shape[0] * powers.shape[1] < WIDE else torch.int64
 
 
 class DistinctRows:
     """:func:`distinct_rows` of powers that come chunk by chunk and need never be in memory at once.
 
-    For :meth:`spin_fast.PowerFeatures.from_graphs`: arguments are not checked.
+    For :class:`spin_fast.PowerFeatures`: arguments are not checked.
+
+    The kernel has room for a number of nodes and graphs, in memory that is not touched before it is used. Where more
+    come than that, what is found of the graphs so far is set aside, and the kernel starts anew, with twice the room,
+    from the rows that are distinct so far, which keep their numbers.
 
     Args:
         num_branches: ``R + 1``.
-        x: ``[N, d]`` float32 or float64, as large as a branch of all chunks together.
-        num_graphs: of all chunks together.
+        x: ``[*, d]`` float32 or float64, of the dtype, width and device of the powers.
+        num_nodes, num_graphs: of all chunks together, where they are known; otherwise there will be room for more.
         node_rows: keep ``row_of_node``.
+
+    Attributes:
+        num_graphs: so far.
     """
 
-    def __init__(self, num_branches: int, x: Tensor, num_graphs: int, *, node_rows: bool = True) -> None:
-        wide, self._node_rows = num_branches * len(x) >= 2**31, node_rows
+    def __init__(
+        self, num_branches: int, x: Tensor, *, num_nodes: int = 0, num_graphs: int = 0, node_rows: bool = True
+    ) -> None:
+        self._num_branches, self._x, self._node_rows = num_branches, x.detach().new_empty(0, x.shape[1]), node_rows
+        self._num_nodes = self.num_graphs = 0
+        self._set_aside: reference.Lists = [[] for _ in range(num_branches)]
         self._is_native = x.is_cpu and native.has_kernel(x.device)
         self._found: Any
         if self._is_native:
-            sizes = (num_branches, *x.shape, num_graphs, x.element_size())
-            self._found = native.library.DistinctRows(*sizes, wide, node_rows)  # type: ignore[union-attr]
+            self._start(num_nodes, num_graphs)
         else:
-            self._found = reference.DistinctRows(num_branches, x[:0].detach(), torch.int64 if wide else torch.int32)
+            self._found = reference.DistinctRows(num_branches, self._x)
+
+    def _start(self, num_nodes: int, num_graphs: int) -> None:
+        sizes = (self._num_branches, num_nodes, self._x.shape[1], num_graphs, self._x.element_size())
+        is_wide = self._row_type(num_nodes) == torch.int64
+        self._found = native.library.DistinctRows(*sizes, is_wide, self._node_rows)  # type: ignore[union-attr]
+        self._nodes_left, self._graphs_left = num_nodes, num_graphs
+        self._known_nodes = self._known_graphs = 0  # that stand for the rows of earlier chunks
+
+    def _row_type(self, num_nodes: int) -> torch.dtype:
+        return torch.int32 if self._num_branches * num_nodes < WIDE else torch.int64
 
     def add(self, powers: Tensor, ptr: Tensor) -> None:
         """Take in the next graphs: contiguous ``powers [R + 1, n, d]``, and ``ptr [graphs + 1]`` into them."""
-        if self._is_native:
-            self._found.add(powers.numpy(), ptr.numpy())
-        else:
+        num_nodes, num_graphs = powers.shape[1], ptr.numel() - 1
+        if not self._is_native:
             self._found.add(powers, ptr)
+        else:
+            if num_nodes > self._nodes_left or num_graphs > self._graphs_left:
+                self._grow(self._num_nodes + 2 * num_nodes, self.num_graphs + 2 * num_graphs)
+            self._found.add(powers.numpy(), ptr.numpy())
+            self._nodes_left -= num_nodes
+            self._graphs_left -= num_graphs
+        self._num_nodes += num_nodes
+        self.num_graphs += num_graphs
+
+    def _grow(self, num_nodes: int, num_graphs: int) -> None:
+        """Make room for so many nodes and graphs more."""
+        rows, row_ptr = self._take_rows()
+        last = row_ptr.diff()[:, None] - 1
+        known = range(0, int(last.max()) + 1, KNOWN_ROWS)
+        self._start(num_nodes + int(last.max()) + 1, num_graphs + len(known))
+        for begin in known:  # as graphs with all rows of a branch in order, and again the last one, if others have more
+            numbers = torch.arange(begin, min(begin + KNOWN_ROWS, int(last.max()) + 1)).minimum(last)
+            self._found.add(rows[numbers + row_ptr[:-1, None]].numpy(), np.array([0, numbers.shape[1]]))
+            self._known_nodes += numbers.shape[1]
+            self._known_graphs += 1
+        self._nodes_left, self._graphs_left = num_nodes, num_graphs
+
+    def _take_rows(self) -> tuple[Tensor, Tensor]:
+        """Set aside what is found of the graphs so far, but for the rows, which are returned."""
+        rows, row_ptr, ptr, index, count, row_of_node = map(torch.from_numpy, self._found.take())
+        num_segments = (ptr.numel() - 1) // self._num_branches
+        for r, shift in enumerate(row_ptr[:-1].tolist()):
+            ends = ptr[r * num_segments + self._known_graphs : (r + 1) * num_segments + 1]
+            entries, nodes = slice(int(ends[0]), int(ends[-1])), slice(self._known_nodes, None)
+            self._set_aside[r].append(
+                (ends.diff(), index[entries] - shift, count[entries], row_of_node[r, nodes] - shift)
+            )
+        return rows, row_ptr
 
     @property
     def num_rows(self) -> int:
@@ -109,9 +165,14 @@ class DistinctRows:
 
     def take(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return what :func:`distinct_rows` does if all chunks are one, and keep nothing."""
-        found = self._found.take()
-        if self._is_native:
-            found = map(torch.from_numpy, found)
+        row_type = self._row_type(self._num_nodes)
+        if not self._is_native:
+            found = self._found.take(row_type)
+        elif self._set_aside[0]:
+            rows, row_ptr = self._take_rows()
+            found = (rows, row_ptr, *reference.joined_lists(self._set_aside, row_ptr, row_type))
+        else:
+            found = map(torch.from_numpy, self._found.take())
         rows, row_ptr, ptr, index, count, row_of_node = found
         return rows, row_ptr, ptr, index, count, row_of_node if self._node_rows else None
 

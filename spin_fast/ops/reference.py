@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .._common.indexing import offsets
 from .parameters import ModelSizes, split_parameters
 
 if TYPE_CHECKING:
@@ -311,38 +312,51 @@ class DistinctRows:
     The rows so far stand before those of a part, as one more graph, and so keep their numbers.
     """
 
-    def __init__(self, num_branches: int, x: Tensor, index_dtype: torch.dtype) -> None:
+    def __init__(self, num_branches: int, x: Tensor) -> None:
         self._rows = [x[:0]] * num_branches
-        self._lists: list[list[tuple[Tensor, ...]]] = [[] for _ in self._rows]
-        self._index_dtype = index_dtype
+        self._lists: Lists = [[] for _ in self._rows]
         self.add(x.new_empty(num_branches, 0, x.shape[1]), torch.zeros(1, dtype=torch.int64, device=x.device))
 
     def add(self, powers: Tensor, ptr: Tensor) -> None:
         for r, power in enumerate(powers):
             known = len(self._rows[r])
             rows, bounds = torch.cat([self._rows[r], power]), torch.cat([ptr[:1], ptr + known])
-            found = distinct_rows(rows[None], bounds, index_dtype=self._index_dtype)
-            self._rows[r], _, ends, index, count, row_of_node = found
+            self._rows[r], _, ends, index, count, row_of_node = distinct_rows(rows[None], bounds)
             self._lists[r].append((ends[1:].diff(), index[known:], count[known:], row_of_node[0, known:]))
 
     def num_rows(self) -> int:
         return sum(map(len, self._rows))
 
-    def take(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def take(self, index_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         row_ptr = torch.tensor([0, *map(len, self._rows)]).cumsum(0)
-        sizes, index, count, row_of_node = (
-            [torch.cat(pieces) for pieces in lists]
-            for lists in zip(*(zip(*parts, strict=True) for parts in self._lists), strict=True)
-        )
-        shifts = row_ptr.tolist()
-        return (
-            torch.cat(self._rows),
-            row_ptr,
-            torch.cat([sizes[0].new_zeros(1), torch.cat(sizes).cumsum(0)]),
-            torch.cat([rows + shift for rows, shift in zip(index, shifts, strict=False)]),
-            torch.cat(count),
-            torch.stack([rows + shift for rows, shift in zip(row_of_node, shifts, strict=False)]),
-        )
+        return torch.cat(self._rows), row_ptr, *joined_lists(self._lists, row_ptr, index_dtype)
+
+
+Lists = list[list[tuple[Tensor, Tensor, Tensor, Tensor]]]
+"""Of each branch, for chunk after chunk: the entries of each graph, index and count, and row_of_node."""
+
+
+def joined_lists(lists: Lists, row_ptr: Tensor, index_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """``ptr, index, count, row_of_node`` of ``lists``, in which the rows of each branch have numbers from 0 on.
+
+    ``lists`` are emptied, so that no array is longer in memory twice than it takes to copy it.
+    """
+    shifts = [shift for shift, chunks in zip(row_ptr.tolist(), lists, strict=False) for _ in chunks]
+    sizes, index, count, row_of_node = map(list, zip(*(chunk for chunks in lists for chunk in chunks), strict=True))
+    for chunks in lists:
+        chunks.clear()
+
+    def joined(parts: list[Tensor]) -> Tensor:
+        whole = torch.cat(parts)
+        parts.clear()
+        return whole
+
+    def shifted(parts: list[Tensor]) -> Tensor:
+        for number, shift in enumerate(shifts):
+            parts[number] = parts[number].to(index_dtype) + shift
+        return joined(parts)
+
+    return offsets(joined(sizes)), shifted(index), joined(count), shifted(row_of_node).view(len(lists), -1)
 
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

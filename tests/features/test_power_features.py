@@ -6,6 +6,8 @@ import pickle
 import re
 import sys
 import threading
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from multiprocessing.pool import ThreadPool
@@ -141,6 +143,92 @@ def test_sharing_is_decided_chunk_by_chunk(backend: str, monkeypatch: pytest.Mon
     assert PowerFeatures.from_graphs(replace(graphs, x=x.flip(0)), 0).index is not None
     monkeypatch.undo()
     assert PowerFeatures.from_graphs(replace(graphs, x=x), 0).index is not None
+
+
+@given(
+    graphs=graph_batches(weighted=True),
+    operator=OPERATORS,
+    deduplicate=st.booleans(),
+    node_rows=st.booleans(),
+    data=st.data(),
+)
+def test_a_stream_gives_the_features_of_all_graphs(
+    backend: str, graphs: spin_fast.GraphBatch, operator: str, deduplicate: bool, node_rows: bool, data: st.DataObject
+) -> None:
+    """Every bit, wherever it is cut, also where it is decided late that rows are not worth sharing."""
+    x = graphs.x.sign() if data.draw(st.booleans()) else graphs.x
+    x[: data.draw(st.integers(0, len(x)))] = -0.0
+    graphs = replace(graphs, x=x, y=data.draw(st.sampled_from([None, torch.arange(2 * len(graphs)).view(-1, 2)])))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(graphs)), max_size=6)))
+    settings = (1, operator, deduplicate)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "CHUNK_BYTES", data.draw(st.sampled_from([1, 200, 2000, 8 << 20])))
+        patch.setattr(features, "SAMPLE_NODES", data.draw(st.integers(0, 40)))
+        whole = PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows)
+        chunks = (graphs[begin:end] for begin, end in pairwise([0, *cuts, len(graphs)]))
+        made = PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)
+        assert_same_features(made, whole)
+        assert made.rows.numpy().tobytes() == whole.rows.numpy().tobytes()
+        if len(graphs):
+            assert_same_features(PowerFeatures.from_chunks(graphs, *settings, node_rows=node_rows), whole)
+
+
+def test_a_stream_may_have_indices_of_two_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = random_graphs([3, 4, 5] * 4)
+    narrow = replace(graphs, indptr=graphs.indptr.int(), indices=graphs.indices.int())
+    monkeypatch.setattr(features, "CHUNK_BYTES", 300)
+    made = PowerFeatures.from_chunks([narrow[:5], graphs[5:]], 2)
+    assert_same_features(made, PowerFeatures.from_graphs(graphs, 2))
+    assert_same_features(made, PowerFeatures.from_graphs(narrow, 2))
+
+
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_chunks_are_not_kept(deduplicate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk is gone when the next one is made, but for the few graphs that are put together with it."""
+    graphs = random_graphs([4] * 60)
+    made: list[weakref.ref] = []
+
+    def chunks() -> Iterator[spin_fast.GraphBatch]:
+        for begin in range(0, 60, 12):
+            assert all(graphs() is None for graphs in made)
+            chunk = graphs[list(range(begin, begin + 12))]
+            made.append(weakref.ref(chunk.x))
+            yield chunk
+            del chunk
+
+    monkeypatch.setattr(features, "CHUNK_BYTES", 1500)
+    assert_same_features(
+        PowerFeatures.from_chunks(chunks(), 2, deduplicate=deduplicate),
+        PowerFeatures.from_graphs(graphs, 2, deduplicate=deduplicate),
+    )
+    assert len(made) == 5
+
+
+def test_chunks_that_differ_are_named() -> None:
+    graphs = random_graphs([3, 2])
+    labelled = replace(graphs, y=torch.tensor([0, 1]))
+    weighted = replace(graphs, edge_weight=torch.ones(graphs.num_edges).double())
+    for chunks, message in (
+        ([graphs, graphs, labelled], r"labels, got none in chunk 0 and int64 \[G\] in chunk 2"),
+        (
+            [labelled, replace(labelled, y=torch.ones(2, 3))],
+            r"labels, got int64 \[G\] in chunk 0 and float32 \[G, 3\] in chunk 1",
+        ),
+        ([graphs, replace(graphs, x=graphs.x.float())], "dtype, got float64 in chunk 0 and float32 in chunk 1"),
+        ([graphs, replace(graphs, x=graphs.x[:, :2])], "num_features, got 3 in chunk 0 and 2 in chunk 1"),
+        ([graphs, weighted], "edge weights, got none in chunk 0 and some in chunk 1"),
+    ):
+        for deduplicate in (True, False):
+            with pytest.raises(ValueError, match=f"^chunks must be alike in {message}$"):
+                PowerFeatures.from_chunks(chunks, 1, deduplicate=deduplicate)
+    with pytest.raises(ValueError, match="chunks must yield at least one GraphBatch, got none"):
+        PowerFeatures.from_chunks([], 1)
+    with pytest.raises(TypeError, match="chunks must yield GraphBatches, got str as chunk 1"):
+        PowerFeatures.from_chunks([graphs, "graphs"], 1)
+    with pytest.raises(TypeError, match="chunks must be an iterable of GraphBatches, got int"):
+        PowerFeatures.from_chunks(3, 1)
+    with pytest.raises(ValueError, match=r"edge_weight must give no negative row sum under sym, .* of chunk 1"):
+        PowerFeatures.from_chunks([weighted, replace(weighted, edge_weight=-weighted.edge_weight)], 1)
 
 
 def identical_by_multisets(features: PowerFeatures, joint: bool = False) -> list[int]:

@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import spin_fast
 from spin_fast import datasets, ops, reference
+from spin_fast.ops import distinct
 
 pytestmark = pytest.mark.usefixtures("poison")
 NAMES = ("rows", "row_ptr", "ptr", "index", "count", "row_of_node")
@@ -130,18 +131,23 @@ def test_any_order_of_cuda_threads(native, dtype: torch.dtype, width: int) -> No
 def test_parts_are_as_one(
     backend: str, case: tuple[torch.Tensor, torch.Tensor], data: st.DataObject, node_rows: bool
 ) -> None:
-    """Cut between graphs, also where there are none; each part's memory is the next one's."""
+    """Cut between graphs, also where there are none; with room for all or too little."""
     powers, ptr = case
     powers = powers.double() if powers.dtype.itemsize == 2 else powers
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ptr) - 1), max_size=4)))
-    found = ops.DistinctRows(len(powers), powers[0], len(ptr) - 1, node_rows=node_rows)
-    for begin, end in pairwise([0, *cuts, len(ptr) - 1]):
-        part = powers[:, ptr[begin] : ptr[end]].clone()
-        found.add(part, ptr[begin : end + 1] - ptr[begin])
-        part.fill_(7)
-    expected = ops.distinct_rows(powers, ptr)
-    assert found.num_rows == len(expected[0])
-    *made, row_of_node = found.take()
+    most = {"num_nodes": powers.shape[1], "num_graphs": len(ptr) - 1}
+    room = data.draw(st.sampled_from([most, {}, {"num_nodes": 3, "num_graphs": 9}]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distinct, "KNOWN_ROWS", data.draw(st.sampled_from([1, 3, 1 << 16])))
+        patch.setattr(distinct, "WIDE", data.draw(st.sampled_from([0, 20, 2**31])))
+        found = ops.DistinctRows(len(powers), powers[0], **room, node_rows=node_rows)
+        for begin, end in pairwise([0, *cuts, len(ptr) - 1]):
+            part = powers[:, ptr[begin] : ptr[end]].clone()
+            found.add(part, ptr[begin : end + 1] - ptr[begin])
+            part.fill_(7)
+        expected = ops.distinct_rows(powers, ptr)
+        assert (found.num_rows, found.num_graphs) == (len(expected[0]), len(ptr) - 1)
+        *made, row_of_node = found.take()
     assert_same((*made, expected[-1] if row_of_node is None else row_of_node), expected)
     assert (row_of_node is None) != node_rows
 
@@ -157,7 +163,7 @@ def test_many_parts(native, width: int, threads: None) -> None:
     expected = ops.distinct_rows(powers, ptr)
     for number in (1, 2, 3):
         torch.set_num_threads(number)
-        found = ops.DistinctRows(2, powers[0], len(sizes))
+        found = ops.DistinctRows(2, powers[0], num_graphs=len(sizes) if number == 1 else 0)
         for graph in range(0, 3000, 250):
             end = graph + 250
             found.add(powers[:, ptr[graph] : ptr[end]].contiguous(), ptr[graph : end + 1] - ptr[graph])
@@ -165,21 +171,20 @@ def test_many_parts(native, width: int, threads: None) -> None:
 
 
 @pytest.mark.parametrize("node_rows", [True, False])
-def test_parts_beyond_the_room_are_refused(native, node_rows: bool) -> None:
+def test_wrong_parts_are_refused(native, node_rows: bool) -> None:
     powers, ptr = torch.ones(2, 5, 3), torch.tensor([0, 2, 5])
-    found = ops.DistinctRows(2, powers[0], 2, node_rows=node_rows)
+    found = ops.DistinctRows(2, powers[0], num_nodes=5, num_graphs=2, node_rows=node_rows)
     with pytest.raises(ValueError, match="ptr must end with the number of nodes, 4, got 5"):
         found.add(powers[:, :4].contiguous(), ptr)
     for wrong in (powers[:1], powers[:, :, :2], powers.double(), torch.ones(2, 3, 5).transpose(1, 2)):
         with pytest.raises(ValueError, match=r"powers must be \[branches, N, d\]"):
             found.add(wrong, ptr)
     found.add(powers, ptr)
-    with pytest.raises(ValueError, match="powers must have at most the 0 nodes that are left, got 5"):
-        found.add(powers, ptr)
     assert len(found.take()[0]) == 2
     assert len(found.take()[0]) == 0
+    full = native.DistinctRows(2, 0, 3, 0, 4, False, node_rows)
     with pytest.raises(ValueError, match="powers must have at most the 0 nodes that are left, got 5"):
-        found.add(powers, ptr)
+        full.add(powers.numpy(), ptr.numpy())
 
 
 def test_compares_bits(backend: str) -> None:
