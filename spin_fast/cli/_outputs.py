@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .. import datasets
 from .._common import files
+from ..datasets.folder import kind_of
 
 TABLES = ("edges", "nodes", "graphs")
 
@@ -26,8 +27,11 @@ def check_output(path: Path, is_own: Callable[[Path], bool], source: datasets.So
     if any(read is not None and place == read.resolve() for read in (source.path, *inputs)):
         raise ValueError(f"--out {path} is read by this command; choose another name")
     folder = source.path if source.is_own else None
-    if folder is not None and place.parent == folder.resolve() and place.name.partition(".")[0] in TABLES:
-        raise ValueError(f"--out {path} would be read as a table of {folder}; choose another name")
+    if folder is not None and place.parent == folder.resolve():
+        if place.name.partition(".")[0] in TABLES:
+            raise ValueError(f"--out {path} would be read as a table of {folder}; choose another name")
+        if place.suffix == ".parquet" and kind_of(folder) == "parquet":
+            raise ValueError(f"--out {path} would be read as graphs of {folder}; choose another folder")
     files.check_writable(path, is_own)
 
 

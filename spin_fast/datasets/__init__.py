@@ -16,6 +16,7 @@ from .citation import NodeDataset
 from .common import DatasetError, Folder
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
+from .parquet import write_parquet
 from .registry import Source, cora, download, find, load, names
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .summary import summarize
@@ -41,4 +42,5 @@ __all__ = [
     "random_regular",
     "stratified_folds",
     "summarize",
+    "write_parquet",
 ]

@@ -12,12 +12,15 @@ import torch
 from .._common import check
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import Parts
-from . import graphml, nel, tables, tu
+from . import graphml, nel, parquet, tables, tu
 from .common import DatasetError, Folder, impossible
 from .options import LABEL, WEIGHT, Features, Label, ReadOptions, with_labels
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+
+_FILES = {".zip": "tu", ".nel": "nel", ".parquet": "parquet"}
 
 
 def holds_graphs(path: Path) -> bool:
@@ -59,6 +62,19 @@ def load_folder(
     *TU text*: ``NAME_A.txt``, ``NAME_graph_indicator.txt`` and so on, in the folder or in its ``raw/``, or in a zip;
     ``NAME_graph_labels.txt`` may be missing. Graphs are called ``"1"`` to ``"G"``.
 
+    *Parquet with a row per graph*: a file ``.parquet``, or a folder of such files, in the order of their names, with
+    the columns
+
+    - ``source`` and ``target``: lists of integers, the nodes of each edge, numbered from 0 in their graph;
+    - ``num_nodes``: an integer; to be left out where there are features;
+    - ``graph``, the name of the graph, any text or number; without it graphs are called ``"0"`` to ``"G-1"``;
+    - ``weight``: maybe, a list with a number per edge;
+    - any others with a list per graph, a value per node: the features, as those of ``nodes`` above. A value may be a
+      vector, a list of as many numbers in all rows, which becomes as many columns of ``x``;
+    - ``label``: as in ``graphs`` above. Other columns are read if ``label`` names them.
+
+    :func:`write_parquet` makes such files.
+
     A ``.nel`` file is read, too, without its weights, as :func:`load` does; its graphs are called ``"0"`` to ``"G-1"``.
 
     Names and words are taken without the blanks around them; where that leaves nothing, nothing is filled in.
@@ -68,21 +84,21 @@ def load_folder(
     ``i, j`` of TU text is the directed edge from ``j`` to ``i``, and repeated ones are kept once.
 
     Args:
-        path: the folder, a zip of a TU set, or a ``.nel`` file.
-        features: for GraphML and tables the node attributes (columns) to use, one or several, numbers first and
-            otherwise in that order; None for all of them, those of GraphML in alphabetical order, or the degree where
-            there are none. An item is a name, of numbers or of words; ``{"column": name}``, of numbers alone; or
+        path: the folder, a zip of a TU set, or a ``.nel`` or ``.parquet`` file.
+        features: for GraphML, tables and Parquet the node attributes (columns) to use, one or several, numbers first
+            and otherwise in that order; None for all of them, those of GraphML in alphabetical order, or the degree
+            where there are none. An item is a name, of numbers or of words; ``{"column": name}``, of numbers alone; or
             ``{"column": name, "categories": [...]}`` for a one-hot code of just these words, or, with ``"auto"``, of
-            those that occur, in sorted order, numbers too. A word that is none of them is an error. What was read
-            is in ``Folder.features``, to read other files alike. For TU text and ``.nel`` as in :func:`load`.
+            those that occur, in sorted order, numbers too. A word that is none of them is an error. What was read is in
+            ``Folder.features``, to read other files alike. For TU text and ``.nel`` as in :func:`load`.
             ``"degree"`` for the degree in any case.
         classes: the names of the classes, in the order of their numbers: those of an earlier reading, so that the same
             class gets the same number. None for those that occur, in sorted order.
-        label: the column of ``graphs``, or the graph attribute of GraphML, with the class of each graph; ``"label"``
-            may be missing. A list of names for binary tasks side by side, 0 or 1 or empty: ``y`` ``[G, T]`` of
-            ``dtype`` with NaN for missing. None reads no labels. Those of TU text and ``.nel`` have no names.
-        edge_weight: the column of ``edges``, or the edge attribute, that holds the weights; ``"weight"`` may be
-            missing. None leaves weights out. TU text has none.
+        label: the column of ``graphs`` or of Parquet, or the graph attribute of GraphML, with the class of each graph;
+            ``"label"`` may be missing. A list of names for binary tasks side by side, 0 or 1 or empty: ``y`` ``[G, T]``
+            of ``dtype`` with NaN for missing. None reads no labels. Those of TU text and ``.nel`` have no names.
+        edge_weight: the column of ``edges`` or of Parquet, or the edge attribute, that holds the weights; ``"weight"``
+            may be missing. None leaves weights out. TU text has none.
         dtype: float32 or float64, of features and weights.
         **edge_options: ``undirected``, ``coalesce`` and ``self_loops`` as in ``GraphBatch.from_edge_index``:
             ``undirected=True`` says that each edge is listed once, in either direction, and adds its reverse.
@@ -111,8 +127,12 @@ def iter_folder(
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
-    Of GraphML files only so many are read at a time; they have classes only if ``classes`` says which there are, and
-    words as features only if ``features`` lists their categories. Other formats are read as a whole first.
+    Of GraphML files, and of Parquet files with a row per graph, only so many graphs are read at a time; they have
+    classes only if ``classes`` says which there are, and words as features only if ``features`` lists their categories.
+    Other formats are read as a whole first.
+
+    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are
+    ever in memory at once.
     """
     check.integer("num_graphs", num_graphs, 1)
     return _read(Path(path), num_graphs, ReadOptions(features, classes, label, edge_weight, dtype, edge_options))
@@ -122,11 +142,11 @@ def _read(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[
     """Read ``num_graphs`` graphs at a time, or all at once."""
     path = path.expanduser()
     options.check()
-    kind = _kind(path)
-    if kind == "graphml":
+    kind = kind_of(path)
+    if kind in ("graphml", "parquet"):
         if num_graphs is not None and options.classes is None and isinstance(options.label, str):
             options = options._replace(label=None)
-        return graphml.load(path, num_graphs, options)
+        return (graphml if kind == "graphml" else parquet).load(path, num_graphs, options)
     whole = tables.load(path, options) if kind == "tables" else _load_named(path, options)
     step = num_graphs or max(len(whole.names), 1)
     return (
@@ -135,19 +155,21 @@ def _read(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[
     )
 
 
-def _kind(path: Path) -> str:
-    """Which format a folder has: ``"tu"``, ``"graphml"``, ``"tables"`` or ``"nel"``."""
-    if path.is_file() and path.suffix in (".zip", ".nel"):
-        return "tu" if path.suffix == ".zip" else "nel"
+def kind_of(path: Path) -> str:
+    """Which format a folder has: ``"tu"``, ``"graphml"``, ``"tables"``, ``"parquet"`` or ``"nel"``."""
+    if path.is_file() and path.suffix in _FILES:
+        return _FILES[path.suffix]
     if not path.is_dir():
         what = "is a file" if path.exists() else "does not exist"
-        raise DatasetError(f"{path} {what}; name a folder with graphs, a zip of a TU set, or a .nel file")
+        raise DatasetError(f"{path} {what}; name a folder with graphs, a zip of a TU set, or a .nel or .parquet file")
     found = {
         "tu": [*path.glob("*_A.txt"), *path.glob("raw/*_A.txt")],
         "graphml": [*path.glob("*.graphml")],
         "tables": tables.find(path, "edges"),
     }
     kinds = [kind for kind, files in found.items() if files]
+    if not kinds and any(path.glob("*.parquet")):
+        return "parquet"
     if len(kinds) != 1:
         if not kinds and (lists := sorted(path.glob("*.nel"))):
             raise DatasetError(f"{path} is a folder of .nel files; name one of them, such as {lists[0]}")
@@ -156,7 +178,9 @@ def _kind(path: Path) -> str:
             if kinds
             else f"holds no graphs (it holds {tu.Files(path, '').some()})"
         )
-        raise DatasetError(f"{path} {held}; it must hold NAME_A.txt, *.graphml, or edges.csv (.csv.gz, .parquet)")
+        raise DatasetError(
+            f"{path} {held}; it must hold NAME_A.txt, *.graphml, edges.csv (.csv.gz, .parquet), or else *.parquet"
+        )
     return kinds[0]
 
 

@@ -420,7 +420,7 @@ def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
         for root in roots:
             if folder.holds_graphs(root / name):
                 return OwnGraphs(name, roots, root / name)
-        if path.suffix == ".nel":
+        if path.suffix in (".nel", ".parquet"):
             for place in (*roots, Path()):
                 if (file := place / name).is_file():
                     return OwnGraphs(name, roots, file)

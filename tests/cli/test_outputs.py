@@ -30,6 +30,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("foreign.csv").write_text("graph,label\n1,2\n")
     os.mkfifo("pipe")
     Path("link").symlink_to("L.nel")
+    Path("rows").mkdir()
+    Path("rows/1.parquet").touch()
     return tmp_path
 
 
@@ -71,6 +73,7 @@ def test_precompute_replaces_features_alone(place: Path) -> None:
     [
         ("tables/edges.csv", "--out tables/edges.csv would be read as a table of tables"),
         ("tables/nodes.parquet", "would be read as a table of tables"),
+        ("rows/p.parquet", "--out rows/p.parquet would be read as graphs of rows; choose another folder"),
         ("foreign.csv", "foreign.csv cannot be written: there is a file of another kind"),
         ("pipe.csv", "it is no regular file"),
     ],
@@ -78,7 +81,8 @@ def test_precompute_replaces_features_alone(place: Path) -> None:
 def test_predict(place: Path, out: str, reason: str) -> None:
     Path("pipe").rename("pipe.csv")
     before = content_of(place)
-    assert reason in invoke("predict", "model.safetensors", "tables/", "--out", out, exit_code=1)
+    dataset = "rows/" if out.startswith("rows/") else "tables/"
+    assert reason in invoke("predict", "model.safetensors", dataset, "--out", out, exit_code=1)
     assert content_of(place) == before
 
 
