@@ -127,12 +127,12 @@ def iter_folder(
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
-    Of GraphML files, and of Parquet files with a row per graph, only so many graphs are read at a time; they have
-    classes only if ``classes`` says which there are, and words as features only if ``features`` lists their categories.
-    Other formats are read as a whole first.
+    Of Parquet files with a row per graph only so many graphs are read at a time; before that, all labels and words are
+    looked through, unless ``classes`` and ``features`` list them. Of GraphML files only so many are read at a time,
+    too; they have classes only if ``classes`` says which there are, and words as features only if ``features`` lists
+    their categories. Other formats are read as a whole first.
 
-    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are
-    ever in memory at once.
+    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once.
     """
     check.integer("num_graphs", num_graphs, 1)
     return _read(Path(path), num_graphs, ReadOptions(features, classes, label, edge_weight, dtype, edge_options))
@@ -143,10 +143,12 @@ def _read(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[
     path = path.expanduser()
     options.check()
     kind = kind_of(path)
-    if kind in ("graphml", "parquet"):
+    if kind == "graphml":
         if num_graphs is not None and options.classes is None and isinstance(options.label, str):
             options = options._replace(label=None)
-        return (graphml if kind == "graphml" else parquet).load(path, num_graphs, options)
+        return graphml.load(path, num_graphs, options)
+    if kind == "parquet":
+        return parquet.load(path, num_graphs, options)
     whole = tables.load(path, options) if kind == "tables" else _load_named(path, options)
     step = num_graphs or max(len(whole.names), 1)
     return (

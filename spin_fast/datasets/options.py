@@ -109,7 +109,7 @@ def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions
     if not isinstance(options.label, str):
         y = torch.from_numpy(np.array(labels, np.float64)).to(options.dtype)
         return read._replace(graphs=replace(read.graphs, y=y), tasks=list(options.label))
-    classes = _sorted_classes({*labels}, where) if options.classes is None else list(options.classes)
+    classes = sorted_classes({*labels}, where) if options.classes is None else list(options.classes)
     number = {name: position for position, name in enumerate(classes)}
     if unknown := sorted({*labels} - number.keys()):
         known = ", ".join(map(repr, classes))
@@ -118,7 +118,7 @@ def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions
     return read._replace(graphs=replace(read.graphs, y=y), classes=classes)
 
 
-def _sorted_classes(labels: set[str], where: str | Path) -> list[str]:
+def sorted_classes(labels: set[str], where: str | Path) -> list[str]:
     """Classes in sorted order, that of numbers if they are numbers."""
     try:
         values = {label: float(label) for label in labels}

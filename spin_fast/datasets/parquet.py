@@ -17,7 +17,7 @@ from ..graphs.batch import GraphBatch
 from ..graphs.convert import Parts, library
 from .columns import Column, Words, as_task, task_of, text_of
 from .common import DatasetError, Folder, check_is_regular, reading
-from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, with_labels
+from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
 
 ROWS = 1 << 16  # graphs that are read or written at once, where no one says how many
 BUFFER_BYTES = 1 << 18  # of each column, so that a row group is not in memory as a whole
@@ -42,7 +42,9 @@ class _Part(NamedTuple):
 def load(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
     """The graphs of a file, or of the files of a folder, ``num_graphs`` at a time or all at once."""
     paths = [path] if path.is_file() else sorted(path.glob("*.parquet"), key=lambda file: file.name)
-    reader = _Reader(path, paths[0], options, whole=num_graphs is None)
+    reader = _Reader(path, paths[0], options)
+    if num_graphs is not None:
+        reader.find_words_and_classes(paths)
     done = 0
     for parts in reader.parts(paths, num_graphs):
         read = reader.joined(parts, done)
@@ -55,10 +57,10 @@ def load(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[F
 class _Reader:
     """Reads files in turn; the columns of the first decide what is read."""
 
-    def __init__(self, path: Path, first: Path, options: ReadOptions, *, whole: bool) -> None:
+    def __init__(self, path: Path, first: Path, options: ReadOptions) -> None:
         self.parquet = library("pyarrow.parquet", str(path))
         self.arrow, self.compute = library("pyarrow", str(path)), library("pyarrow.compute", str(path))
-        self.path, self.options, self.whole = path, options, whole
+        self.path, self.options = path, options
         with self._open(first) as file:
             schema = file.schema_arrow
         has = [*schema.names]
@@ -131,31 +133,57 @@ class _Reader:
                 f"{field.type}; name the columns to use by ",
                 Argument("features"),
             )
-        if column.categories == "auto" and not self.whole:
-            raise DatasetError(
-                f"{path}, column {column.name!r} holds words, and graphs are read in parts, which may have other "
-                "words; pass as features those of a folder read by load_folder"
-            )
         return column
+
+    def _batches(self, paths: list[Path], columns: list[str], num_rows: int) -> Iterator[tuple[Any, Where]]:
+        """Yield the rows of all files, at most so many at a time."""
+        for path in paths:
+            row = 0
+            with self._open(path) as file, reading(str(path)):
+                self._check_columns(path, [*file.schema_arrow.names])
+                for batch in file.iter_batches(num_rows, columns=columns):
+                    if len(batch):
+                        yield batch, partial(_where, path, row)
+                    row += len(batch)
+
+    def find_words_and_classes(self, paths: list[Path]) -> None:
+        """Learn, before the graphs are read, which words and classes occur, where options do not list them."""
+        columns = [column.name for column in self.columns if column.categories == "auto"]
+        label = self.label if isinstance(self.label, str) and self.options.classes is None else None
+        classes: dict[str | None, Callable[[], str]] = {}
+        looked_through = columns if label is None else [*columns, label]
+        if not looked_through:
+            return
+        for rows, where in self._batches(paths, looked_through, ROWS):
+            for name in columns:
+                sizes, values = self._list(rows, name, where)
+                self._codes(values, name, partial(_of_value, where, name, sizes))
+            if label is not None:
+                for value, place in self._each(rows.column(label), _with_place, partial(where, label))[1]:
+                    classes.setdefault(value, place)
+        settled = {name: self.words[name].settled(f"{self.path}, column")[1] for name in columns}
+        self.columns = [settled.get(column.name, column) for column in self.columns]
+        self.words |= {name: Words(column) for name, column in settled.items()}
+        known = [name for name in classes if name is not None]
+        if known and None in classes:
+            raise self._unlabelled(classes[None](), known)
+        if known:
+            self.options = self.options._replace(classes=sorted_classes({*known}, self.path))
 
     def parts(self, paths: list[Path], num_graphs: int | None) -> Iterator[list[_Part]]:
         """Yield the rows of all files, ``num_graphs`` at a time or all at once."""
         held: list[_Part] = []
         rows = 0
-        for path in paths:
-            row = 0
-            with self._open(path) as file, reading(str(path)):
-                self._check_columns(path, [*file.schema_arrow.names])
-                for batch in file.iter_batches(min(num_graphs or ROWS, ROWS), columns=self.needed):
-                    while len(batch):
-                        some = batch.slice(0, None if num_graphs is None else num_graphs - rows)
-                        batch = batch.slice(len(some))
-                        held.append(self._part(some, partial(_where, path, row)))
-                        row += len(some)
-                        rows += len(some)
-                        if rows == num_graphs:
-                            yield held
-                            held, rows = [], 0
+        for batch, where in self._batches(paths, self.needed, min(num_graphs or ROWS, ROWS)):
+            begin = 0
+            while begin < len(batch):
+                some = batch.slice(begin, None if num_graphs is None else num_graphs - rows)
+                held.append(self._part(some, partial(_further, where, begin)))
+                begin += len(some)
+                rows += len(some)
+                if rows == num_graphs:
+                    yield held
+                    held, rows = [], 0
         if held:
             yield held
 
@@ -327,8 +355,12 @@ class _Reader:
         if {*labels} == {None}:
             return None
         part = next(part for part in parts if None in (part.labels or []))
-        raise DatasetError(
-            f"{part.where(self.label, (part.labels or []).index(None))} is empty; fill in all, leave such graphs out, ",
+        raise self._unlabelled(part.where(self.label, (part.labels or []).index(None)), labels)
+
+    def _unlabelled(self, where: str, labels: list[Any]) -> DatasetError:
+        assert isinstance(self.label, str)
+        return DatasetError(
+            f"{where} is empty; fill in all, leave such graphs out, ",
             *as_task(self.label, labels),
             "or read no labels by ",
             Argument("label", None),
@@ -371,6 +403,11 @@ def _where(path: Path, begin: int, column: str, row: int) -> str:
     return f"{path}, row {begin + row}, column {column!r}"
 
 
+def _further(where: Where, begin: int, column: str, row: int) -> str:
+    """The place of a row behind ``begin`` others."""
+    return where(column, begin + row)
+
+
 def _of_value(where: Where, column: str, sizes: np.ndarray, value: int) -> str:
     """The place of a value among those of all lists in a column."""
     return where(column, _row_of(sizes, value))
@@ -386,6 +423,10 @@ def _first_null(column: Any) -> int:
 
 def _text_of(value: object, _: Callable[[], str]) -> str | None:
     return text_of(value)
+
+
+def _with_place(value: object, where: Callable[[], str]) -> tuple[str | None, Callable[[], str]]:
+    return text_of(value), where
 
 
 def _is_rounded(numbers: np.ndarray, integers: np.ndarray) -> np.ndarray:

@@ -97,10 +97,10 @@ def test_weights_vectors_and_words(tmp_path: Path) -> None:
     assert load_folder(path, edge_weight=None).graphs.edge_weight is None
     charges = load_folder(path, features={"column": "charge", "categories": "auto"})
     assert charges.features == [{"column": "charge", "categories": ["-1.0", "0.0", "0.5", "1.5", "7.0"]}]
-    message = error_of(lambda: list(iter_folder(path, 2)))
-    assert "column 'element' holds words, and graphs are read in parts" in message
-    parts = list(iter_folder(path, 2, features=read.features, classes=read.classes))
-    assert equal(GraphBatch.concatenate(part.graphs for part in parts), read.graphs)
+    for known in ({}, {"features": read.features}, {"classes": read.classes}):
+        parts = list(iter_folder(path, 2, **known))
+        assert equal(GraphBatch.concatenate(part.graphs for part in parts), read.graphs)
+        assert all(part[2:] == read[2:] for part in parts)
     message = error_of(lambda: load_folder(path, features={"column": "element", "categories": ["C", "O"]}))
     assert "row 2, column 'element' holds 'N', which features have no category for" in message
 
@@ -143,7 +143,7 @@ def test_what_is_written_is_read(
             return
         whole = load_folder(path, **options)
         assert_equal(whole.graphs, expected)
-        chunks = [*iter_folder(path, num_graphs, **options, classes=whole.classes)]
+        chunks = [*iter_folder(path, num_graphs, **options)]
     assert all(len(chunk.names) == num_graphs for chunk in chunks[:-1])
     assert [name for chunk in chunks for name in chunk.names] == whole.names
     assert_equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), expected)
@@ -174,7 +174,7 @@ def test_only_some_graphs_are_in_memory(tmp_path: Path) -> None:
     graphs = datasets.load("digits")[:50]
     write_parquet((graphs for _ in range(3)), tmp_path / "1.parquet")
     (tmp_path / "2.parquet").write_text("no Parquet")
-    chunks = iter_folder(tmp_path, 30)
+    chunks = iter_folder(tmp_path, 30, classes=[*map(str, range(10))])
     assert [len(next(chunks).graphs) for _ in range(5)] == [30] * 5
     assert "2.parquet cannot be parsed" in error_of(lambda: next(chunks))
 
@@ -236,7 +236,8 @@ def test_only_some_graphs_are_in_memory(tmp_path: Path) -> None:
 @pytest.mark.parametrize("row_group", [1, 100])
 def test_wrong_rows_are_named(changes: dict[str, Any], message: str, row_group: int, tmp_path: Path) -> None:
     path = write(tmp_path / "graphs.parquet", changes, row_group_size=row_group)
-    assert re.search(f"^{re.escape(str(path))}.*{re.escape(message)}", error_of(lambda: load_folder(path)))
+    for call in (lambda: load_folder(path), lambda: list(iter_folder(path, 1)), lambda: list(iter_folder(path, 2))):
+        assert re.search(f"^{re.escape(str(path))}.*{re.escape(message)}", error_of(call))
 
 
 def test_wrong_tasks_are_named(tmp_path: Path) -> None:
