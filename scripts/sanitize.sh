@@ -20,6 +20,8 @@ $python setup.py --quiet egg_info --egg-base "$place/lib" build --build-base "$p
 # Python itself is not compiled with them, so they come first, and what it never frees is no finding.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 export PYTHONPATH=$place/lib:$PWD/tests
+echo called_from_lib:libtorch_cpu.so > "$place/foreign"  # nor torch, whose threads it does not understand
+TSAN_OPTIONS+=:suppressions=$place/foreign
 runtime=()
 for library in "${libraries[@]}"; do runtime+=("$($CXX -print-file-name="$library")"); done
 run() { LD_PRELOAD="${runtime[*]}" setarch -R "$python" -P "$@"; }  # -R: ThreadSanitizer knows few places for memory
