@@ -41,9 +41,10 @@ threads = [threading.Thread(target=write) for _ in range(2)]
   (($#)) || set -- tests/ops/test_{branch,distinct,power,readout,subtree,training_step}.py \
     -k "(threads or parts or sizes or training_step) and not cuda and not compile"
 elif ((!$#)); then
-  run -m pytest -n 0 -k "not cuda and not test_native and not compile" tests/ops tests/features tests/training tests/common
+  run -m pytest -n 0 --capture=sys -k "not cuda and not test_native and not compile" \
+    tests/ops tests/features tests/training tests/common
   cd tests
   run -m fuzz --seconds 300
   exit
 fi
-run -m pytest -n 0 "$@"
+run -m pytest -n 0 --capture=sys "$@"
