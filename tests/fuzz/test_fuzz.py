@@ -52,7 +52,8 @@ def test_what_once_failed(name: str, number: str) -> None:
 def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parent), *filter(None, sys.path)])}
     command = [sys.executable, "-m", "fuzz", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    # Not in the source folder, where spin_fast/ would hide what is installed.
+    return subprocess.run(command, cwd=HERE.parent, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.slow
