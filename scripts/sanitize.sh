@@ -20,7 +20,7 @@ $python setup.py --quiet egg_info --egg-base "$place/lib" build --build-base "$p
 # Python itself is not compiled with them, so they come first, and what it never frees is no finding.
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1 UBSAN_OPTIONS=print_stacktrace=1 TSAN_OPTIONS=halt_on_error=1
 export PYTHONPATH=$place/lib:$PWD/tests
-printf 'called_from_lib:libtorch_%s.so\n' cpu python > "$place/torch"  # nor torch and numpy, whose threads it misreads
+printf 'called_from_lib:libtorch_%s.so\n' cpu python > "$place/torch"  # whose threads it misreads, as numpy's
 export OPENBLAS_NUM_THREADS=1
 TSAN_OPTIONS+=:report_mutex_bugs=0:suppressions=$place/torch
 runtime=()

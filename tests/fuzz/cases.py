@@ -681,31 +681,37 @@ def tu_files(random: Random) -> None:
             PowerFeatures.from_graphs(found, 1)
 
 
-def own_files(random: Random) -> None:
-    """Tables of a user's, and GraphML, damaged."""
+def own_tables(random: Random) -> None:
+    """Tables of a user's, one of them damaged."""
     of = graphs(random, most=3)
     graph = np.repeat(np.arange(len(of.ptr) - 1), np.diff(of.ptr))
     rows = np.repeat(np.arange(of.num_nodes), np.diff(of.indptr))
+    tables = {
+        "graphs.csv": ["graph,label", *(f"{g},{g % 2}" for g in range(len(of.ptr) - 1))],
+        "nodes.csv": ["graph,node,a,b", *(f"{g},{v},{v % 5},{v / 7}" for v, g in enumerate(graph))],
+        "edges.csv": ["graph,source,target", *(f"{graph[v]},{v},{u}" for v, u in zip(rows, of.indices, strict=True))],
+    }
+    own_files(random, tables)
+
+
+def own_graphml(random: Random) -> None:
+    """A GraphML file of a user's, damaged."""
+    of = graphs(random, most=3)
+    rows = np.repeat(np.arange(of.num_nodes), np.diff(of.indptr))
+    nodes = "".join(f'<node id="{v}"><data key="a">{v % 5}</data></node>\n' for v in range(of.num_nodes))
+    edges = "".join(f'<edge source="{v}" target="{u}"/>\n' for v, u in zip(rows, of.indices, strict=True))
+    key = '<key id="a" for="node" attr.name="a" attr.type="int"/>'
+    head = f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{key}'
+    own_files(random, {"a.graphml": [head, f'<graph edgedefault="directed">{nodes}{edges}</graph></graphml>']})
+
+
+def own_files(random: Random, contents: dict[str, list[str]]) -> None:
+    """A folder of a user's, one of whose files is damaged."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        if chance(random, 0.5):
-            tables = {
-                "graphs.csv": ["graph_id,label", *(f"{g},{g % 2}" for g in range(len(of.ptr) - 1))],
-                "nodes.csv": ["graph_id,node_id,a,b", *(f"{g},{v},{v % 5},{v / 7}" for v, g in enumerate(graph))],
-                "edges.csv": [
-                    "graph_id,source,target",
-                    *(f"{graph[v]},{v},{u}" for v, u in zip(rows, of.indices, strict=True)),
-                ],
-            }
-        else:
-            nodes = "".join(f'<node id="{v}"><data key="a">{v % 5}</data></node>\n' for v in range(of.num_nodes))
-            edges = "".join(f'<edge source="{v}" target="{u}"/>\n' for v, u in zip(rows, of.indices, strict=True))
-            key = '<key id="a" for="node" attr.name="a" attr.type="int"/>'
-            head = f'<graphml xmlns="http://graphml.graphdrawing.org/xmlns">{key}'
-            tables = {"a.graphml": [head, f'<graph edgedefault="directed">{nodes}{edges}</graph></graphml>']}
-        for file, content in tables.items():
+        for file, content in contents.items():
             (folder / file).write_text("\n".join(content) + "\n")
-        path = folder / str(random.choice(list(tables)))
+        path = folder / str(random.choice(list(contents)))
         path.write_bytes(bend(random, path.read_bytes()))
         found = survives(lambda: datasets.load(str(folder)))
         if found is not None:
@@ -723,10 +729,11 @@ CASES: dict[str, Callable[[Random], None]] = {
         containers,
         kept_files,
         tu_files,
-        own_files,
+        own_tables,
         branch,
         joint,
         prediction,
+        own_graphml,
     )
 }
 
