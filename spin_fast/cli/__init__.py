@@ -15,7 +15,7 @@ from . import bench as bench
 
 # isort: on
 from ._app import app
-from ._errors import message_of
+from ._errors import message_of, settle_output
 
 
 def main() -> None:
@@ -31,4 +31,5 @@ def main() -> None:
     except OSError as error:  # of --help: commands tell their own, and let it through with --debug
         if "--debug" in sys.argv:
             raise
+        settle_output()
         sys.exit(f"spin-fast: error: {message_of(error)}")

@@ -30,17 +30,26 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             print("spin-fast: interrupted", file=sys.stderr)
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of our output is done, as head is
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            settle_output()
             raise typer.Exit(1) from None
         except Exception as error:
             if debug or isinstance(error, typer.Exit):
                 raise
+            settle_output()
             print(f"spin-fast: error: {message_of(error)}", file=sys.stderr)
             raise typer.Exit(1) from None
 
     paragraphs = (command.__doc__ or "").split("\n\n")
     wrapped.__doc__ = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)  # --help breaks lines itself
     return wrapped
+
+
+def settle_output() -> None:
+    """Write what is left for stdout; where that fails, drop it, since Python would tell of it once more at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

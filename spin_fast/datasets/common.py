@@ -132,7 +132,7 @@ def read_numbers(
     """
     import pandas
 
-    with reading(where), np.errstate(over="ignore"):  # what overflows is infinite, and then refused
+    with reading(where), np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         try:
             table = pandas.read_csv(stream, header=None, dtype=dtype, skipinitialspace=True).to_numpy()
             wrong = not _are_numbers(table, missing)

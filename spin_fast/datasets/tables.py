@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,26 +39,31 @@ class Table:
         import pandas
 
         self.path = path
-        with reading(str(path)):
+        with reading(str(path)), warnings.catch_warnings():
             if path.suffix == ".parquet":
                 library("pyarrow", str(path))
-                self.frame = pandas.read_parquet(path)
+                frame = pandas.read_parquet(path)
+                self.frame = frame.reset_index(drop=frame.index.name is None)  # a named index is a column
             else:
-                self.frame = pandas.read_csv(
-                    path,
-                    dtype=dict.fromkeys(texts, "str"),
-                    keep_default_na=False,
-                    na_values=[""],
-                    skip_blank_lines=False,  # so that rows tell lines
-                    skipinitialspace=True,
-                    low_memory=False,
-                )
+                warnings.simplefilter("error", pandas.errors.ParserWarning)
+                try:
+                    self.frame = pandas.read_csv(
+                        path,
+                        dtype=dict.fromkeys(texts, "str"),
+                        index_col=False,
+                        keep_default_na=False,
+                        na_values=[""],
+                        skip_blank_lines=False,  # so that rows tell lines
+                        skipinitialspace=True,
+                        low_memory=False,
+                    )
+                except pandas.errors.ParserWarning as error:
+                    more = "has more fields in its lines than names of columns in its first line"
+                    raise DatasetError(f"{path} {more}") from error
         for column in {*texts} & {*self.frame.columns}:
             self.as_text(column)
         for column in texts[:needed]:
             self.require(column, "; the first line must name them")
-        if not isinstance(self.frame.index, pandas.RangeIndex):
-            raise DatasetError(f"{path} has more fields in its lines than names of columns in its first line")
         for column in texts[:needed]:
             self.codes(column)
 

@@ -120,6 +120,9 @@ class PowerFeatures(GraphArrays):
     def _check_entries(self) -> None:
         num_rows = len(self.rows)
         ops.check_segments(self.ptr, self.index, self.count, num_rows, self.row_ptr)
+        entries, num_nodes = int(self.ptr[-1]), int(self.node_ptr[-1])
+        if (total := entries if self.count is None else int(self.count.sum())) != self.num_branches * num_nodes:
+            raise ValueError(f"count must add up to {self.num_branches} branches of {num_nodes} nodes, got {total}")
         if self.row_of_node is not None:
             ptr = torch.arange(self.num_branches + 1) * self.row_of_node.shape[1]
             ops.check_segments(ptr, self.row_of_node.flatten(), None, num_rows, self.row_ptr)
@@ -324,11 +327,12 @@ class PowerFeatures(GraphArrays):
                 raise ValueError(f"parts must be alike, got {parts[0]._kind} and {part._kind}")
         if len(parts) == 1:
             return parts[0]
+        are_dense = [part.index is None for part in parts]  # of all, which checks those that are mapped
         sizes = torch.cat([part.node_ptr.diff() for part in parts])
         known = [part.labels for part in parts if part.labels is not None]
         node_ptr, labels = offsets(sizes), torch.cat(known) if known else None
         operator, num_branches, rows = parts[0].operator, parts[0].num_branches, parts[0].rows
-        if all(part.index is None for part in parts):
+        if all(are_dense):
             powers = torch.cat([part.dense_rows() for part in parts], dim=1)
             return cls._dense(powers, node_ptr, labels, operator)
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)

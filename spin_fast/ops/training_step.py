@@ -31,8 +31,8 @@ def training_step(
     """Compute the loss of a ``SPIN`` on a batch, and its gradient in every parameter, in one operation.
 
     :func:`branch_readout`, then the classifier, then the mean cross-entropy, weighted by ``class_weight`` of each
-    graph's class; 0 where all weigh 0. It runs once per batch, so hardly any argument is checked but by the op, which
-    takes contiguous tensors, and calls the arrays of ``joint`` ``parts``, ``joint_ptr``, ...
+    graph's class; 0 where all weigh 0. It runs once per batch, so the op alone checks most arguments: it takes
+    contiguous tensors, and calls the arrays of ``joint`` ``parts``, ``joint_ptr``, ...
 
     Args:
         rows: ragged ``[U, d]`` float32 or float64.

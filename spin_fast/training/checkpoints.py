@@ -72,9 +72,7 @@ def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
         with torch.device("meta"):  # wrong sizes may be huge: nothing is allocated before they are those of the arrays
             _new_model(*arguments, **named).load_state_dict({name: of.to("meta") for name, of in state.items()})
         model = _new_model(*arguments, **named)
-        model.load_state_dict(state)
-        wide = {name: of for name, of in state.items() if of.dtype == torch.float64}
-        model.load_state_dict(wide, strict=False, assign=True)  # a copy into a new model rounds to float32
+        model.load_state_dict(state, assign=True)  # a copy would round float64
         if isinstance(metadata.get("multilabel"), bool):
             model.multilabel = metadata["multilabel"]
     except Exception as error:  # whatever wrong contents lead to

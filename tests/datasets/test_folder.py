@@ -219,6 +219,7 @@ def test_classes_of_an_earlier_reading(tmp_path: Path) -> None:
         ({"edges": EDGES + "\na,x,x\n"}, ["edges.csv, line 6, column 'graph' is empty"]),
         ({"edges": EDGES + "a,x,y,1\n"}, ["edges.csv", "line 6"]),
         ({"edges": "graph,source,target\na,x,y,1\n"}, ["edges.csv", "more fields"]),
+        ({"graphs": "graph,label\n0,a,mutagen\n1,b,none\n"}, ["graphs.csv", "more fields"]),
         ({"edges": ""}, ["edges.csv"]),
         ({"nodes": NODES + "a,x,1,1\n"}, ["nodes.csv, line 7, column 'node' repeats node 'x' of graph 'a'"]),
         ({"nodes": NODES + "a,z,,1\n"}, ["nodes.csv, line 7, column 'charge' is empty"]),
@@ -240,13 +241,18 @@ def test_wrong_tables_are_named(tmp_path: Path, changes: dict[str, str], words: 
     assert all(word in message for word in [*words, str(tmp_path)])
 
 
-def test_parquet(tmp_path: Path) -> None:
+@pytest.mark.parametrize("index", [None, "graph", "row numbers"])
+def test_parquet(tmp_path: Path, index: str | None) -> None:
     pytest.importorskip("pyarrow")
     csv = load_folder(write(tmp_path / "csv"))
     (tmp_path / "parquet").mkdir()
     for name in ("edges", "nodes", "graphs"):
         table = pandas.read_csv(tmp_path / "csv" / f"{name}.csv")
-        table.to_parquet(tmp_path / "parquet" / f"{name}.parquet", index=False)
+        if index == "graph":
+            table = table.set_index("graph")
+        elif index == "row numbers":  # as after filtering
+            table.index += 5
+        table.to_parquet(tmp_path / "parquet" / f"{name}.parquet", index=index is not None)
     parquet = load_folder(tmp_path / "parquet")
     assert equal(csv.graphs, parquet.graphs)
     assert csv[1:] == parquet[1:]

@@ -321,6 +321,10 @@ def test_identical_graphs_give_identical_readouts(data_root) -> None:
             "row_ptr must have 1 branch and as many for each operator of 'sym,adj', got 2 branches",
         ),
         ({"row_of_node": torch.full((2, 5), 99)}, "index must be in"),
+        (
+            {"node_ptr": torch.tensor([0, 2, 6]), "row_of_node": None},
+            "count must add up to 2 branches of 6 nodes, got 10",
+        ),
     ],
 )
 def test_storage_is_checked_where_it_is_built(change: dict, message: str) -> None:
@@ -555,11 +559,13 @@ def change_array(path: Path, name: str, change) -> None:
         ("index", lambda index: index.index_fill(0, torch.tensor([5]), -1), "index must be in"),
         ("index", lambda index: index.index_fill(0, torch.tensor([0]), int(index.max())), "index must be in"),
         ("count", lambda count: count.zero_(), "count must be positive"),
+        ("count", lambda count: count.fill_(10**9), "count must add up to 2 branches of"),
         ("row_of_node", lambda rows: rows.flip(0), "index must be in"),
         ("row_of_node", lambda rows: rows.fill_(10**6), "index must be in"),
     ],
 )
 def test_damaged_entries_are_found_before_they_are_used(saved: Path, name: str, change, message: str) -> None:
+    good = replace(PowerFeatures.load(saved, mmap=False), row_of_node=None)
     change_array(saved, name, change)
     with pytest.raises(ValueError, match=f"{saved} is damaged: {message}"):
         PowerFeatures.load(saved, mmap=False)
@@ -572,7 +578,7 @@ def test_damaged_entries_are_found_before_they_are_used(saved: Path, name: str, 
         lambda: loaded[:3].take(),
         lambda: loaded.to("cpu"),
         lambda: loaded.identical_graphs(),
-        lambda: PowerFeatures.concatenate([loaded, loaded]),
+        lambda: PowerFeatures.concatenate([good, loaded]),
         lambda: loaded.save(saved),
     ]
     for use in uses:
