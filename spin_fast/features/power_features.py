@@ -222,7 +222,7 @@ class PowerFeatures(GraphArrays):
             advance("", len(graphs) - found.num_graphs)
             del found
         powers = last if last.shape[1] == graphs.num_nodes else powers_of(graphs, num_hops, operator, True)
-        return cls._dense(_positive_zeros(powers), graphs.ptr, graphs.y, operator)
+        return cls._dense(powers, graphs.ptr, graphs.y, operator)
 
     @classmethod
     def from_chunks(
@@ -236,11 +236,12 @@ class PowerFeatures(GraphArrays):
     ) -> PowerFeatures:
         """Compute the features of graphs that come chunk by chunk and need never be in memory at once.
 
-        The result is that of :meth:`from_graphs` of all graphs in one batch, bit by bit, wherever they are cut. In
-        memory are one chunk, powers of some 8 MB, and what is found so far: the distinct rows, twice where room is made
-        for more, and the segments and ``row_of_node``, which is kept to the end, since it takes until then to know
-        whether rows repeat. Without deduplication it is the rows of all nodes, which then are twice in memory if only
-        late chunks show that hardly any row repeats. On a GPU the chunks are put together first.
+        The result is that of :meth:`from_graphs` of all graphs in one batch, wherever they are cut: bit by bit, but for
+        the sign of zeros where hardly any row repeats. In memory are one chunk, powers of some 8 MB, and what is found
+        so far: the distinct rows, twice where room is made for more, and the segments and ``row_of_node``, which is
+        kept to the end, since it takes until then to know whether rows repeat. Without deduplication it is the rows of
+        all nodes, which then are twice in memory if only late chunks show that hardly any row repeats. On a GPU the
+        chunks are put together first.
 
         Args:
             chunks: at least one batch of any number of graphs; all alike in features, dtype and device, with labels or
@@ -272,7 +273,7 @@ class PowerFeatures(GraphArrays):
         del rows, row_ptr, ptr, index, count, row_of_node
         dense = [known, *(more.clone() for more, _ in powers)]
         del known
-        return cls._dense(_positive_zeros(_joined(dense)), stream.node_ptr, stream.labels, operator)
+        return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
 
     @classmethod
     def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
@@ -280,7 +281,7 @@ class PowerFeatures(GraphArrays):
         powers = powers_of(graphs, num_hops, operator, True)
         rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, check_invariants=False)
         if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
-            return cls._dense(_positive_zeros(powers), graphs.ptr, graphs.y, operator)
+            return cls._dense(powers, graphs.ptr, graphs.y, operator)
         found = (rows, row_ptr, ptr, index, count, row_of_node if node_rows else None)
         return cls(*found, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
@@ -643,13 +644,6 @@ def _add(
         if num_nodes >= SAMPLE_NODES and num_rows < WORTHWHILE * found.num_rows:
             return powers
     return powers if num_rows < WORTHWHILE * found.num_rows else None
-
-
-def _positive_zeros(powers: Tensor) -> Tensor:
-    """Make +0 of -0, in place, as the search for distinct rows does."""
-    for power in powers:
-        power.masked_fill_(power == 0, 0)
-    return powers
 
 
 def _joined(powers: list[Tensor]) -> Tensor:

