@@ -8,11 +8,13 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 from torch.optim.lr_scheduler import LRScheduler
 
 from .._common import check
@@ -23,6 +25,7 @@ from ..features.power_features import PowerFeatures
 from ..nn import GraphClassifier
 from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
 from .prediction import not_finite, predict
+from .ranks import OneRank, ranks_of
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
@@ -71,6 +74,7 @@ def fit(
     resume: bool = False,
     on_epoch: Callable[[Epoch], object] | None = None,
     progress: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Fit:
     """Train with Adam; stop when ``metric`` on the validation graphs has not risen for ``patience`` epochs.
 
@@ -86,13 +90,20 @@ def fit(
     interruption, bit for bit. ``epochs`` and ``patience`` may be raised where that does not change what has been: a
     cosine is over all ``epochs``, so these stay as they were.
 
+    With a ``process_group`` of several ranks, each calls this function with the same arguments and features, begins
+    with the parameters of the first, and ends with the same model. Of each batch a rank computes the gradient of its
+    range of the graphs; these are summed once per step to the gradient of the batch, whatever its graphs weigh. The
+    validation graphs are shared out, too. Rank 0 alone calls ``metric`` and ``on_epoch``, shows progress, and reads and
+    writes ``state``, with which any number of ranks can go on. Numbers are the same bits in every run with as many
+    ranks; between other numbers of ranks they differ by rounding, and by dropout, which each rank draws for itself.
+
     Args:
         model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
         features: of all graphs, with labels.
         train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
         validation: the validation graphs, likewise; a ``UserWarning`` says if some are training graphs.
         epochs: at most so many passes, at least 1.
-        batch_size: graphs per step.
+        batch_size: graphs per step, of all ranks together.
         learning_rate: of Adam, at the start.
         schedule: of the learning rate: ``cosine`` falls to 0 over ``epochs``, ``warmup-cosine`` rises over their first
             tenth before, ``constant`` stays, ``step`` halves every 50 epochs, ``plateau`` halves when the validation
@@ -114,12 +125,14 @@ def fit(
         on_epoch: called with each new :class:`Epoch`; the epoch counts when this has returned. See
             :mod:`spin_fast.training.logs`.
         progress: show a progress bar on the terminal.
+        process_group: of ``torch.distributed``, such as ``torch.distributed.group.WORLD``; None for this process alone.
+            Models with BatchNorm are trained by one process only.
 
     Raises:
-        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``; a
-            ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a finite metric or
-            loss on the validation graphs.
-        OSError: ``state`` cannot be written.
+        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state`` or
+            of another rank; a ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a
+            finite metric or loss on the validation graphs.
+        OSError: ``state`` cannot be written. ConnectionError: another rank has ended.
     """
     if not isinstance(model, GraphClassifier):
         raise ArgumentTypeError("model", "be a SPIN, a PAGNN or another GraphClassifier", type(model))
@@ -135,14 +148,11 @@ def fit(
         raise ArgumentTypeError("on_epoch", "be a function of an Epoch, or None", type(on_epoch))
     if resume and state is None:
         raise ValueError("resume must come with state, the file to go on from")
+    ranks = ranks_of(process_group)
     data = _checked_data(model, features, train, validation, class_weight, graph_weight)
-    torch.manual_seed(seed)
-    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=data.class_weight)
-    scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
-    before = TrainingState(best=copied(model.state_dict()))
-    run = _Run(data, trainer, scheduler, torch.Generator().manual_seed(seed), batch_size, metric, before)
-    if state is not None:
-        settings = settings_of(
+
+    def settings() -> dict[str, Any]:
+        return settings_of(
             model,
             features,
             data.train,
@@ -156,10 +166,35 @@ def fit(
             seed=seed,
             metric=_name_of(metric),
         )
-        run.file = StateFile(Path(state), settings, sample_of(features, data.train, data.validation))
-        if resume and run.file.path.exists():
-            run.go_on(run.file, epochs, patience)
-    interrupted = run.train(epochs, patience, on_epoch, progress)
+
+    ranks.check_same(
+        lambda: settings() | {"epochs": epochs, "patience": patience, "state": state is not None, "resume": resume}
+    )
+    torch.manual_seed(seed)
+    trainer = Trainer(
+        model,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        class_weight=data.class_weight,
+        process_group=process_group,
+    )
+    scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
+    before = TrainingState(best=copied(model.state_dict()))
+    order = torch.Generator().manual_seed(seed)
+    run = _Run(data, trainer, scheduler, order, batch_size, seed, metric, ranks, before)
+
+    def open_state(path: Path) -> TrainingState | None:
+        """Keep the state from now on; returns the one to go on from."""
+        run.file = StateFile(path, settings(), sample_of(features, data.train, data.validation))
+        like = replace(before, last=snapshot(trainer, order))
+        return run.file.read(like) if resume and path.exists() else None
+
+    if state is not None:
+        path = Path(state)
+        if (found := ranks.from_first(lambda: open_state(path))) is not None:
+            run.go_on(found, path, epochs, patience)
+    on_epoch = on_epoch if ranks.is_first else None
+    interrupted = run.train(epochs, patience, on_epoch, progress and ranks.is_first)
     if not run.state.has_best:
         raise Diverged(
             "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a lower "
@@ -224,32 +259,33 @@ class _Run:
     scheduler: LRScheduler
     order: torch.Generator
     batch_size: int
+    seed: int
     metric: Metric
+    ranks: OneRank
     state: TrainingState
     file: StateFile | None = None
     warned: bool = False
 
-    def go_on(self, file: StateFile, epochs: int, patience: int) -> None:
-        """Continue the run of a file, if one with these arguments would have come as far.
+    def go_on(self, state: TrainingState, path: Path, epochs: int, patience: int) -> None:
+        """Continue the run of a state in a file, if one with these arguments would have come as far.
 
         The scheduler steps through the epochs so far by the log alone, so that any scheduler can go on.
         """
-        state = file.read(like=replace(self.state, last=snapshot(self.trainer, self.order)))
         done, sooner = len(state.epochs), TrainingState()
         if done > epochs:
-            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {file.path} has, got {epochs}")
+            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {path} has, got {epochs}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
             for epoch in state.epochs:
                 if sooner.is_over(epochs, patience):
-                    what = f" must not stop the run of {file.path} before its last epoch, got {patience}"
+                    what = f" must not stop the run of {path} before its last epoch, got {patience}"
                     raise StateError(Argument("patience"), what)
                 if not math.isclose(self._rate, epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
                     raise StateError(
                         Argument("epochs"),
                         " and ",
                         Argument("schedule"),
-                        f" must give the learning rates of {file.path}, {epoch.learning_rate:.6g} in epoch "
+                        f" must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
                         f"{epoch.number}, got {self._rate:.6g}: a cosine needs the number of epochs that it began with",
                     )
                 sooner = sooner.after(epoch, {}, {})
@@ -295,6 +331,7 @@ class _Run:
 
     def _epoch(self) -> Epoch:
         data, number, rate = self.data, len(self.state.epochs) + 1, self._rate
+        self.ranks.seed(self.seed, number)
         start = time.perf_counter()
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
         seconds = time.perf_counter() - start
@@ -304,12 +341,13 @@ class _Run:
                 found = "NaN" if bool(rows.isnan().any()) else "infinity"
                 raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
             raise Diverged(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
-        return Epoch(number, loss, *self._validate(number), rate, seconds)
+        logits = self.ranks.in_order(partial(predict, self.trainer.model, data.features), data.validation)
+        scores = self.ranks.from_first(partial(self._validate, number, logits))
+        return Epoch(number, loss, *scores, rate, seconds)
 
-    def _validate(self, number: int) -> tuple[float, float]:
+    def _validate(self, number: int, logits: Tensor) -> tuple[float, float]:
         """Return loss and metric of the validation graphs; NaN for both if a score is not finite."""
         data = self.data
-        logits = predict(self.trainer.model, data.features, data.validation)
         if wrong := len(not_finite(logits)):
             self._warn_once(
                 f"{wrong} validation graph(s) have scores that are not finite in epoch {number}: such an epoch is "
@@ -328,7 +366,7 @@ class _Run:
     def _warn_once(self, message: str) -> None:
         if not self.warned:
             self.warned = True
-            warnings.warn(message, stacklevel=6)  # the caller of fit
+            warnings.warn(message, stacklevel=7)  # the caller of fit
 
 
 def _name_of(function: object) -> str:
