@@ -22,6 +22,7 @@ from .._common.check import Argument, ArgumentTypeError
 from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures, sharded
 from ..nn import GraphClassifier
 from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
 from .prediction import not_finite, predict
@@ -56,7 +57,7 @@ class Fit:
 
 def fit(
     model: GraphClassifier,
-    features: PowerFeatures,
+    features: PowerFeatures | ShardedFeatures,
     train: GraphIds,
     validation: GraphIds,
     *,
@@ -99,7 +100,8 @@ def fit(
 
     Args:
         model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
-        features: of all graphs, with labels.
+        features: of all graphs, with labels. Of those in several files (``spin_fast.shards.load``) an epoch takes one
+            shard after the other, in random order, and the graphs of each in random order; a batch is of one shard.
         train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
         validation: the validation graphs, likewise; a ``UserWarning`` says if some are training graphs.
         epochs: at most so many passes, at least 1.
@@ -136,7 +138,9 @@ def fit(
     """
     if not isinstance(model, GraphClassifier):
         raise ArgumentTypeError("model", "be a SPIN, a PAGNN or another GraphClassifier", type(model))
-    model.check_training(features)
+    features = sharded(features)
+    for shard in features.shards:
+        model.check_training(shard)
     epochs, patience = check.integer("epochs", epochs, 1), check.integer("patience", patience, 1)
     batch_size, seed = check.integer("batch_size", batch_size, 1), check.integer("seed", seed, 0)
     learning_rate = float(check.number("learning_rate", learning_rate, 0))
@@ -206,7 +210,7 @@ def fit(
 class _Data(NamedTuple):
     """What to train on and to validate by, checked: ids, and weights on the device of the features."""
 
-    features: PowerFeatures
+    features: ShardedFeatures
     train: Tensor
     validation: Tensor
     target: Tensor
@@ -216,25 +220,25 @@ class _Data(NamedTuple):
 
 def _checked_data(
     model: GraphClassifier,
-    features: PowerFeatures,
+    features: ShardedFeatures,
     train: GraphIds,
     validation: GraphIds,
     class_weight: ClassWeight,
     graph_weight: Tensor | Sequence[float] | None,
 ) -> _Data:
     parts = {"train": graph_ids(train, len(features)), "validation": graph_ids(validation, len(features))}
-    num_outputs = model.num_outputs(features)
-    check_labels(features, num_outputs, read=True)
+    num_outputs, device = model.num_outputs(features[:1]), features.shards[0].rows.device
+    check_labels(features.y, num_outputs, read=True)
+    assert features.y is not None
     labels: list[Tensor] = []
     for name, ids in parts.items():
         if len(ids) == 0:
             raise ValueError(f"{name} must have at least one graph")
-        y = features[ids].y
-        assert y is not None
+        y = features.y[ids]
         if y.is_floating_point() and bool(y.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
         labels.append(y)
-    shared = torch.isin(*(features.storage_ids(ids) for ids in (parts["validation"], parts["train"])))
+    shared = torch.isin(*(features.storage_ids(parts[name]) for name in ("validation", "train")))
     if number := int(shared.sum()):
         warnings.warn(
             f"validation has {number} graph(s) of train, so that its metric, which chooses the epoch, is too good",
@@ -242,11 +246,11 @@ def _checked_data(
         )
     weights = class_weights(class_weight, labels[0], num_outputs)
     if graph_weight is not None:
-        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows.device)
+        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(device)
         for name, ids in parts.items():
             if not bool((graph_weight[ids] > 0).any()):
                 raise ValueError(f"graph_weight must not be all 0 in {name}")
-    weights = None if weights is None else weights.to(features.rows)
+    weights = None if weights is None else weights.to(features.shards[0].rows)
     return _Data(features, parts["train"], parts["validation"], labels[1], weights, graph_weight)
 
 
@@ -301,7 +305,7 @@ class _Run:
         """Train until it is over, and leave the best weights in the model; returns whether it was interrupted."""
         model, interrupted = self.trainer.model, False
         known_before = model.operator, model.multilabel
-        model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
+        model.operator, model.multilabel = self.data.features.shards[0].operator, self.data.target.is_floating_point()
         with progress_bar("epoch", epochs, progress) as advance_bar:
             advance_bar("", len(self.state.epochs))
             try:
@@ -336,10 +340,11 @@ class _Run:
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
         seconds = time.perf_counter() - start
         if not math.isfinite(loss):
-            rows = torch.cat(data.features[data.train].branch_rows()[0])
-            if not bool(rows.isfinite().all()):
-                found = "NaN" if bool(rows.isnan().any()) else "infinity"
-                raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
+            for shard, of_shard, _ in data.features.parts(data.train):
+                rows = torch.cat(shard[of_shard].branch_rows()[0])
+                if not bool(rows.isfinite().all()):
+                    found = "NaN" if bool(rows.isnan().any()) else "infinity"
+                    raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
             raise Diverged(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
         logits = self.ranks.in_order(partial(predict, self.trainer.model, data.features), data.validation)
         scores = self.ranks.from_first(partial(self._validate, number, logits))

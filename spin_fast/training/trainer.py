@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from .. import ops
 from .._common import check, torch_compat
 from .._common.indexing import GraphIds, graph_ids
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures, sharded
 from ..nn import SPIN, GraphClassifier
 from ..ops.native import available as native_available
 from .losses import check_labels, loss_of, scaled, shares_of
@@ -164,7 +166,7 @@ class Trainer:
 
     def epoch(
         self,
-        features: PowerFeatures,
+        features: PowerFeatures | ShardedFeatures,
         ids: GraphIds,
         batch_size: int,
         generator: torch.Generator | None = None,
@@ -172,34 +174,50 @@ class Trainer:
     ) -> float:
         """One pass over the graphs ``ids`` in random order; returns their mean loss, as :func:`loss_of` weighs them.
 
+        Of sharded features one shard after the other, in random order; a batch is of graphs of one shard.
         ``generator`` draws the order; several ranks must have one each, seeded alike.
         ``graph_weight [len(features)]``, floats, is how often each graph counts, of which only the ratios matter; steps
         with it are those of autograd.
         """
+        features = sharded(features)
         ids = graph_ids(ids, len(features))
         if len(ids) == 0:
             return 0.0
         order = ids[self._ranks.order(len(ids), generator)]
-        step = self._prepared(features, graph_weight)
+        if graph_weight is not None:
+            check.tensor("graph_weight", graph_weight, (len(features),), check.FLOATS)
+            graph_weight = scaled(graph_weight[order])
+        loss = weight = 0.0
+        for shard, of_shard, places in features.parts(order):
+            weights = None if graph_weight is None else graph_weight[places].to(shard.rows.device)
+            of_batches, of_all = self._pass(shard, of_shard, batch_size, weights)
+            loss, weight = loss + of_batches, weight + of_all
+        return loss / max(weight, sys.float_info.min)
+
+    def _pass(
+        self, features: PowerFeatures, order: Tensor, batch_size: int, graph_weight: Tensor | None
+    ) -> tuple[float, float]:
+        """A step on each batch of the graphs ``order``; returns the sum of their losses, and of what they weigh."""
+        step = self._prepared(features, graph_weight is not None)
         stored = features.storage_ids(order)
         batches = [stored.split(batch_size)]
         if graph_weight is not None:
-            graph_weight = scaled(graph_weight[order]).to(features.rows.device)
             batches.append(graph_weight.split(batch_size))
         losses = self._ranks.sum(torch.stack([step(*batch) for batch in zip(*batches, strict=True)]))
         assert features.labels is not None
         shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
-            sizes = torch.tensor([len(batch) for batch in batches[0]], dtype=torch.float64)
-            return (losses.cpu().double() @ sizes).item() / len(ids)  # autocast would round a product in float32
-        weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double()
-        return (losses.double() @ weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).item()
+            weights = torch.tensor([len(batch) for batch in batches[0]], dtype=torch.float64)
+        else:
+            weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double().cpu()
+        losses = losses.cpu().double()  # autocast would round a product in float32
+        return (losses @ weights).item(), weights.sum().item()
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
         return self._ranks.sum(self._prepared(features)(features.storage_ids(slice(None))))
 
-    def _prepared(self, features: PowerFeatures, graph_weight: Tensor | None = None) -> Callable[..., Tensor]:
+    def _prepared(self, features: PowerFeatures, is_weighted: bool = False) -> Callable[..., Tensor]:
         """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss.
 
         It takes the weights of these graphs, too, where there are any. The losses of all ranks add up to that of the
@@ -209,7 +227,7 @@ class Trainer:
         model.check_training(features)
         if self._num_outputs is None:
             self._num_outputs = model.num_outputs(features)
-        check_labels(features, self._num_outputs)
+        check_labels(features.y, self._num_outputs)
         model.operator = features.operator
         assert features.labels is not None
         model.multilabel = features.labels.is_floating_point()
@@ -222,9 +240,7 @@ class Trainer:
         if self.class_weight is not None:
             check.tensor("class_weight", self.class_weight, (self._num_outputs,), check.FLOATS)
             self.class_weight = self.class_weight.to(features.rows)
-        if graph_weight is not None:
-            check.tensor("graph_weight", graph_weight, (len(features),), check.FLOATS)
-        elif isinstance(model, SPIN) and self._is_standard(model, features):
+        if isinstance(model, SPIN) and not is_weighted and self._is_standard(model, features):
             return self._fused(model, features)
         return self._by_autograd(features)
 
