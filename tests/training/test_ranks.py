@@ -7,22 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers.ranks import CASES, by_ranks, digits, everything, fitted, seeded
 from helpers.training import new_model
 
 from spin_fast import training
 
-pytestmark = pytest.mark.xdist_group("ranks")  # processes are started once
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
+def folder(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Path:
+    """One for all processes of pytest."""
+    folder = tmp_path_factory.getbasetemp().parent / f"ranks-{testrun_uid}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
-    return by_ranks(3, everything, folder)
+    with FileLock(folder / "lock"):
+        results = folder / "results"
+        if not results.exists():
+            torch.save(by_ranks(3, everything, folder), results)
+        return torch.load(results, weights_only=False)
 
 
 @pytest.mark.parametrize("case", CASES)
