@@ -19,8 +19,9 @@ from spin_fast import training
 SMALL = ("--epochs", 3, "--hops", 1, "--hidden", 8, "--layers", 1, "--batch-size", 128, "--schedule", "constant")
 
 
-def torchrun(*arguments: object, cwd: Path) -> subprocess.Popen[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "spin_fast.cli"]
+def torchrun(*arguments: object, cwd: Path, restarts: int = 0) -> subprocess.Popen[str]:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch += ["--max-restarts", str(restarts), "-m", "spin_fast.cli"]
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("SPIN_FAST_DATA", None)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -74,9 +75,9 @@ def test_an_error_is_told_once(arguments: list, expected: str, tmp_path: Path) -
     assert not [*tmp_path.rglob("*.safetensors")]
 
 
-def started(log: Path, *options: object) -> subprocess.Popen[str]:
+def started(log: Path, *options: object, restarts: int = 0) -> subprocess.Popen[str]:
     """A run that has had two epochs."""
-    process = torchrun("train", *options, "--epochs", 2000, "--out", log.parent, cwd=log.parents[1])
+    process = torchrun("train", *options, "--out", log.parent, cwd=log.parents[1], restarts=restarts)
     while process.poll() is None and (not log.exists() or len(log.read_text().splitlines()) < 3):
         time.sleep(0.01)
     return process
@@ -90,7 +91,7 @@ def workers_of(process: subprocess.Popen[str]) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interruption(number: int, tmp_path: Path) -> None:
-    process = started(tmp_path / "run" / "log.csv", *SMALL[2:])
+    process = started(tmp_path / "run" / "log.csv", *SMALL[2:], "--epochs", 2000)
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=100)
     assert process.returncode != 0
@@ -104,7 +105,7 @@ def test_interruption(number: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_ends_all(rank: int, tmp_path: Path) -> None:
-    process = started(tmp_path / "run" / "log.csv", *SMALL[2:])
+    process = started(tmp_path / "run" / "log.csv", *SMALL[2:], "--epochs", 2000)
     start = time.monotonic()
     os.kill(workers_of(process)[rank], signal.SIGKILL)
     _, stderr = process.communicate(timeout=100)
@@ -115,3 +116,17 @@ def test_a_rank_that_is_killed_ends_all(rank: int, tmp_path: Path) -> None:
     before = len(log_of(tmp_path / "run"))
     invoke("train", *SMALL[2:], "--epochs", before + 2, "--resume", "--out", tmp_path / "run")
     assert log_of(tmp_path / "run")["epoch"].tolist() == [*range(1, before + 3)]
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_a_run_where_it_was(tmp_path: Path) -> None:
+    options = *SMALL[2:], "--epochs", 200, "--patience", 200, "--resume"
+    process = started(tmp_path / "run" / "log.csv", *options, restarts=1)
+    os.kill(workers_of(process)[0], signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=200)
+    assert process.returncode == 0, stderr
+    assert stdout.count("nothing to go on from") == 1
+    log = log_of(tmp_path / "run")
+    assert log["epoch"].tolist() == [*range(1, 201)]
+    invoke("train", *options[:-1], "--out", tmp_path / "whole")
+    pandas.testing.assert_frame_equal(log[:20], log_of(tmp_path / "whole")[:20], rtol=1e-3)
