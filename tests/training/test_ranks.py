@@ -53,6 +53,13 @@ def test_the_case_of_early_stopping_stops_early(ranks: list[dict]) -> None:
     assert best + 2 == len(log) < 20
 
 
+def test_predictions_that_are_shared_out_are_the_same_bits(ranks: list[dict]) -> None:
+    for rank in ranks[:2]:
+        for number, scores in zip((159, 1, 0), rank["predicted"], strict=True):
+            expected = training.predict(seeded(), digits(), torch.arange(160).flip(0)[:number])
+            assert torch.equal(scores, expected)
+
+
 def test_two_ranks_give_the_same_bits_twice(ranks: list[dict]) -> None:
     for rank in ranks[:2]:
         (one, parameters), (other, again) = rank["again"]
