@@ -46,8 +46,8 @@ class Rank(Alone):
     """One of several processes that torchrun has started."""
 
     def __init__(self) -> None:
-        self._joined, self.rank, self.number = next(dist.rendezvous("env://"))
-        self._store = dist.PrefixStore("spin-fast", self._joined)
+        store, self.rank, self.number = next(dist.rendezvous("env://"))
+        self._store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)  # it outlives a restart
         self._stderr = sys.stderr
         self.is_first = self.rank == 0
 
@@ -60,32 +60,32 @@ class Rank(Alone):
         except SystemExit as end:
             if end.code == 2 and not self.is_first:  # every rank has the same wrong arguments: the first tells
                 with suppress(RuntimeError):
-                    self._store.wait(["ended"], timedelta(days=1))
+                    self._store.wait(["spin-fast ended"], timedelta(days=1))
             raise
         finally:
             sys.stderr = self._stderr  # for the traceback that --debug asks for
             if self.is_first:
                 with suppress(RuntimeError):
-                    self._store.set("ended", "")
+                    self._store.set("spin-fast ended", "")
 
     def tell(self, line: str) -> None:
         is_told = False
         with suppress(RuntimeError):  # the process that keeps the store has ended
-            is_told = self._store.add("told", 1) > 1
+            is_told = self._store.add("spin-fast told", 1) > 1
         if not is_told:
             print(line, file=self._stderr, flush=True)
 
     def after_first(self, function: Callable[[], object]) -> None:
         if not self.is_first:
-            self._store.wait(["first"], timedelta(days=1))
+            self._store.wait(["spin-fast first"], timedelta(days=1))
         function()
         if self.is_first:
-            self._store.set("first", "")
+            self._store.set("spin-fast first", "")
 
     @contextmanager
     def process_group(self, device: torch.device) -> Iterator[dist.ProcessGroup | None]:
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend, store=self._joined, rank=self.rank, world_size=self.number)
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.number)
         try:
             yield dist.group.WORLD
         finally:

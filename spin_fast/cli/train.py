@@ -189,8 +189,8 @@ def train(
     with (
         board or nullcontext(),
         one_line_warnings(),
+        ranks.process_group(place) as process_group,  # while it connects, a signal ends the process at once
         ended_by_sigterm() as signals,
-        ranks.process_group(place) as process_group,
     ):
         fit = training.fit(
             model,

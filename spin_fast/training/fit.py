@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed import ProcessGroup
 from torch.optim.lr_scheduler import LRScheduler
 
 from .._common import check
@@ -30,6 +29,9 @@ from .ranks import OneRank, ranks_of
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
+
+if TYPE_CHECKING:  # not every build of torch has it
+    from torch.distributed import ProcessGroup
 
 
 class Diverged(ValueError):

@@ -194,5 +194,7 @@ def _sendable(error: Exception) -> Exception:
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return RuntimeError(f"{type(error).__name__}: {error}")
+        told = RuntimeError(f"{type(error).__name__}: {error}")
+        told.__cause__ = error
+        return told
     return error

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import ProcessGroup
 
 from .. import ops
 from .._common import check, torch_compat
@@ -19,6 +18,9 @@ from ..nn import SPIN, GraphClassifier
 from ..ops.native import available as native_available
 from .losses import check_labels, loss_of, scaled, shares_of
 from .ranks import GradientOf, ranks_of
+
+if TYPE_CHECKING:  # not every build of torch has it
+    from torch.distributed import ProcessGroup
 
 
 class _Adam(torch.optim.Adam):

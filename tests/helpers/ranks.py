@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets, training
+from spin_fast.training.ranks import ranks_of
 
 from .training import numbers
 
@@ -115,11 +117,18 @@ def everything(folder: Path) -> Iterator[dict[str, Any]]:
         yield results | {"outside": _error(lambda: fitted("fused", two))}
         return
     results["cases"] |= {(case, 2): fitted(case, two) for case in CASES}
+    results["predicted"] = _predicted(two)
     results |= {"again": [_noisy(two) for _ in range(2)], "seen": _seen(two)}
     results |= _going_on(two, folder) | {"errors": _errors(two, folder)} | _plain_ddp(two)
     results["interrupted"] = _ended_by("interrupted", two, folder)
     yield results
     yield results | {"killed": _ended_by("killed", two, folder)}
+
+
+def _predicted(group: Group) -> list[Tensor]:
+    """Scores of one more graph than two ranks can share evenly, of one graph, and of none, by ranks."""
+    predicted, ids = partial(training.predict, seeded(), digits()), torch.arange(160).flip(0)
+    return [ranks_of(group).in_order(predicted, ids[:number]) for number in (159, 1, 0)]
 
 
 def _noisy(group: Group, epochs: int = 6, seed: int = 0, **options: Any) -> tuple[list[tuple], Tensor]:

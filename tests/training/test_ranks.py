@@ -7,22 +7,28 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import FileLock
 from helpers.ranks import CASES, by_ranks, digits, everything, fitted, seeded
 from helpers.training import new_model
 
 from spin_fast import training
 
-pytestmark = pytest.mark.xdist_group("ranks")  # processes are started once
-
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("ranks")
+def folder(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Path:
+    """One for all processes of pytest."""
+    folder = tmp_path_factory.getbasetemp().parent / f"ranks-{testrun_uid}"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="module")
 def ranks(folder: Path) -> list[dict[str, Any]]:
-    return by_ranks(3, everything, folder)
+    with FileLock(folder / "lock"):
+        results = folder / "results"
+        if not results.exists():
+            torch.save(by_ranks(3, everything, folder), results)
+        return torch.load(results, weights_only=False)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -45,6 +51,13 @@ def test_ranks_agree_with_one_process(case: str, ranks: list[dict]) -> None:
 def test_the_case_of_early_stopping_stops_early(ranks: list[dict]) -> None:
     log, _, best = ranks[0]["cases"]["early stopping", 3]
     assert best + 2 == len(log) < 20
+
+
+def test_predictions_that_are_shared_out_are_the_same_bits(ranks: list[dict]) -> None:
+    for rank in ranks[:2]:
+        for number, scores in zip((159, 1, 0), rank["predicted"], strict=True):
+            expected = training.predict(seeded(), digits(), torch.arange(160).flip(0)[:number])
+            assert torch.equal(scores, expected)
 
 
 def test_two_ranks_give_the_same_bits_twice(ranks: list[dict]) -> None:
