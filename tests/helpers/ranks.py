@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets, training
+from spin_fast.features.shards import ShardedFeatures
 from spin_fast.training.ranks import ranks_of
 
 from .training import numbers
@@ -66,6 +68,10 @@ def _tasks() -> PowerFeatures:
     return replace(digits(), labels=labels)
 
 
+def _shards() -> ShardedFeatures:
+    return ShardedFeatures([digits()[begin:end] for begin, end in pairwise((0, 20, 40, 160))])
+
+
 class Doubled(SPIN):
     def forward(self, features: PowerFeatures) -> Tensor:
         return 2 * super().forward(features)
@@ -77,7 +83,7 @@ def _pagnn() -> PAGNN:
 
 _WEIGHTS = torch.arange(160) % 4 / 3
 # Of each a model, features, and options of fit. Batches of 7 leave one of 2 graphs, less than there are ranks.
-CASES: dict[str, tuple[Callable[[], Any], Callable[[], PowerFeatures], dict[str, Any]]] = {
+CASES: dict[str, tuple[Callable[[], Any], Callable[[], PowerFeatures | ShardedFeatures], dict[str, Any]]] = {
     "fused": (lambda: SPIN(3, 8, 10, 2), digits, {}),
     "joint": (lambda: SPIN(3, 8, 10, 2, branches="both", attention=False), digits, {"batch_size": 50}),
     "class weights": (lambda: SPIN(3, 8, 10, 2), digits, {"class_weight": torch.linspace(0, 3, 10)}),
@@ -91,6 +97,7 @@ CASES: dict[str, tuple[Callable[[], Any], Callable[[], PowerFeatures], dict[str,
     ),
     "autograd": (lambda: Doubled(3, 8, 10, 2), digits, {"schedule": "plateau", "weight_decay": 0.01}),
     "PAGNN": (_pagnn, digits, {"batch_size": 1}),
+    "shards": (lambda: SPIN(3, 8, 10, 2), _shards, {"graph_weight": _WEIGHTS}),
     "early stopping": (lambda: SPIN(3, 8, 10, 2), digits, {"epochs": 20, "patience": 1, "learning_rate": 0.05}),
 }
 

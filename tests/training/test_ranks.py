@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from filelock import FileLock
 from helpers.ranks import CASES, by_ranks, digits, everything, fitted, seeded
 from helpers.training import new_model
 
 from spin_fast import training
+from spin_fast.training.ranks import Ranks
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,7 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
         return torch.load(results, weights_only=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_agree_with_one_process(case: str, ranks: list[dict]) -> None:
     """To rounding, in float64; and among each other bit for bit."""
@@ -48,11 +52,13 @@ def test_ranks_agree_with_one_process(case: str, ranks: list[dict]) -> None:
         torch.testing.assert_close(found, parameters, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_case_of_early_stopping_stops_early(ranks: list[dict]) -> None:
     log, _, best = ranks[0]["cases"]["early stopping", 3]
     assert best + 2 == len(log) < 20
 
 
+@pytest.mark.slow
 def test_predictions_that_are_shared_out_are_the_same_bits(ranks: list[dict]) -> None:
     for rank in ranks[:2]:
         for number, scores in zip((159, 1, 0), rank["predicted"], strict=True):
@@ -60,6 +66,7 @@ def test_predictions_that_are_shared_out_are_the_same_bits(ranks: list[dict]) ->
             assert torch.equal(scores, expected)
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_same_bits_twice(ranks: list[dict]) -> None:
     for rank in ranks[:2]:
         (one, parameters), (other, again) = rank["again"]
@@ -68,11 +75,13 @@ def test_two_ranks_give_the_same_bits_twice(ranks: list[dict]) -> None:
         assert torch.equal(parameters, ranks[0]["again"][0][1])
 
 
+@pytest.mark.slow
 def test_the_first_rank_alone_calls_what_it_is_given(ranks: list[dict]) -> None:
     assert ranks[0]["seen"] == ([60, 60], [1, 2])
     assert ranks[1]["seen"] == ([], [])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_the_same_and_other_numbers_of_ranks(ranks: list[dict]) -> None:
     for rank in ranks[:2]:
         (log, parameters), (expected, whole) = rank["went on"], rank["whole"]
@@ -87,6 +96,7 @@ def test_a_run_goes_on_with_the_same_and_other_numbers_of_ranks(ranks: list[dict
             assert line[1:4] == pytest.approx((epoch.loss, epoch.validation_loss, epoch.validation), rel=1e-7)
 
 
+@pytest.mark.slow
 def test_what_ranks_refuse_all_of_them_tell(ranks: list[dict]) -> None:
     first, second = (rank["errors"] for rank in ranks[:2])
     assert first["batch norm"].startswith("ValueError: model must have no BatchNorm to be trained by several ranks")
@@ -103,6 +113,7 @@ def test_what_ranks_refuse_all_of_them_tell(ranks: list[dict]) -> None:
     )
 
 
+@pytest.mark.slow
 def test_plain_distributed_data_parallel_is_right(ranks: list[dict]) -> None:
     for rank in ranks[:2]:
         for name in ("flat", "fresh", "bucket views", "ours"):
@@ -111,6 +122,7 @@ def test_plain_distributed_data_parallel_is_right(ranks: list[dict]) -> None:
         torch.testing.assert_close(rank["ddp"]["losses, ours"], rank["ddp"]["losses, one process"])
 
 
+@pytest.mark.slow
 def test_where_one_rank_ends_all_do(ranks: list[dict], folder: Path) -> None:
     for rank in ranks[:2]:
         assert rank["interrupted"][0] == "interrupted: True, epochs: 2"
@@ -131,3 +143,21 @@ def test_a_group_that_is_none_is_refused() -> None:
         TypeError, match=r"process_group must be a ProcessGroup of torch\.distributed, or None, got int"
     ):
         training.fit(new_model(), features, range(9), range(9, 18), process_group=2)
+
+
+def test_a_rank_that_has_every_graph_is_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group of one, which is not spared what several do."""
+    options = {"rank": 0, "world_size": 1}
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", **options)
+    try:
+        for case in ("fused", "shards", "tasks", "graph weights", "autograd"):
+            with monkeypatch.context() as patch:
+                for module in ("fit", "trainer"):
+                    patch.setattr(importlib.import_module(f"spin_fast.training.{module}"), "ranks_of", Ranks)
+                log, parameters, best = fitted(case, dist.group.WORLD)
+            expected_log, expected, expected_best = fitted(case)
+            assert log == [pytest.approx(line, rel=1e-9) for line in expected_log]
+            assert best == expected_best
+            torch.testing.assert_close(parameters, expected)
+    finally:
+        dist.destroy_process_group()
