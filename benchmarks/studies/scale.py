@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from rich.progress import track
 
 from spin_fast import SPIN, GraphBatch, datasets, shards, training
@@ -36,6 +38,11 @@ from ..harness import epochs, inputs, report
 NUM_GRAPHS, FEW = 4_000_000, 100_000
 CHANGED = 0.2  # atoms that have the features of another one
 BATCH_SIZE = 128
+PER_RANK, STEPS, EPOCHS = (
+    (32, 128, 512, 2048),
+    50,
+    7,
+)  # graphs per step of a rank; steps of an epoch, of which the median
 SHARD_SIZE = "1GB"
 GRAPHS, FEW_GRAPHS, FEATURES, MODEL = "graphs", "few-graphs", "features.safetensors", "model.safetensors"
 NOTE = (
@@ -158,7 +165,29 @@ def theirs(folder: Path) -> dict[str, float]:
     return {"seconds to make": made, "seconds of an epoch": seconds[-1], "graphs": len(graphs)}
 
 
-WORKERS: dict[str, Callable[[Path], dict[str, float]]] = {"ours": ours, "theirs": theirs}
+def by_ranks(folder: Path) -> dict[str, float]:
+    """Milliseconds of a step over the first shard, by graphs per step of a rank: of one, or of those of torchrun."""
+    number, group = int(os.environ.get("WORLD_SIZE", "1")), None
+    if number > 1:
+        dist.init_process_group("gloo")
+        group = dist.group.WORLD
+    features, found = shards.load(folder / FEATURES).shards[0], {}
+    for size in PER_RANK:
+        model = SPIN(features.num_features, epochs.WIDTH, 2, inputs.NUM_HOPS, attention=False)
+        trainer = training.Trainer(model, process_group=group)
+        ids = torch.arange(min(len(features), STEPS * size * number))
+        seconds = []
+        for epoch in range(EPOCHS):
+            start = time.perf_counter()
+            trainer.epoch(features, ids, size * number, torch.Generator().manual_seed(epoch))
+            seconds.append((time.perf_counter() - start) / -(-len(ids) // (size * number)))
+        found[str(size)] = 1e3 * statistics.median(seconds)
+    if number > 1:
+        dist.destroy_process_group()
+    return found
+
+
+WORKERS: dict[str, Callable[[Path], dict[str, float]]] = {"ours": ours, "theirs": theirs, "ranks": by_ranks}
 
 
 def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
@@ -189,7 +218,9 @@ def main() -> None:
     folder = options.folder
     if options.worker is not None:
         torch.set_num_threads(1)
-        print(json.dumps(WORKERS[options.worker](folder)))
+        told = WORKERS[options.worker](folder)
+        if os.environ.get("RANK", "0") == "0":
+            print(json.dumps(told))
         return
     draw(options.root, folder / GRAPHS, options.graphs)
     draw(options.root, folder / FEW_GRAPHS, FEW)
@@ -198,14 +229,19 @@ def main() -> None:
         cost, told = cost_of(step.command, folder)
         kept = {name: value for name, value in told.items() if name in KEPT}
         found.append({"step": step.title, "graphs": step.num_graphs, **cost._asdict(), **kept})
-        write(found, options.results)
+        write(found, {}, options.results)
+    worker = ("-m", f"{__package__}.scale", "--folder", folder, "--worker", "ranks")
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
+    of_ranks = {number: cost_of((sys.executable, *run, *worker), folder)[1] for number, run in ((1, ()), (2, torchrun))}
+    write(found, of_ranks, options.results)
 
 
-def write(found: list[dict[str, Any]], folder: Path) -> None:
-    """Write ``scale.json`` and a table of it."""
+def write(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]], folder: Path) -> None:
+    """Write ``scale.json`` and tables of it."""
     machine = report.machine()
     with replacing(folder / "scale.json") as file:
-        file.write_text(json.dumps({"machine": machine, "steps": found}, indent=2) + "\n")
+        content = {"machine": machine, "steps": found, "milliseconds of a step by ranks": of_ranks}
+        file.write_text(json.dumps(content, indent=2) + "\n")
     headers = ("step", "graphs", "seconds", "graphs per second", "GB, own", "GB, with mapped files")
     rows, facts = [], []
     for step in found:
@@ -215,9 +251,21 @@ def write(found: list[dict[str, Any]], folder: Path) -> None:
         told = "; ".join(tell(step[name]) for name, tell in KEPT.items() if name in step)
         facts += [f"- {step['step']}, {step['graphs']:,} graphs: {told}"] if told else []
     table = report.markdown_rows(report.Table("", headers, [rows]))
-    lines = ["# Millions of graphs", "", NOTE, "", *table, "", *facts, "", report.describe(machine), ""]
+    lines = ["# Millions of graphs", "", NOTE, "", *table, "", *facts, ""]
+    if of_ranks:
+        headers = ("graphs per step of a rank", "one rank, ms", "two ranks, ms", "graphs per second, times")
+        rows = [
+            (size, f"{one:.2f}", f"{two:.2f}", f"{2 * one / two:.2f}")
+            for (size, one), two in zip(of_ranks[1].items(), of_ranks[2].values(), strict=True)
+        ]
+        lines += [
+            "Steps over the first shard, by one process and by two of torchrun (gloo), medians of epochs:",
+            "",
+            *report.markdown_rows(report.Table("", headers, [rows], left=0)),
+            "",
+        ]
     with replacing(folder / "scale.md") as file:
-        file.write_text("\n".join(lines))
+        file.write_text("\n".join([*lines, report.describe(machine), ""]))
 
 
 if __name__ == "__main__":

@@ -56,4 +56,5 @@ def test_program(scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert all(step["seconds"] > 0 and step["own_memory"] > 0 for step in found)
     assert found[1]["seconds of an epoch"] > 0
     assert found[-1]["seconds to make"] > 0
+    assert "| 2048 |" in (tmp_path / "scale.md").read_text()
     assert "| fit, two epochs over the shards | 70 |" in (tmp_path / "scale.md").read_text()

@@ -10,9 +10,11 @@ import sys
 import sysconfig
 import venv
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from helpers import ROOT
 
 RUN = """
@@ -25,11 +27,17 @@ print(spin_fast.SPIN(3, 8, 10, 2)(features).shape)
 """
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("wheel"),  # they build in one folder
     pytest.mark.skipif(
         not (ROOT / "setup.py").is_file(), reason="no setup.py beside the tests: this is not a checkout"
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """They build in one folder."""
+    with FileLock(tmp_path_factory.getbasetemp().parent / "wheel.lock"):
+        yield
 
 
 def run(*command: object, cwd: Path | None = None, **environment: str) -> str:
