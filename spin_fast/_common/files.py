@@ -61,12 +61,22 @@ def temporary_name(path: Path, tag: str) -> Path:
     return path.with_name(f"{path.name}.{tag}.part")
 
 
-@contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``path`` for what is to replace it; remove it, and those that killed writers left."""
+def shard_path(path: Path, number: int, of: int, tag: str = "") -> Path:
+    """``NAME-00003-of-00016.parquet``: the third of 16 files that together are ``NAME.parquet``."""
+    return path.with_name(f"{path.stem}{tag and f'-{tag}'}-{number:05}-of-{of:05}{path.suffix}")
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of ``path`` have left beside it."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):  # of temporary_name
         with suppress(OSError), locked(leftover):
             shutil.rmtree(leftover)
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path`` for what is to replace it; remove it, and those that killed writers left."""
+    remove_leftovers(path)
     with ExitStack() as lock:
         with _errors_named(path):
             for last in (False, False, True):

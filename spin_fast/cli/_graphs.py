@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.markup import escape
+from torch import Tensor
 
 from .. import datasets
 from ..datasets.summary import directions_of
@@ -48,15 +51,32 @@ def columns_of(read: datasets.Folder) -> str | None:
     )
 
 
-def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
-    return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
+@dataclass
+class Odd:
+    """How many graphs have something that is mostly a mistake, and which is the first."""
+
+    what: str
+    number: int = 0
+    first: str = ""
+
+    def add(self, wrong: Tensor, names: Sequence[str]) -> None:
+        """Count the graphs at these positions among ``names``."""
+        if len(wrong):
+            self.first = self.first if self.number else names[int(wrong[0])]
+            self.number += len(wrong)
+
+    def add_empty(self, graphs: GraphBatch, names: Sequence[str]) -> None:
+        self.add((graphs.ptr.diff() == 0).nonzero()[:, 0], names)
+
+    def warn(self, num_graphs: int) -> None:
+        """Say so on stderr."""
+        if self.number:
+            has, first = ("has", "it is") if self.number == 1 else ("have", "the first is")
+            told = f"{self.number:,} of {num_graphs:,} graphs {has} {self.what}, {first} {self.first}"
+            print(told, file=sys.stderr)
 
 
-def warn_of(names: list[str], num_graphs: int, what: str) -> None:
-    """Say on stderr how many graphs have something that is mostly a mistake, and which is the first."""
-    if names:
-        has, first = ("has", "it is") if len(names) == 1 else ("have", "the first is")
-        print(f"{len(names):,} of {num_graphs:,} graphs {has} {what}, {first} {names[0]}", file=sys.stderr)
+NO_NODES = "no nodes"
 
 
 def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object) -> None:
@@ -70,7 +90,9 @@ def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object
     )
     if (columns := columns_of(read)) is not None:
         console.print(f"node features: {escape(columns)}")
-    warn_of(empty_graphs(graphs, read.names), len(graphs), "no nodes")
+    empty = Odd(NO_NODES)
+    empty.add_empty(graphs, read.names)
+    empty.warn(len(graphs))
     if (hint := hint_on_edges(source, graphs)) is not None:
         console.print(f"edges are directed: {hint}")
     if (hint := hint_on_features(read, chosen_features)) is not None:

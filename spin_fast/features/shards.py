@@ -106,8 +106,7 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
                 index.unlink(missing_ok=True)
             else:
                 tag = folder.suffixes[-2][1:]
-                names = [f"{path.stem}-{tag}-{number:05}-of-{len(written):05}" for number in range(1, len(written) + 1)]
-                paths = [path.with_name(name + path.suffix) for name in names]
+                paths = [files.shard_path(path, number, len(written), tag) for number in range(1, len(written) + 1)]
                 for (temporary, _), file in zip(written, paths, strict=True):
                     temporary.replace(file)
                 write_index(index, [(file, size) for file, (_, size) in zip(paths, written, strict=True)])
