@@ -42,21 +42,13 @@ def paths_of(out: Path, shards: Iterable[Shard | None]) -> dict[Shard | None, Pa
     """The file of each shard; ``out`` itself for all graphs."""
     paths = {shard: out if shard is None else files.shard_path(out, *shard) for shard in shards}
     for of in {shard[1] for shard in paths if shard is not None}:
-        for path, other in shards_beside(out):
-            if other[1] != of:
+        for path, _, other in files.shards_beside(out):
+            if other != of:
                 raise ValueError(
-                    f"{path} is one of {other[1]} shards, and there are to be {of}; remove such files, or choose "
+                    f"{path} is one of {other} shards, and there are to be {of}; remove such files, or choose "
                     "another --out"
                 )
     return paths
-
-
-def shards_beside(out: Path) -> list[tuple[Path, Shard]]:
-    """The files that are there under the names of shards of ``out``, in order."""
-    name = re.compile(rf"{re.escape(out.stem)}-(\d{{5,}})-of-(\d{{5,}}){re.escape(out.suffix)}")
-    there = out.parent.iterdir() if out.parent.is_dir() else ()
-    found = [(path, match) for path in there if (match := name.fullmatch(path.name))]
-    return sorted((path, (int(match[1]), int(match[2]))) for path, match in found)
 
 
 def kept(

@@ -68,6 +68,6 @@ class Whole(Reader):
     def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
         graphs, names = self.whole.graphs, self.whole.names
         end = len(self) if end is None else end
-        for first in range(begin, end, num_graphs):
+        for first in range(begin, end, num_graphs) or (begin,):
             some = slice(first, min(first + num_graphs, end))
             yield self.whole._replace(graphs=graphs[some], names=names[some])
