@@ -34,7 +34,7 @@ ShardOption = Annotated[
     ),
 ]
 Resume = Annotated[
-    bool, output_option("--resume", help="Keep the files that are there, if they are of the same model and graphs.")
+    bool, output_option("--resume", help="Keep files that are there; they must be of the same graphs and settings.")
 ]
 
 
