@@ -16,6 +16,7 @@ from . import bench as bench
 # isort: on
 from ._app import app
 from ._errors import message_of, settle_output
+from ._ranks import launch
 
 
 def main() -> None:
@@ -27,7 +28,8 @@ def main() -> None:
         elif name != "stdin":
             stream.reconfigure(errors="replace")  # such as ± on a terminal that knows ASCII only
     try:
-        app()
+        with launch().one_voice():
+            app()
     except OSError as error:  # of --help: commands tell their own, and let it through with --debug
         if "--debug" in sys.argv:
             raise

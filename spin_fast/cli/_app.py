@@ -20,6 +20,7 @@ from rich.table import Table
 
 from .. import __version__, build_info, native_available
 from ._errors import one_line_errors
+from ._ranks import launch
 
 app = typer.Typer(
     help="SPIN graph classification: message passing once, before training.",
@@ -78,8 +79,11 @@ class _Common:
     debug: Debug = False
 
 
-def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., None]]:
-    """Add a command that returns a report to the app; a parameter that is a dataclass adds its fields as options."""
+def command(example: str, *, takes_ranks: bool = False) -> Callable[[Callable[..., Report]], Callable[..., None]]:
+    """Add a command that returns a report to the app; a parameter that is a dataclass adds its fields as options.
+
+    One that ``takes_ranks`` may be run by several processes of torchrun.
+    """
 
     def add(function: Callable[..., Report]) -> Callable[..., None]:
         parameters = dict(inspect.signature(function, eval_str=True).parameters)
@@ -93,6 +97,8 @@ def command(example: str) -> Callable[[Callable[..., Report]], Callable[..., Non
             for name, group in groups.items():
                 options[name] = group(**{field.name: options.pop(field.name) for field in fields(group)})
             common = options.pop("common")
+            if launch().number > 1 and not takes_ranks:
+                raise ValueError(f"{function.__name__} works in one process: run it without torchrun")
             torch.set_num_threads(min(common.threads, os.cpu_count() or 1))
             # With --json, what progress bars and other libraries print goes to stderr, too.
             with contextlib.redirect_stdout(sys.stderr) if common.as_json else contextlib.nullcontext():

@@ -17,6 +17,7 @@ from typing import Any
 import typer
 
 from .._common.check import Argument, NamingError
+from ._ranks import launch
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -27,7 +28,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
         try:
             command(debug=debug, **options)
         except KeyboardInterrupt:
-            print("spin-fast: interrupted", file=sys.stderr)
+            launch().tell("spin-fast: interrupted")
             raise typer.Exit(130) from None
         except BrokenPipeError:  # the reader of our output is done, as head is
             settle_output()
@@ -36,7 +37,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
             if debug or isinstance(error, typer.Exit):
                 raise
             settle_output()
-            print(f"spin-fast: error: {message_of(error)}", file=sys.stderr)
+            launch().tell(f"spin-fast: error: {message_of(error)}")
             raise typer.Exit(1) from None
 
     paragraphs = (command.__doc__ or "").split("\n\n")

@@ -24,12 +24,15 @@ from ._outputs import check_output, is_log, is_picture, is_result, is_trials
 
 
 class Outputs:
-    """The files of a run; each is checked to be writable, before any work."""
+    """The files of a run."""
 
-    def __init__(self, folder: Path, source: datasets.Source, *inputs: Path | None) -> None:
+    def __init__(self, folder: Path) -> None:
         self.model, self.state = folder / "model.safetensors", folder / "state.safetensors"
         self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
         self.trials = folder / "trials.csv"
+
+    def check(self, source: datasets.Source, *inputs: Path | None) -> None:
+        """Check that each can be written, before any work; ``inputs`` are read."""
         for file, is_own in (
             (self.model, partial(files.has_format, format=CHECKPOINT_FORMAT)),
             (self.state, partial(files.has_format, format=STATE_FORMAT)),
@@ -93,10 +96,12 @@ def write_and_report(
         "deduplication": features.deduplication,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "kernels": kernels_on(features.rows.device),
+        "ranks": settings["ranks"],
     }
     written = {"model": outputs.model, "training_curve": outputs.curve, "log": outputs.log, "result": outputs.result}
     chosen = f"{features.operator} over {features.num_hops} hops, seed {settings['seed']}"
     chosen += "" if settings["fold"] is None else f", fold {settings['fold']}"
+    chosen += "" if settings["ranks"] == 1 else f", {settings['ranks']} ranks"
     made = f"read from {escape(str(precomputation))}"
     if isinstance(precomputation, float):
         made = f"{1000 * precomputation:.1f} ms, once, deduplication included"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
@@ -39,13 +40,14 @@ from ._options import (
     out_option,
     output_option,
 )
+from ._ranks import launch
 from ._search import SearchOptions, search_option
 from ._train_options import FeatureOptions, FitOptions, ModelOptions, training_option
 from ._train_outputs import Outputs, score_in, write_and_report
 from ._train_search import check_options, train_by_search
 
 
-@command("spin-fast train NCI1 --root data --readout attention --epochs 50")
+@command("spin-fast train NCI1 --root data --readout attention --epochs 50", takes_ranks=True)
 def train(
     context: typer.Context,
     data: DataOptions,
@@ -94,21 +96,28 @@ def train(
 
     Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
 
+    torchrun --nproc-per-node 2 -m spin_fast.cli train ... trains by two processes, on one machine or several.
+
     Another run to the same --out replaces the files of the one before, from the end of its first epoch on; result.json,
     the document of --json, is there when a run has ended. While a run writes to --out, another is refused.
 
     Keys of --json: dataset, branches, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen,
     epochs, best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication,
-    parameters, kernels, model, training_curve, log, result. With --search: dataset, space, settings, seed, fold,
+    parameters, kernels, ranks, model, training_curve, log, result. With --search: dataset, space, settings, seed, fold,
     metric, test, validation, graphs, chosen, seconds, kernels, model, trials, result.
     """
     of_one_model = {field.name for group in (FeatureOptions, ModelOptions, FitOptions) for field in fields(group)}
     check_options(context, search, {field.name for field in fields(SearchOptions)}, of_one_model - {"seed"})
-    place, seed = device_of(device), fit_options.seed
+    ranks = launch()
+    if search and ranks.number > 1:
+        raise ValueError("--search has processes of its own: run it without torchrun")
+    place, seed = ranks.own(device_of(device)), fit_options.seed
     source = datasets.find(dataset, data.root)
     out = Path("runs") / source.title if out is None else out
-    outputs = Outputs(out, source, features.precomputed, splits)
-    context.with_resource(files.locked(out))
+    outputs = Outputs(out)
+    if ranks.is_first:
+        outputs.check(source, features.precomputed, splits)
+        context.with_resource(files.locked(out))
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None
     if features.precomputed is not None:
@@ -122,6 +131,8 @@ def train(
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
         console.print(escape(f"nothing to go on from in {out}: starting"))
+    if data.download:
+        ranks.after_first(source.downloaded)
     source, read = data.read(source)
     y, num_outputs = labels_of(source, read.graphs.y, metric_choice)
     split = source.split(y, seed=seed, splits=splits, fold=fold)
@@ -135,6 +146,7 @@ def train(
         "weighted": bool(read.weighted),
         "edge_options": data.edge_options,
         "directed": directions_of(read.graphs).one_way,
+        "ranks": ranks.number,
     }
     if search:
         return train_by_search(search_options, outputs, source, read, split, metric, metric_name, metadata)
@@ -165,16 +177,21 @@ def train(
     torch.manual_seed(seed)
     model = recipe.new_model(power, split.train, num_outputs)
     model.node_features = preprocessing
-    log = CsvLog(outputs.log)
+    logs: list[Callable[[training.Epoch], object]] = [CsvLog(outputs.log)] if ranks.is_first else []
+    logs += [] if board is None else [board]
 
     def on_epoch(epoch: training.Epoch) -> None:
         for stale in (outputs.result, outputs.trials):  # of the run before
             stale.unlink(missing_ok=True)
-        log(epoch)
-        if board is not None:
-            board(epoch)
+        for log in logs:
+            log(epoch)
 
-    with board or nullcontext(), one_line_warnings(), ended_by_sigterm() as signals:
+    with (
+        board or nullcontext(),
+        one_line_warnings(),
+        ranks.process_group(place) as process_group,  # while it connects, a signal ends the process at once
+        ended_by_sigterm() as signals,
+    ):
         fit = training.fit(
             model,
             power,
@@ -186,13 +203,17 @@ def train(
             resume=resume,
             on_epoch=on_epoch,
             progress=True,
+            process_group=process_group,
         )
+    exit_code = 128 + (signals[0] if signals else signal.SIGINT) if fit.interrupted else 0
+    if not ranks.is_first:
+        return Report({}, [], exit_code)
     test = tested(training.predict(model, power, split.test), power[split.test].y, split.test, metric)
     report = write_and_report(outputs, source.title, power, model, fit, split, metric_name, test, made, metadata)
+    report.exit_code = exit_code
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"
         report.shown.append(on)
-        report.exit_code = 128 + (signals[0] if signals else signal.SIGINT)
     return report
 
 

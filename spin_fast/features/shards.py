@@ -1,21 +1,24 @@
-"""Features too large for one file, or for memory: computed and stored in shards of bounded size."""
+"""Features too large for one file, or for memory: computed, stored and read in shards of bounded size."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from .._common import check, files
+from .._common.indexing import GraphIds, graph_ids, offsets
 from ..graphs.batch import GraphBatch
 from . import storage
 from .chunks import Stream, num_branches_of
 from .power_features import PowerFeatures
-from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, read_index, write_index
+from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, is_indexed, naming, read_index, write_index
 
 HEADER_BYTES = 2048  # bound of what a file holds beside its arrays
 FILL = 0.9  # fraction of the bytes to aim at, since the size of further graphs is an estimate
@@ -172,6 +175,116 @@ def join(path: str | Path) -> list[Path]:
     path.unlink(missing_ok=True)
     _remove_unused(path)
     return [*sizes]
+
+
+def load(path: str | Path) -> ShardedFeatures:
+    """Map what :func:`save` has written, to be read shard by shard; see :class:`ShardedFeatures`.
+
+    Args:
+        path: as in :meth:`spin_fast.PowerFeatures.load`: a file of features, or those of an index.
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: a file is damaged, or not like the first one; names it.
+    """
+    path = Path(path)
+    if not is_indexed(path):
+        return ShardedFeatures([PowerFeatures.load(path)], [path])
+    index = index_of(path)
+    named = read_index(index)
+    shards = [PowerFeatures.load(file) for file, _ in named]
+    with naming(index):
+        for shard, (file, num_graphs) in zip(shards, named, strict=True):
+            if len(shard) != num_graphs:
+                raise ValueError(f"{file} must have {num_graphs} graphs, got {len(shard)}")
+        return ShardedFeatures(shards, [file for file, _ in named])
+
+
+class ShardedFeatures:
+    """Features whose shards stay in their files, mapped: ``training.fit`` and ``predict`` read one after the other.
+
+    The system keeps what has been read in memory while there is room, and reads it again otherwise; the next shard is
+    read while one is worked on. Each has its own distinct rows.
+
+    Args:
+        shards: at least one, alike in features, hops, operators, dtype, device and labels.
+        files: those that the shards are mapped from, to be read ahead; empty where they are in memory.
+
+    Attributes:
+        shards: the features of consecutive graphs.
+
+    Raises:
+        TypeError, ValueError: a shard is no ``PowerFeatures``, or does not fit the first one.
+    """
+
+    def __init__(self, shards: Iterable[PowerFeatures], files: Sequence[Path] = ()) -> None:
+        self.shards, self._files = tuple(shards), tuple(files)
+        if not self.shards:
+            raise ValueError("shards must hold at least one PowerFeatures, got none")
+        for shard in self.shards:
+            if not isinstance(shard, PowerFeatures):
+                raise TypeError(f"shards must hold PowerFeatures, got {type(shard).__name__}")
+            if shard._kind != self.shards[0]._kind:
+                raise ValueError(f"shards must be alike, got {self.shards[0]._kind} and {shard._kind}")
+        self._ptr = offsets(torch.tensor([len(shard) for shard in self.shards]))
+
+    def __len__(self) -> int:
+        return int(self._ptr[-1])
+
+    def __repr__(self) -> str:
+        return f"ShardedFeatures({len(self.shards)} shards, {len(self)} graphs, {self.shards[0]._kind})"
+
+    @cached_property
+    def y(self) -> Tensor | None:
+        """Labels of all graphs, in memory."""
+        labels = [shard.y for shard in self.shards if shard.y is not None]
+        return torch.cat(labels) if labels else None
+
+    def __getitem__(self, ids: GraphIds) -> PowerFeatures:
+        """The features of some graphs, in memory if they are of several shards."""
+        (first, *_), several = self.shards, len(self.shards) > 1
+        if not several:
+            return first[ids]
+        found = [*self.parts(graph_ids(ids, len(self)))]
+        if not found:
+            return first[:0]
+        joined = PowerFeatures.concatenate([shard[of] for shard, of, _ in found])
+        return joined[torch.cat([places for _, _, places in found]).argsort()].take()
+
+    def storage_ids(self, ids: Tensor) -> Tensor:
+        """Numbers of the graphs ``ids`` in all storages, where one that is selected twice has the same."""
+        first = offsets(torch.tensor([shard.node_ptr.numel() - 1 for shard in self.shards])).tolist()
+        of_shards = [shard.storage_ids(slice(None)).cpu() for shard in self.shards]
+        return torch.cat([stored + begin for begin, stored in zip(first, of_shards, strict=False)])[ids]
+
+    def parts(self, ids: Tensor) -> Iterator[tuple[PowerFeatures, Tensor, Tensor]]:
+        """Yield the shards that have some of the graphs ``ids``, and the numbers of these there.
+
+        Shards come in the order in which ``ids`` name them first, their graphs in that of ``ids``. Also yields the
+        places of these graphs in ``ids``.
+        """
+        if len(self.shards) == 1:
+            yield self.shards[0], ids, torch.arange(len(ids))
+            return
+        shard_of = torch.searchsorted(self._ptr, ids, right=True) - 1
+        numbers = dict.fromkeys(shard_of.tolist())
+        following = [*numbers][1:]
+        for number in numbers:
+            if following and self._files:
+                _read_ahead(self._files[following.pop(0)])
+            (places,) = (shard_of == number).nonzero(as_tuple=True)
+            yield self.shards[number], ids[places] - self._ptr[number], places
+
+
+def sharded(features: PowerFeatures | ShardedFeatures) -> ShardedFeatures:
+    """The features as shards, of which those in memory are one."""
+    return features if isinstance(features, ShardedFeatures) else ShardedFeatures([features])
+
+
+def _read_ahead(file: Path) -> None:
+    """Have a file read into memory, without waiting, where the system can be asked to."""
+    if hasattr(os, "posix_fadvise"):
+        with file.open("rb") as opened:
+            os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _remove_unused(path: Path) -> None:

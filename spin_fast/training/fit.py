@@ -8,8 +8,9 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,17 @@ from .._common.check import Argument, ArgumentTypeError
 from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures, sharded
 from ..nn import GraphClassifier
 from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
 from .prediction import not_finite, predict
+from .ranks import OneRank, ranks_of
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
 from .schedules import Schedule, advance, scheduler_of
 from .trainer import Trainer
+
+if TYPE_CHECKING:  # not every build of torch has it
+    from torch.distributed import ProcessGroup
 
 
 class Diverged(ValueError):
@@ -53,7 +59,7 @@ class Fit:
 
 def fit(
     model: GraphClassifier,
-    features: PowerFeatures,
+    features: PowerFeatures | ShardedFeatures,
     train: GraphIds,
     validation: GraphIds,
     *,
@@ -71,6 +77,7 @@ def fit(
     resume: bool = False,
     on_epoch: Callable[[Epoch], object] | None = None,
     progress: bool = False,
+    process_group: ProcessGroup | None = None,
 ) -> Fit:
     """Train with Adam; stop when ``metric`` on the validation graphs has not risen for ``patience`` epochs.
 
@@ -86,13 +93,21 @@ def fit(
     interruption, bit for bit. ``epochs`` and ``patience`` may be raised where that does not change what has been: a
     cosine is over all ``epochs``, so these stay as they were.
 
+    With a ``process_group`` of several ranks, each calls this function with the same arguments and features, begins
+    with the parameters of the first, and ends with the same model. Of each batch a rank computes the gradient of its
+    range of the graphs; these are summed once per step to the gradient of the batch, whatever its graphs weigh. The
+    validation graphs are shared out, too. Rank 0 alone calls ``metric`` and ``on_epoch``, shows progress, and reads and
+    writes ``state``, with which any number of ranks can go on. Numbers are the same bits in every run with as many
+    ranks; between other numbers of ranks they differ by rounding, and by dropout, which each rank draws for itself.
+
     Args:
         model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
-        features: of all graphs, with labels.
+        features: of all graphs, with labels. Of those in several files (``spin_fast.shards.load``) an epoch takes one
+            shard after the other, in random order, and the graphs of each in random order; a batch is of one shard.
         train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
         validation: the validation graphs, likewise; a ``UserWarning`` says if some are training graphs.
         epochs: at most so many passes, at least 1.
-        batch_size: graphs per step.
+        batch_size: graphs per step, of all ranks together.
         learning_rate: of Adam, at the start.
         schedule: of the learning rate: ``cosine`` falls to 0 over ``epochs``, ``warmup-cosine`` rises over their first
             tenth before, ``constant`` stays, ``step`` halves every 50 epochs, ``plateau`` halves when the validation
@@ -114,16 +129,20 @@ def fit(
         on_epoch: called with each new :class:`Epoch`; the epoch counts when this has returned. See
             :mod:`spin_fast.training.logs`.
         progress: show a progress bar on the terminal.
+        process_group: of ``torch.distributed``, such as ``torch.distributed.group.WORLD``; None for this process alone.
+            Models with BatchNorm are trained by one process only.
 
     Raises:
-        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state``; a
-            ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a finite metric or
-            loss on the validation graphs.
-        OSError: ``state`` cannot be written.
+        TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state`` or
+            of another rank; a ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a
+            finite metric or loss on the validation graphs.
+        OSError: ``state`` cannot be written. ConnectionError: another rank has ended.
     """
     if not isinstance(model, GraphClassifier):
         raise ArgumentTypeError("model", "be a SPIN, a PAGNN or another GraphClassifier", type(model))
-    model.check_training(features)
+    features = sharded(features)
+    for shard in features.shards:
+        model.check_training(shard)
     epochs, patience = check.integer("epochs", epochs, 1), check.integer("patience", patience, 1)
     batch_size, seed = check.integer("batch_size", batch_size, 1), check.integer("seed", seed, 0)
     learning_rate = float(check.number("learning_rate", learning_rate, 0))
@@ -135,14 +154,11 @@ def fit(
         raise ArgumentTypeError("on_epoch", "be a function of an Epoch, or None", type(on_epoch))
     if resume and state is None:
         raise ValueError("resume must come with state, the file to go on from")
+    ranks = ranks_of(process_group)
     data = _checked_data(model, features, train, validation, class_weight, graph_weight)
-    torch.manual_seed(seed)
-    trainer = Trainer(model, learning_rate=learning_rate, weight_decay=weight_decay, class_weight=data.class_weight)
-    scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
-    before = TrainingState(best=copied(model.state_dict()))
-    run = _Run(data, trainer, scheduler, torch.Generator().manual_seed(seed), batch_size, metric, before)
-    if state is not None:
-        settings = settings_of(
+
+    def settings() -> dict[str, Any]:
+        return settings_of(
             model,
             features,
             data.train,
@@ -156,10 +172,35 @@ def fit(
             seed=seed,
             metric=_name_of(metric),
         )
-        run.file = StateFile(Path(state), settings, sample_of(features, data.train, data.validation))
-        if resume and run.file.path.exists():
-            run.go_on(run.file, epochs, patience)
-    interrupted = run.train(epochs, patience, on_epoch, progress)
+
+    ranks.check_same(
+        lambda: settings() | {"epochs": epochs, "patience": patience, "state": state is not None, "resume": resume}
+    )
+    torch.manual_seed(seed)
+    trainer = Trainer(
+        model,
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        class_weight=data.class_weight,
+        process_group=process_group,
+    )
+    scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
+    before = TrainingState(best=copied(model.state_dict()))
+    order = torch.Generator().manual_seed(seed)
+    run = _Run(data, trainer, scheduler, order, batch_size, seed, metric, ranks, before)
+
+    def open_state(path: Path) -> TrainingState | None:
+        """Keep the state from now on; returns the one to go on from."""
+        run.file = StateFile(path, settings(), sample_of(features, data.train, data.validation))
+        like = replace(before, last=snapshot(trainer, order))
+        return run.file.read(like) if resume and path.exists() else None
+
+    if state is not None:
+        path = Path(state)
+        if (found := ranks.from_first(lambda: open_state(path))) is not None:
+            run.go_on(found, path, epochs, patience)
+    on_epoch = on_epoch if ranks.is_first else None
+    interrupted = run.train(epochs, patience, on_epoch, progress and ranks.is_first)
     if not run.state.has_best:
         raise Diverged(
             "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a lower "
@@ -171,7 +212,7 @@ def fit(
 class _Data(NamedTuple):
     """What to train on and to validate by, checked: ids, and weights on the device of the features."""
 
-    features: PowerFeatures
+    features: ShardedFeatures
     train: Tensor
     validation: Tensor
     target: Tensor
@@ -181,25 +222,25 @@ class _Data(NamedTuple):
 
 def _checked_data(
     model: GraphClassifier,
-    features: PowerFeatures,
+    features: ShardedFeatures,
     train: GraphIds,
     validation: GraphIds,
     class_weight: ClassWeight,
     graph_weight: Tensor | Sequence[float] | None,
 ) -> _Data:
     parts = {"train": graph_ids(train, len(features)), "validation": graph_ids(validation, len(features))}
-    num_outputs = model.num_outputs(features)
-    check_labels(features, num_outputs, read=True)
+    num_outputs, device = model.num_outputs(features[:1]), features.shards[0].rows.device
+    check_labels(features.y, num_outputs, read=True)
+    assert features.y is not None
     labels: list[Tensor] = []
     for name, ids in parts.items():
         if len(ids) == 0:
             raise ValueError(f"{name} must have at least one graph")
-        y = features[ids].y
-        assert y is not None
+        y = features.y[ids]
         if y.is_floating_point() and bool(y.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
         labels.append(y)
-    shared = torch.isin(*(features.storage_ids(ids) for ids in (parts["validation"], parts["train"])))
+    shared = torch.isin(*(features.storage_ids(parts[name]) for name in ("validation", "train")))
     if number := int(shared.sum()):
         warnings.warn(
             f"validation has {number} graph(s) of train, so that its metric, which chooses the epoch, is too good",
@@ -207,11 +248,11 @@ def _checked_data(
         )
     weights = class_weights(class_weight, labels[0], num_outputs)
     if graph_weight is not None:
-        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(features.rows.device)
+        graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(device)
         for name, ids in parts.items():
             if not bool((graph_weight[ids] > 0).any()):
                 raise ValueError(f"graph_weight must not be all 0 in {name}")
-    weights = None if weights is None else weights.to(features.rows)
+    weights = None if weights is None else weights.to(features.shards[0].rows)
     return _Data(features, parts["train"], parts["validation"], labels[1], weights, graph_weight)
 
 
@@ -224,32 +265,33 @@ class _Run:
     scheduler: LRScheduler
     order: torch.Generator
     batch_size: int
+    seed: int
     metric: Metric
+    ranks: OneRank
     state: TrainingState
     file: StateFile | None = None
     warned: bool = False
 
-    def go_on(self, file: StateFile, epochs: int, patience: int) -> None:
-        """Continue the run of a file, if one with these arguments would have come as far.
+    def go_on(self, state: TrainingState, path: Path, epochs: int, patience: int) -> None:
+        """Continue the run of a state in a file, if one with these arguments would have come as far.
 
         The scheduler steps through the epochs so far by the log alone, so that any scheduler can go on.
         """
-        state = file.read(like=replace(self.state, last=snapshot(self.trainer, self.order)))
         done, sooner = len(state.epochs), TrainingState()
         if done > epochs:
-            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {file.path} has, got {epochs}")
+            raise StateError(Argument("epochs"), f" must be at least {done}, as many as {path} has, got {epochs}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that no step of the optimiser comes between
             for epoch in state.epochs:
                 if sooner.is_over(epochs, patience):
-                    what = f" must not stop the run of {file.path} before its last epoch, got {patience}"
+                    what = f" must not stop the run of {path} before its last epoch, got {patience}"
                     raise StateError(Argument("patience"), what)
                 if not math.isclose(self._rate, epoch.learning_rate, rel_tol=1e-6, abs_tol=1e-12):
                     raise StateError(
                         Argument("epochs"),
                         " and ",
                         Argument("schedule"),
-                        f" must give the learning rates of {file.path}, {epoch.learning_rate:.6g} in epoch "
+                        f" must give the learning rates of {path}, {epoch.learning_rate:.6g} in epoch "
                         f"{epoch.number}, got {self._rate:.6g}: a cosine needs the number of epochs that it began with",
                     )
                 sooner = sooner.after(epoch, {}, {})
@@ -265,7 +307,7 @@ class _Run:
         """Train until it is over, and leave the best weights in the model; returns whether it was interrupted."""
         model, interrupted = self.trainer.model, False
         known_before = model.operator, model.multilabel
-        model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
+        model.operator, model.multilabel = self.data.features.shards[0].operator, self.data.target.is_floating_point()
         with progress_bar("epoch", epochs, progress) as advance_bar:
             advance_bar("", len(self.state.epochs))
             try:
@@ -295,21 +337,24 @@ class _Run:
 
     def _epoch(self) -> Epoch:
         data, number, rate = self.data, len(self.state.epochs) + 1, self._rate
+        self.ranks.seed(self.seed, number)
         start = time.perf_counter()
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
         seconds = time.perf_counter() - start
         if not math.isfinite(loss):
-            rows = torch.cat(data.features[data.train].branch_rows()[0])
-            if not bool(rows.isfinite().all()):
-                found = "NaN" if bool(rows.isnan().any()) else "infinity"
-                raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
+            for shard, of_shard, _ in data.features.parts(data.train):
+                rows = torch.cat(shard[of_shard].branch_rows()[0])
+                if not bool(rows.isfinite().all()):
+                    found = "NaN" if bool(rows.isnan().any()) else "infinity"
+                    raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
             raise Diverged(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
-        return Epoch(number, loss, *self._validate(number), rate, seconds)
+        logits = self.ranks.in_order(partial(predict, self.trainer.model, data.features), data.validation)
+        scores = self.ranks.from_first(partial(self._validate, number, logits))
+        return Epoch(number, loss, *scores, rate, seconds)
 
-    def _validate(self, number: int) -> tuple[float, float]:
+    def _validate(self, number: int, logits: Tensor) -> tuple[float, float]:
         """Return loss and metric of the validation graphs; NaN for both if a score is not finite."""
         data = self.data
-        logits = predict(self.trainer.model, data.features, data.validation)
         if wrong := len(not_finite(logits)):
             self._warn_once(
                 f"{wrong} validation graph(s) have scores that are not finite in epoch {number}: such an epoch is "
@@ -328,7 +373,7 @@ class _Run:
     def _warn_once(self, message: str) -> None:
         if not self.warned:
             self.warned = True
-            warnings.warn(message, stacklevel=6)  # the caller of fit
+            warnings.warn(message, stacklevel=7)  # the caller of fit
 
 
 def _name_of(function: object) -> str:

@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..features.power_features import PowerFeatures
-
 ClassWeight = str | Tensor | Sequence[float] | None
 Metric = Callable[[Tensor, Tensor], float]  # of class scores and labels
 
@@ -99,12 +97,11 @@ def weights_of(name: str, values: Any, size: int, others: str = "None or") -> Te
     return weights
 
 
-def check_labels(features: PowerFeatures, num_outputs: int, *, read: bool = False) -> None:
-    """Check the labels of the selected graphs.
+def check_labels(y: Tensor | None, num_outputs: int, *, read: bool = False) -> None:
+    """Check the labels of graphs.
 
     Tasks, and on a GPU classes, only if they are to be ``read``: there are many, or it waits.
     """
-    y = features.y
     if y is None:
         raise ValueError("features must have labels (y) to train on")
     are_tasks = y.is_floating_point()

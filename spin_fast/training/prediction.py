@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from .._common import check
-from .._common.indexing import GraphIds
+from .._common.indexing import GraphIds, graph_ids
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import check_graphs
 from ..nn import GraphClassifier, GraphModel
@@ -22,15 +23,25 @@ GPU_CHUNK_BYTES = 256 << 20  # the same on a GPU: enough to fill it
 
 @torch.inference_mode()
 def predict(
-    model: GraphClassifier, features: PowerFeatures, ids: GraphIds | None = None, batch_size: int = 1024
+    model: GraphClassifier,
+    features: PowerFeatures | ShardedFeatures,
+    ids: GraphIds | None = None,
+    batch_size: int = 1024,
 ) -> Tensor:
     """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
 
     Raises:
         TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
     """
-    model.check_training(features)
     batch_size = check.integer("batch_size", batch_size, 1)
+    if isinstance(features, ShardedFeatures):
+        chosen, scores = graph_ids(slice(None) if ids is None else ids, len(features)), None
+        for shard, of_shard, places in features.parts(chosen):
+            part = predict(model, shard, of_shard, batch_size)
+            scores = part.new_empty(len(chosen), part.shape[1]) if scores is None else scores
+            scores[places] = part
+        return predict(model, features[:0]) if scores is None else scores
+    model.check_training(features)
     model.eval()
     selected = features if ids is None else features[ids]
     if len(selected) == 0:

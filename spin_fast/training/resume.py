@@ -18,7 +18,7 @@ from torch import Tensor
 from .. import ops
 from .._common import files
 from .._common.check import Argument, NamingError
-from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures
 from .trainer import Trainer
 
 STATE_FORMAT = "spin_fast training-state 3"
@@ -123,7 +123,7 @@ def _gpu_of(trainer: Trainer) -> torch.device | None:
 
 
 def settings_of(
-    model: torch.nn.Module, features: PowerFeatures, train: Tensor, validation: Tensor, **options: Any
+    model: torch.nn.Module, features: ShardedFeatures, train: Tensor, validation: Tensor, **options: Any
 ) -> dict[str, Any]:
     """Describe what must be the same for a run to go on, as JSON values."""
     parts = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # objects have another address in every process
@@ -135,14 +135,15 @@ def settings_of(
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
     }
+    first = features.shards[0]
     settings = {
         "features.graphs": len(features),
-        "features.sizes": _digest(features.selected_ptr),
+        "features.sizes": _digest(torch.cat([shard.selected_ptr for shard in features.shards])),
         "features.labels": _digest(features.y),
-        "features.num_features": features.num_features,
-        "features.dtype": str(features.rows.dtype),
-        "features.num_hops": features.num_hops,
-        "features.operator": features.operator,
+        "features.num_features": first.num_features,
+        "features.dtype": str(first.rows.dtype),
+        "features.num_hops": first.num_hops,
+        "features.operator": first.operator,
         **options,
         "train": f"{len(train)} graphs ({_digest(train)})",
         "validation": f"{len(validation)} graphs ({_digest(validation)})",
@@ -156,7 +157,7 @@ def _digest(values: Tensor | None) -> str:
     return "" if values is None else hashlib.sha256(values.cpu().contiguous().numpy().tobytes()).hexdigest()[:12]
 
 
-def sample_of(features: PowerFeatures, train: Tensor, validation: Tensor) -> Tensor:
+def sample_of(features: ShardedFeatures, train: Tensor, validation: Tensor) -> Tensor:
     """Sum the magnitudes of the rows of each branch, to recognise the features whether rows are shared or not.
 
     Of either part take all graphs, or ``SAMPLED`` evenly spread ones. One sum is over a few graphs, so that a single
@@ -167,9 +168,8 @@ def sample_of(features: PowerFeatures, train: Tensor, validation: Tensor) -> Ten
         spread = torch.linspace(0, len(ids) - 1, min(len(ids), SAMPLED), dtype=torch.float64).long()
         for few in ids[spread.to(ids.device)].chunk(SAMPLE_SUMS):
             rows, ptr, index, count = features[few].branch_rows()
-            magnitudes, branches = torch.cat(rows).abs(), features.num_branches
             of_graphs = ops.sum_readout(
-                magnitudes, ptr, index=index, count=count, num_branches=branches, check_invariants=False
+                torch.cat(rows).abs(), ptr, index=index, count=count, num_branches=len(rows), check_invariants=False
             )
             sums.append(of_graphs.sum(0))
     return torch.stack(sums).cpu()

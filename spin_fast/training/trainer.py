@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,14 @@ from .. import ops
 from .._common import check, torch_compat
 from .._common.indexing import GraphIds, graph_ids
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures, sharded
 from ..nn import SPIN, GraphClassifier
 from ..ops.native import available as native_available
 from .losses import check_labels, loss_of, scaled, shares_of
+from .ranks import GradientOf, ranks_of
+
+if TYPE_CHECKING:  # not every build of torch has it
+    from torch.distributed import ProcessGroup
 
 
 class _Adam(torch.optim.Adam):
@@ -129,9 +135,13 @@ class Trainer:
     the features: nothing is collated. Model and features are on one device; the order of the graphs is drawn on the
     host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
 
+    With a process group of several ranks all make the same calls, and each computes a range of every batch, see
+    :func:`fit`; their steps are not captured.
+
     Args:
         model, learning_rate, weight_decay: as in :func:`fit`.
         class_weight: see :func:`loss_of`; floats ``[C]`` or ``[T]``.
+        process_group: as in :func:`fit`; the model of each rank gets the parameters and buffers of the first.
 
     Attributes:
         optimizer: ``torch.optim.Adam`` with a single parameter; learning-rate schedulers take it.
@@ -144,9 +154,12 @@ class Trainer:
         learning_rate: float = 5e-3,
         weight_decay: float = 0.0,
         class_weight: Tensor | None = None,
+        process_group: ProcessGroup | None = None,
     ) -> None:
         self.model = model
         self.class_weight = class_weight
+        self._ranks = ranks_of(process_group)
+        self._ranks.unify(model)
         self._flat = nn.Parameter(model.flatten_parameters())
         self._shapes = _shapes(model)
         self._captured: _Captured | None = None
@@ -155,7 +168,7 @@ class Trainer:
 
     def epoch(
         self,
-        features: PowerFeatures,
+        features: PowerFeatures | ShardedFeatures,
         ids: GraphIds,
         batch_size: int,
         generator: torch.Generator | None = None,
@@ -163,42 +176,60 @@ class Trainer:
     ) -> float:
         """One pass over the graphs ``ids`` in random order; returns their mean loss, as :func:`loss_of` weighs them.
 
+        Of sharded features one shard after the other, in random order; a batch is of graphs of one shard.
+        ``generator`` draws the order; several ranks must have one each, seeded alike.
         ``graph_weight [len(features)]``, floats, is how often each graph counts, of which only the ratios matter; steps
         with it are those of autograd.
         """
+        features = sharded(features)
         ids = graph_ids(ids, len(features))
         if len(ids) == 0:
             return 0.0
-        order = ids[torch.randperm(len(ids), generator=generator)]
-        step = self._prepared(features, graph_weight)
+        order = ids[self._ranks.order(len(ids), generator)]
+        if graph_weight is not None:
+            check.tensor("graph_weight", graph_weight, (len(features),), check.FLOATS)
+            graph_weight = scaled(graph_weight[order])
+        loss = weight = 0.0
+        for shard, of_shard, places in features.parts(order):
+            weights = None if graph_weight is None else graph_weight[places].to(shard.rows.device)
+            of_batches, of_all = self._pass(shard, of_shard, batch_size, weights)
+            loss, weight = loss + of_batches, weight + of_all
+        return loss / max(weight, sys.float_info.min)
+
+    def _pass(
+        self, features: PowerFeatures, order: Tensor, batch_size: int, graph_weight: Tensor | None
+    ) -> tuple[float, float]:
+        """A step on each batch of the graphs ``order``; returns the sum of their losses, and of what they weigh."""
+        step = self._prepared(features, graph_weight is not None)
         stored = features.storage_ids(order)
         batches = [stored.split(batch_size)]
         if graph_weight is not None:
-            graph_weight = scaled(graph_weight[order]).to(features.rows.device)
             batches.append(graph_weight.split(batch_size))
-        losses = torch.stack([step(*batch) for batch in zip(*batches, strict=True)])
+        losses = self._ranks.sum(torch.stack([step(*batch) for batch in zip(*batches, strict=True)]))
         assert features.labels is not None
         shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
-            sizes = torch.tensor([len(batch) for batch in batches[0]], dtype=torch.float64)
-            return (losses.cpu().double() @ sizes).item() / len(ids)  # autocast would round a product in float32
-        weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double()
-        return (losses.double() @ weights / weights.sum().clamp(min=torch.finfo(weights.dtype).tiny)).item()
+            weights = torch.tensor([len(batch) for batch in batches[0]], dtype=torch.float64)
+        else:
+            weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double().cpu()
+        losses = losses.cpu().double()  # autocast would round a product in float32
+        return (losses @ weights).item(), weights.sum().item()
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
-        return self._prepared(features)(features.storage_ids(slice(None)))
+        return self._ranks.sum(self._prepared(features)(features.storage_ids(slice(None))))
 
-    def _prepared(self, features: PowerFeatures, graph_weight: Tensor | None = None) -> Callable[..., Tensor]:
+    def _prepared(self, features: PowerFeatures, is_weighted: bool = False) -> Callable[..., Tensor]:
         """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss.
 
-        It takes the weights of these graphs, too, where there are any.
+        It takes the weights of these graphs, too, where there are any. The losses of all ranks add up to that of the
+        graphs.
         """
         model = self.model
         model.check_training(features)
         if self._num_outputs is None:
             self._num_outputs = model.num_outputs(features)
-        check_labels(features, self._num_outputs)
+        check_labels(features.y, self._num_outputs)
         model.operator = features.operator
         assert features.labels is not None
         model.multilabel = features.labels.is_floating_point()
@@ -211,9 +242,7 @@ class Trainer:
         if self.class_weight is not None:
             check.tensor("class_weight", self.class_weight, (self._num_outputs,), check.FLOATS)
             self.class_weight = self.class_weight.to(features.rows)
-        if graph_weight is not None:
-            check.tensor("graph_weight", graph_weight, (len(features),), check.FLOATS)
-        elif isinstance(model, SPIN) and self._is_standard(model, features):
+        if isinstance(model, SPIN) and not is_weighted and self._is_standard(model, features):
             return self._fused(model, features)
         return self._by_autograd(features)
 
@@ -247,12 +276,14 @@ class Trainer:
             check_invariants=False,
         )
 
+        gradient_of = self._shared(call, features)
+
         def step(ids: Tensor) -> Tensor:
-            loss, self._flat.grad = call(ids)
+            loss, self._flat.grad = gradient_of(ids)
             self.optimizer.quick_step()
             return loss
 
-        if not _is_captured(flat.device):
+        if self._ranks.number > 1 or not _is_captured(flat.device):
             return step
         data = (features.rows, features.labels, features.ptr, features.index, features.count, self.class_weight)
         memory = (model.flatten_parameters(), *data, joint, *self.optimizer.memory, sizes, ops.may_use_tf32())
@@ -268,7 +299,7 @@ class Trainer:
         for parameter, view in zip(parameters, views, strict=True):
             parameter.grad = view
 
-        def step(ids: Tensor, graph_weight: Tensor | None = None) -> Tensor:
+        def gradient(ids: Tensor, graph_weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
             selected = features.of_storage(ids)
             assert selected.y is not None
             grad.zero_()
@@ -278,11 +309,23 @@ class Trainer:
                 if parameter.grad is not view:  # a hook has replaced it, or taken it away
                     view.copy_(view.new_zeros(()) if parameter.grad is None else parameter.grad)
                     parameter.grad = view
-            self._flat.grad = grad
+            return loss.detach(), grad
+
+        gradient_of = self._shared(gradient, features)
+
+        def step(*batch: Tensor) -> Tensor:
+            loss, self._flat.grad = gradient_of(*batch)
             self.optimizer.step()
-            return loss.detach()
+            return loss
 
         return step
+
+    def _shared(self, gradient_of: GradientOf, features: PowerFeatures) -> GradientOf:
+        def shares(ids: Tensor, graph_weight: Tensor | None = None) -> Tensor | None:
+            assert features.labels is not None
+            return shares_of(features.labels[ids], self.class_weight, graph_weight)
+
+        return self._ranks.sharing(gradient_of, shares, self._flat)
 
 
 def _shapes(model: GraphClassifier) -> list[tuple[str, torch.Size]]:

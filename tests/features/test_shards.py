@@ -312,6 +312,7 @@ def test_files_made_apart_are_joined(graphs: spin_fast.GraphBatch, tmp_path: Pat
     assert shards.join(path) == files
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
     assert_same_features(PowerFeatures.load(path), whole)
+    assert [len(shard) for shard in shards.load(path).shards] == [100, 0, 140]
     PowerFeatures.from_graphs(graphs[100:], 1).save(files[2], made_of="other settings")
     with pytest.raises(ValueError, match=rf"{files[2]} must be like the shards before it, .*, got .* other settings"):
         shards.join(path)

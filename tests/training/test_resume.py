@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from spin_fast import PAGNN, SPIN, PowerFeatures, datasets
 from spin_fast._common import files
+from spin_fast.features.shards import sharded
 from spin_fast.training.resume import (
     STATE_FORMAT,
     Epoch,
@@ -114,7 +115,7 @@ def test_settings_are_the_same_in_every_process(digits: PowerFeatures) -> None:
 
     readouts = Readout(), Readout()
     one, other = (
-        settings_of(PAGNN([torch.nn.Linear(3, 2)] * 2, readout), digits, torch.arange(5), torch.arange(5))
+        settings_of(PAGNN([torch.nn.Linear(3, 2)] * 2, readout), sharded(digits), torch.arange(5), torch.arange(5))
         for readout in readouts
     )
     assert "Readout object" in one["model.modules"]
@@ -152,7 +153,7 @@ def test_what_differs_is_listed(tmp_path: Path, digits: PowerFeatures) -> None:
         validation: torch.Tensor = ids[5:],
         seed: int = 0,
     ) -> dict:
-        return settings_of(model, features, train, validation, seed=seed)
+        return settings_of(model, sharded(features), train, validation, seed=seed)
 
     frozen, calibrated = SPIN(3, 4, 10, 1), SPIN(3, 4, 10, 1)
     calibrated.calibrate(digits)

@@ -1,0 +1,224 @@
+"""Millions of graphs, from files to files: time and memory of each step, beside PyG's data set on disk.
+
+    python -m spin_fast.benchmarks.studies.scale --root DIR --results DIR --folder DIR
+
+The graphs are copies of ogbg-molhiv, in each of which every atom has, with a probability of 0.2, the features of
+another one: so no copy is like another, and rows repeat less than in ogbg-molhiv. They stay in ``--folder``, with all
+that is made of them: 40 GB for four million graphs. Features without deduplication are of the first tenth alone.
+
+A step is a process of its own, with one thread. Run with ``--worker`` the module is such a process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.progress import track
+
+from spin_fast import SPIN, GraphBatch, datasets, shards, training
+from spin_fast._common.files import replacing
+
+from ..harness import epochs, inputs, report
+
+NUM_GRAPHS, FEW = 4_000_000, 100_000
+CHANGED = 0.2  # atoms that have the features of another one
+BATCH_SIZE = 128
+SHARD_SIZE = "1GB"
+GRAPHS, FEW_GRAPHS, FEATURES, MODEL = "graphs", "few-graphs", "features.safetensors", "model.safetensors"
+NOTE = (
+    "Copies of ogbg-molhiv, each atom of which has the features of another one with a probability of "
+    f"{CHANGED}: Parquet files with a row per graph. Three hops of `sym`; SPIN-sum, width {epochs.WIDTH}; batches "
+    f"of {BATCH_SIZE}; PyG's GIN of that width and depth. A process of one thread for each step. Memory: what the "
+    "process holds itself, and with the pages of files that it has mapped, which the system may take back."
+)
+
+
+KEPT: dict[str, Callable[[Any], str]] = {
+    "deduplication": lambda of_branches: f"nodes per stored row {', '.join(f'{ratio:.3g}' for ratio in of_branches)}",
+    "bytes": lambda number: f"{number / 1e9:.2f} GB of features",
+    "files": lambda names: f"{len(names)} file(s)",
+    "seconds to make": lambda seconds: f"{seconds:.1f} s to make it",
+    "seconds of an epoch": lambda seconds: f"{seconds:.1f} s for the second epoch",
+    "seconds to validate": lambda seconds: f"{seconds:.1f} s to validate",
+}
+"""What is told of a step beside its cost, by its name in the document that it prints."""
+
+
+class Step(NamedTuple):
+    """A command that prints a JSON document, and how many graphs it works on."""
+
+    title: str
+    command: Sequence[str | Path]
+    num_graphs: int
+
+
+class Cost(NamedTuple):
+    """What a process has taken; memory in bytes."""
+
+    seconds: float
+    cpu_seconds: float
+    own_memory: int
+    with_mapped: int
+
+
+def redrawn(graphs: GraphBatch, copy: int) -> GraphBatch:
+    """The graphs in another order, some of whose nodes have the features of others."""
+    generator = torch.Generator().manual_seed(copy)
+    graphs = graphs[torch.randperm(len(graphs), generator=generator)]
+    changed = torch.rand(graphs.num_nodes, generator=generator) < CHANGED
+    others = torch.randint(graphs.num_nodes, (int(changed.sum()),), generator=generator)
+    x = graphs.x.clone()
+    x[changed] = graphs.x[others]
+    return replace(graphs, x=x)
+
+
+def draw(root: str | None, folder: Path, num_graphs: int) -> None:
+    """Write the graphs, a file for each copy of the set."""
+    graphs = datasets.load("ogbg-molhiv", root=root)
+    folder.mkdir(parents=True, exist_ok=True)
+    for copy in track(range(-(-num_graphs // len(graphs))), "drawing graphs", disable=None):
+        file = folder / f"{copy:05}.parquet"
+        if not file.exists():
+            datasets.write_parquet(redrawn(graphs, copy)[: num_graphs - copy * len(graphs)], file)
+
+
+def cost_of(command: Sequence[str | Path], folder: Path) -> tuple[Cost, dict[str, Any]]:
+    """Run a command to its end, in one thread; also returns the document that it prints.
+
+    Raises:
+        RuntimeError: it fails; tells what it has printed last.
+    """
+    out, errors = folder / "stdout", folder / "stderr"
+    with out.open("w") as stdout, errors.open("w") as stderr:
+        start, own = time.perf_counter(), 0
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
+            own = max(own, own_memory(process.pid))
+            time.sleep(0.05)
+        seconds = time.perf_counter() - start
+    _, status, usage = ended
+    if status:
+        raise RuntimeError(f"{' '.join(map(str, command))} has failed: {errors.read_text()[-2000:]}")
+    return Cost(seconds, usage.ru_utime + usage.ru_stime, own, 1024 * usage.ru_maxrss), json.loads(out.read_text())
+
+
+def own_memory(process: int) -> int:
+    """Bytes that a process holds at the moment, without the pages of mapped files."""
+    with contextlib.suppress(OSError):  # it has ended
+        if found := re.search(r"^RssAnon:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(), re.MULTILINE):
+            return 1024 * int(found[1])
+    return 0
+
+
+def ours(folder: Path) -> dict[str, float]:
+    """Train two epochs over the shards, with a hundredth of the graphs for validation; the second one counts."""
+    features, chunk = shards.load(folder / FEATURES), next(datasets.iter_folder(folder / GRAPHS, 1))
+    model = SPIN(chunk.graphs.num_features, epochs.WIDTH, 2, inputs.NUM_HOPS, attention=False)
+    order = torch.randperm(len(features), generator=torch.Generator().manual_seed(0))
+    some = len(order) // 100 + 1
+    validation, train = order[:some], order[some:]
+    fit = training.fit(model, features, train, validation, epochs=2, batch_size=BATCH_SIZE)
+    training.save_checkpoint(folder / MODEL, model, node_features=chunk.features, classes=["0", "1"])
+    return {"seconds of an epoch": fit.epochs[-1].seconds, "graphs": len(train)}
+
+
+def theirs(folder: Path) -> dict[str, float]:
+    """Make PyG's data set on disk of a few graphs, and train two epochs of a GIN on it; the second one counts."""
+    from torch_geometric.loader import DataLoader
+
+    from ..rivals import gnn, on_disk
+
+    graphs = GraphBatch.concatenate([chunk.graphs for chunk in datasets.iter_folder(folder / FEW_GRAPHS, 10_000)])
+    data = gnn.data_list(graphs, "GIN")
+    start = time.perf_counter()
+    on_disk_graphs = on_disk.Graphs(str(folder / "on-disk"), graphs.num_features)
+    on_disk_graphs.extend(data, batch_size=10_000)
+    made = time.perf_counter() - start
+    loader = DataLoader(on_disk_graphs, BATCH_SIZE, shuffle=True)
+    model = gnn.gin(graphs.num_features, epochs.WIDTH, 2, epochs.DEPTH)
+    epoch = epochs.of(model, partial(gnn.loaded, loader, "edge_index"))
+    seconds = []
+    for _ in range(2):
+        start = time.perf_counter()
+        epoch()
+        seconds.append(time.perf_counter() - start)
+    return {"seconds to make": made, "seconds of an epoch": seconds[-1], "graphs": len(graphs)}
+
+
+WORKERS: dict[str, Callable[[Path], dict[str, float]]] = {"ours": ours, "theirs": theirs}
+
+
+def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
+    """What is measured, one after the other: later steps take what earlier ones have made."""
+    command = (sys.executable, "-m", "spin_fast.cli")
+    worker = (sys.executable, "-m", f"{__package__}.scale", "--folder", folder, "--worker")
+    graphs, few, features = folder / GRAPHS, folder / FEW_GRAPHS, folder / FEATURES
+    precompute = (*command, "precompute", "--json", "--hops", str(inputs.NUM_HOPS), "--shard-size", SHARD_SIZE, "--out")
+    predict = (*command, "predict", "--json", "--out", folder / "probabilities.parquet")
+    yield Step("precompute", (*precompute, features, graphs), num_graphs)
+    yield Step("fit, two epochs over the shards", (*worker, "ours"), num_graphs)
+    yield Step("predict", (*predict, folder / MODEL, graphs), num_graphs)
+    yield Step("precompute", (*precompute, folder / "few.safetensors", few), FEW)
+    yield Step("precompute --no-deduplicate", (*precompute, folder / "dense.safetensors", few, "--no-deduplicate"), FEW)
+    yield Step("PyG: OnDiskDataset, two epochs of a GIN", (*worker, "theirs"), FEW)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m spin_fast.benchmarks.studies.scale", description="Measure what millions of graphs take."
+    )
+    parser.add_argument("--root", help="folder of the data sets (default: $SPIN_FAST_DATA, else data)")
+    parser.add_argument("--folder", type=Path, required=True, metavar="DIR", help="where to keep graphs and features")
+    parser.add_argument("--results", type=Path, default=Path("."), metavar="DIR", help="default: the current folder")
+    parser.add_argument("--graphs", type=int, default=NUM_GRAPHS, metavar="NUMBER", help="default: %(default)s")
+    parser.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    folder = options.folder
+    if options.worker is not None:
+        torch.set_num_threads(1)
+        print(json.dumps(WORKERS[options.worker](folder)))
+        return
+    draw(options.root, folder / GRAPHS, options.graphs)
+    draw(options.root, folder / FEW_GRAPHS, FEW)
+    found = []
+    for step in track([*steps(folder, options.graphs)], "measuring", disable=None):
+        cost, told = cost_of(step.command, folder)
+        kept = {name: value for name, value in told.items() if name in KEPT}
+        found.append({"step": step.title, "graphs": step.num_graphs, **cost._asdict(), **kept})
+        write(found, options.results)
+
+
+def write(found: list[dict[str, Any]], folder: Path) -> None:
+    """Write ``scale.json`` and a table of it."""
+    machine = report.machine()
+    with replacing(folder / "scale.json") as file:
+        file.write_text(json.dumps({"machine": machine, "steps": found}, indent=2) + "\n")
+    headers = ("step", "graphs", "seconds", "graphs per second", "GB, own", "GB, with mapped files")
+    rows, facts = [], []
+    for step in found:
+        memory = (f"{step[name] / 1e9:.2f}" for name in ("own_memory", "with_mapped"))
+        rate = step["graphs"] / step["seconds"]
+        rows.append((step["step"], f"{step['graphs']:,}", f"{step['seconds']:.0f}", f"{rate:,.0f}", *memory))
+        told = "; ".join(tell(step[name]) for name, tell in KEPT.items() if name in step)
+        facts += [f"- {step['step']}, {step['graphs']:,} graphs: {told}"] if told else []
+    table = report.markdown_rows(report.Table("", headers, [rows]))
+    lines = ["# Millions of graphs", "", NOTE, "", *table, "", *facts, "", report.describe(machine), ""]
+    with replacing(folder / "scale.md") as file:
+        file.write_text("\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()

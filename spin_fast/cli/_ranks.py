@@ -1,0 +1,106 @@
+"""Under torchrun: the processes of one ``spin-fast train``, of which one speaks for all."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+class Alone:
+    """This process was not started with others."""
+
+    number = 1
+    is_first = True
+
+    @contextmanager
+    def one_voice(self) -> Iterator[None]:
+        """Have the first rank alone use stdout and stderr."""
+        yield
+
+    def tell(self, line: str) -> None:
+        """Print the line of an error, on the rank that meets one first: torchrun then ends the others."""
+        print(line, file=sys.stderr)
+
+    def after_first(self, function: Callable[[], object]) -> None:
+        """Call a function on the first rank, and when it has returned there, on the others."""
+        function()
+
+    @contextmanager
+    def process_group(self, device: torch.device) -> Iterator[dist.ProcessGroup | None]:
+        """The group of all ranks, for tensors on ``device``; None of a single process."""
+        yield None
+
+    def own(self, device: torch.device) -> torch.device:
+        """The device of this rank, of the kind of ``device``."""
+        return device
+
+
+class Rank(Alone):
+    """One of several processes that torchrun has started."""
+
+    def __init__(self) -> None:
+        store, self.rank, self.number = next(dist.rendezvous("env://"))
+        self._store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)  # it outlives a restart
+        self._stderr = sys.stderr
+        self.is_first = self.rank == 0
+
+    @contextmanager
+    def one_voice(self) -> Iterator[None]:
+        if not self.is_first:
+            sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
+        try:
+            yield
+        except SystemExit as end:
+            if end.code == 2 and not self.is_first:  # every rank has the same wrong arguments: the first tells
+                with suppress(RuntimeError):
+                    self._store.wait(["spin-fast ended"], timedelta(days=1))
+            raise
+        finally:
+            sys.stderr = self._stderr  # for the traceback that --debug asks for
+            if self.is_first:
+                with suppress(RuntimeError):
+                    self._store.set("spin-fast ended", "")
+
+    def tell(self, line: str) -> None:
+        is_told = False
+        with suppress(RuntimeError):  # the process that keeps the store has ended
+            is_told = self._store.add("spin-fast told", 1) > 1
+        if not is_told:
+            print(line, file=self._stderr, flush=True)
+
+    def after_first(self, function: Callable[[], object]) -> None:
+        if not self.is_first:
+            self._store.wait(["spin-fast first"], timedelta(days=1))
+        function()
+        if self.is_first:
+            self._store.set("spin-fast first", "")
+
+    @contextmanager
+    def process_group(self, device: torch.device) -> Iterator[dist.ProcessGroup | None]:
+        backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+        dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.number)
+        try:
+            yield dist.group.WORLD
+        finally:
+            dist.destroy_process_group()
+
+    def own(self, device: torch.device) -> torch.device:
+        if device.type != "cuda":
+            return device
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+        return device
+
+
+@functools.cache
+def launch() -> Alone:
+    """How this process was started."""
+    is_launched = dist.is_available() and dist.is_torchelastic_launched()
+    return Rank() if is_launched and int(os.environ["WORLD_SIZE"]) > 1 else Alone()
