@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -61,12 +62,30 @@ def temporary_name(path: Path, tag: str) -> Path:
     return path.with_name(f"{path.name}.{tag}.part")
 
 
-@contextmanager
-def temporary_folder(path: Path) -> Iterator[Path]:
-    """Yield a new folder beside ``path`` for what is to replace it; remove it, and those that killed writers left."""
+def shard_path(path: Path, number: int, of: int, tag: str = "") -> Path:
+    """``NAME-00003-of-00016.parquet``: the third of 16 files that together are ``NAME.parquet``."""
+    return path.with_name(f"{path.stem}{tag and f'-{tag}'}-{number:05}-of-{of:05}{path.suffix}")
+
+
+def shards_beside(path: Path) -> list[tuple[Path, int, int]]:
+    """The files that are there under names of :func:`shard_path` without tag, each with its number and of how many."""
+    name = re.compile(rf"{re.escape(path.stem)}-(\d{{5,}})-of-(\d{{5,}}){re.escape(path.suffix)}")
+    there = path.parent.iterdir() if path.parent.is_dir() else ()
+    found = [(file, match) for file in there if (match := name.fullmatch(file.name))]
+    return sorted((file, int(match[1]), int(match[2])) for file, match in found)
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what killed writers of ``path`` have left beside it."""
     for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 8}.part"):  # of temporary_name
         with suppress(OSError), locked(leftover):
             shutil.rmtree(leftover)
+
+
+@contextmanager
+def temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path`` for what is to replace it; remove it, and those that killed writers left."""
+    remove_leftovers(path)
     with ExitStack() as lock:
         with _errors_named(path):
             for last in (False, False, True):
@@ -165,6 +184,19 @@ def read_tensors(path: Path, format: str, *, mmap: bool = False) -> tuple[dict[s
     Raises:
         FileNotFoundError: no such file. ValueError: the file is cut short, something else, or of a newer format.
     """
+    with _opened(path, format) as (file, metadata):
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return {name: value if mmap and _is_aligned(value) else value.clone() for name, value in tensors.items()}, metadata
+
+
+def read_metadata(path: Path, format: str) -> dict[str, str]:
+    """The metadata alone of what :func:`write_tensors` has written; errors as of :func:`read_tensors`."""
+    with _opened(path, format) as (_, metadata):
+        return metadata
+
+
+@contextmanager
+def _opened(path: Path, format: str) -> Iterator[tuple[Any, dict[str, str]]]:
     from safetensors import SafetensorError, safe_open
 
     check_is_file(path, format)
@@ -172,10 +204,9 @@ def read_tensors(path: Path, format: str, *, mmap: bool = False) -> tuple[dict[s
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             check_format(path, metadata.get("format"), format)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file, metadata
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-    return {name: value if mmap and _is_aligned(value) else value.clone() for name, value in tensors.items()}, metadata
 
 
 def _is_aligned(value: Tensor) -> bool:

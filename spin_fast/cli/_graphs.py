@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.markup import escape
+from torch import Tensor
 
 from .. import datasets
 from ..datasets.summary import directions_of
@@ -17,17 +20,27 @@ def read_dataset(source: datasets.Source, **options: Any) -> datasets.Folder:
     """Read a dataset by ``source.read`` while the terminal says so; refuse ``--undirected`` if edges have a reverse."""
     with console.status(f"reading {source.title}"):
         read = source.read(**options)
-        twice = options.get("undirected") and directions_of(read.graphs).twice
-    if twice:
-        raise ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
+        if options.get("undirected") and directions_of(read.graphs).twice:
+            raise listed_twice(source)
     return read
+
+
+def open_dataset(source: datasets.Source, **options: Any) -> datasets.Reader:
+    """The same by ``source.open``; graphs that are read some at a time are for the caller to refuse."""
+    with console.status(f"reading {source.title}"):
+        reader = source.open(**options)
+        if reader.whole is not None and options.get("undirected") and directions_of(reader.whole.graphs).twice:
+            raise listed_twice(source)
+    return reader
+
+
+def listed_twice(source: datasets.Source) -> ValueError:
+    return ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
 
 
 def hint_on_edges(source: datasets.Source, graphs: GraphBatch) -> str | None:
     """Name the option for a folder of one's own whose edges have one direction."""
-    if not source.is_own or not directions_of(graphs).one_way:
-        return None
-    return "if each edge is listed once, for both directions, add --undirected"
+    return BOTH_WAYS if source.is_own and directions_of(graphs).one_way else None
 
 
 def hint_on_features(read: datasets.Folder, chosen: object) -> str | None:
@@ -48,30 +61,88 @@ def columns_of(read: datasets.Folder) -> str | None:
     )
 
 
-def empty_graphs(graphs: GraphBatch, names: list[str]) -> list[str]:
-    return [names[number] for number in (graphs.ptr.diff() == 0).nonzero()[:, 0].tolist()]
+@dataclass
+class Odd:
+    """How many graphs have something that is mostly a mistake, and which is the first."""
+
+    what: str
+    number: int = 0
+    first: str = ""
+
+    def add(self, wrong: Tensor, names: Sequence[str]) -> None:
+        """Count the graphs at these positions among ``names``."""
+        if len(wrong):
+            self.first = self.first if self.number else names[int(wrong[0])]
+            self.number += len(wrong)
+
+    def add_empty(self, graphs: GraphBatch, names: Sequence[str]) -> None:
+        self.add((graphs.ptr.diff() == 0).nonzero()[:, 0], names)
+
+    def warn(self, num_graphs: int) -> None:
+        """Say so on stderr."""
+        if self.number:
+            has, first = ("has", "it is") if self.number == 1 else ("have", "the first is")
+            told = f"{self.number:,} of {num_graphs:,} graphs {has} {self.what}, {first} {self.first}"
+            print(told, file=sys.stderr)
 
 
-def warn_of(names: list[str], num_graphs: int, what: str) -> None:
-    """Say on stderr how many graphs have something that is mostly a mistake, and which is the first."""
-    if names:
-        has, first = ("has", "it is") if len(names) == 1 else ("have", "the first is")
-        print(f"{len(names):,} of {num_graphs:,} graphs {has} {what}, {first} {names[0]}", file=sys.stderr)
+NO_NODES = "no nodes"
+BOTH_WAYS = "if each edge is listed once, for both directions, add --undirected"
+
+
+class Description:
+    """What is told of graphs, which may come a chunk at a time.
+
+    Attributes:
+        twice: whether each edge is listed twice, as far as any are; told of one's own graphs alone.
+    """
+
+    def __init__(self, source: datasets.Source, chosen_features: object) -> None:
+        self._source, self._chosen_features = source, chosen_features
+        self._columns: str | None = None
+        self._unused: str | None = None
+        self._num_graphs = self._num_nodes = self._num_edges = self._num_classes = self._num_features = 0
+        self._empty = Odd(NO_NODES)
+        self._one_way = False
+        self.twice: bool | None = None
+
+    def add(self, read: datasets.Folder) -> None:
+        graphs = read.graphs
+        self._num_graphs += len(graphs)
+        self._num_nodes += graphs.num_nodes
+        self._num_edges += graphs.num_edges
+        self._num_features = graphs.num_features
+        if read.classes is not None:
+            self._num_classes = len(read.classes)
+        elif graphs.y is not None and not graphs.y.is_floating_point() and len(graphs):
+            self._num_classes = max(self._num_classes, int(graphs.y.max()) + 1)
+        self._empty.add_empty(graphs, read.names)
+        if self._source.is_own and graphs.num_edges:
+            directions = directions_of(graphs)
+            self._one_way |= directions.one_way
+            self.twice = directions.twice and self.twice is not False
+        self._columns, self._unused = columns_of(read), hint_on_features(read, self._chosen_features)
+
+    def tell(self) -> None:
+        """Print it, and the hints."""
+        number = max(self._num_graphs, 1)
+        classes = f"{self._num_classes} classes, " if self._num_classes else ""
+        console.print(
+            f"[bold]{escape(self._source.title)}[/bold]: {self._num_graphs:,} graphs, {classes}"
+            f"{self._num_nodes / number:.2f} nodes and {self._num_edges / number:.2f} directed edges on average, "
+            f"{self._num_features} feature(s) per node"
+        )
+        if self._columns is not None:
+            console.print(f"node features: {escape(self._columns)}")
+        self._empty.warn(self._num_graphs)
+        if self._one_way:
+            console.print(f"edges are directed: {BOTH_WAYS}")
+        if self._unused is not None:
+            console.print(f"there are also: {self._unused}")
 
 
 def tell(source: datasets.Source, read: datasets.Folder, chosen_features: object) -> None:
     """Print a description of the graphs, and the hints."""
-    graphs = read.graphs
-    number = max(len(graphs), 1)
-    classes = "" if graphs.y is None or graphs.y.is_floating_point() else f"{int(graphs.y.max()) + 1} classes, "
-    console.print(
-        f"[bold]{escape(source.title)}[/bold]: {len(graphs):,} graphs, {classes}{graphs.num_nodes / number:.2f} nodes "
-        f"and {graphs.num_edges / number:.2f} directed edges on average, {graphs.num_features} feature(s) per node"
-    )
-    if (columns := columns_of(read)) is not None:
-        console.print(f"node features: {escape(columns)}")
-    warn_of(empty_graphs(graphs, read.names), len(graphs), "no nodes")
-    if (hint := hint_on_edges(source, graphs)) is not None:
-        console.print(f"edges are directed: {hint}")
-    if (hint := hint_on_features(read, chosen_features)) is not None:
-        console.print(f"there are also: {hint}")
+    description = Description(source, chosen_features)
+    description.add(read)
+    description.tell()

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from .. import datasets, training
-from ._graphs import warn_of
+from ._graphs import Odd
 
 MetricName = Literal["accuracy", "rocauc"]
 METRICS = {"rocauc": "ROC-AUC"}  # as people call them
@@ -54,9 +54,10 @@ def metric_of(
 def tested(scores: Tensor, y: Tensor | None, ids: Tensor, metric: training.Metric) -> float:
     """Return the metric of the graphs ``ids``; NaN, with a line on stderr, if a score is not finite."""
     assert y is not None
-    wrong = ids[training.not_finite(scores).cpu()].tolist()
-    warn_of(list(map(str, wrong)), len(ids), "scores that are not finite, so that the test has no result")
-    return math.nan if wrong else metric(scores, y)
+    odd = Odd("scores that are not finite, so that the test has no result")
+    odd.add(training.not_finite(scores).cpu(), [*map(str, ids.tolist())])
+    odd.warn(len(ids))
+    return math.nan if odd.number else metric(scores, y)
 
 
 def show_score(metric_name: str, value: float) -> str:

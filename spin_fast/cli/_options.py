@@ -16,7 +16,7 @@ from .. import datasets, native_available
 from .._common import check
 from ..datasets.options import LABEL
 from ..graphs.batch import EdgeOptions, Reduce
-from ._graphs import read_dataset
+from ._graphs import open_dataset, read_dataset
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
 DEFAULT_HOPS = 3
@@ -167,8 +167,18 @@ class DataOptions:
         given = {"undirected": self.undirected or None, "coalesce": self.coalesce, "self_loops": self.self_loops}
         return EdgeOptions(**{name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
 
+    @property
+    def read_options(self) -> dict[str, Any]:
+        """The options for reading that are given."""
+        label = {} if self.label is None else {"label": self.label[0]}
+        return {"features": self.node_features, **label, **self.edge_options}
+
     def read(self, source: datasets.Source) -> tuple[datasets.Source, datasets.Folder]:
         """Read the graphs, downloaded before if asked for; also returns the source that they are from."""
-        label = {} if self.label is None else {"label": self.label[0]}
         source = source.downloaded() if self.download else source
-        return source, read_dataset(source, features=self.node_features, **label, **self.edge_options)
+        return source, read_dataset(source, **self.read_options)
+
+    def open(self, source: datasets.Source) -> tuple[datasets.Source, datasets.Reader]:
+        """The same, to be read some graphs at a time where that is possible."""
+        source = source.downloaded() if self.download else source
+        return source, open_dataset(source, **self.read_options)

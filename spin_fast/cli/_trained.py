@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -13,6 +13,7 @@ import typer
 
 from .. import datasets, training
 from .._common.check import Argument
+from ..datasets.reader import Shard, Whole
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..nn import GraphClassifier
@@ -38,11 +39,10 @@ ComputeDevice = Annotated[Device, typer.Option(help="Where to compute.")]
 
 
 class Part(NamedTuple):
-    """Graphs, their names if they are of a folder, and how many there are in all if that is known."""
+    """Graphs, and their names if they are of a folder."""
 
     graphs: GraphBatch
     names: list[str] | None
-    num_graphs: int | None
 
 
 @dataclass
@@ -77,22 +77,22 @@ class Trained:
             return self.classes
         return [str(name) for name in self.metadata.get("task_names") or range(self.model.config["out_features"])]
 
-    def read(self, source: datasets.Source, undirected: bool | None) -> Iterator[Part]:
-        """Graphs that fit the model, part by part; of a model that does not know they tell whether it has tasks."""
-        parts = _parts(source, self.metadata, undirected)
-        first = next(parts, None)
-        if first is None or len(first.graphs) == 0:
+    def open(self, source: datasets.Source, undirected: bool | None) -> Graphs:
+        """Graphs that are read as those of the training were."""
+        graphs = Graphs(self, source, undirected)
+        if len(graphs) == 0:
             raise ValueError(f"{source.name} has no graphs")
-        width, wanted, y = first.graphs.num_features, self.model.config["in_features"], first.graphs.y
+        return graphs
+
+    def check(self, graphs: GraphBatch, dataset: str) -> None:
+        """Check that graphs fit the model; of a model that does not know they tell whether it has tasks."""
+        width, wanted, y = graphs.num_features, self.model.config["in_features"], graphs.y
         if self.model.node_features is None and width != wanted:
             known = "node_features" in self.metadata
             how = "" if known else "; node_features=... in save_checkpoint says which to read"
-            raise ValueError(
-                f"{source.name} has {width} feature(s) per node, and {self.checkpoint} takes {wanted}{how}"
-            )
+            raise ValueError(f"{dataset} has {width} feature(s) per node, and {self.checkpoint} takes {wanted}{how}")
         if self.model.multilabel is None:  # the checkpoint does not tell
             self.model.multilabel = len(self.classes) == 1 or (y is not None and y.is_floating_point())
-        yield from itertools.chain([first], parts)
 
 
 def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[str]:
@@ -104,42 +104,75 @@ def _classes(checkpoint: Path, metadata: dict[str, Any], number: int) -> list[st
     return list(map(str, classes))
 
 
-def _parts(source: datasets.Source, metadata: dict[str, Any], undirected: bool | None) -> Iterator[Part]:
-    """Graphs as in training."""
-    features, edge_options = metadata.get("node_features"), EdgeOptions(**(metadata.get("edge_options") or {}))
-    dataset, folder = source.name, source.path if source.is_own else None
-    if folder is None:  # it lists both directions of an edge, and allows no other options
-        others = [as_option(Argument(*item)) for item in edge_options.items() if item[0] != "undirected"]
-        if others:
-            raise ValueError(
-                f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
-                "instead of a name give the path of a folder with its files"
-            )
-        edge_options = EdgeOptions()
-    asked = edge_options if undirected is None else edge_options | EdgeOptions(undirected=undirected)
-    num_graphs = None
-    try:
-        if folder is None:
-            read = read_dataset(source, features=features, **asked)
-            parts, num_graphs = iter([read]), len(read.graphs)
-        else:
-            weight = None if metadata.get("weighted") is False else "weight"
-            parts = datasets.iter_folder(
-                folder, CHUNK_GRAPHS, features=features, label=None, edge_weight=weight, **asked
-            )
-        with console.status(f"reading {source.title}"):
-            first = next(parts, None)
-    except datasets.DatasetError as error:
-        if error.argument == "features":  # nobody has asked for them here
+class Graphs:
+    """The graphs of a data set, read as those of a training were; ``len(graphs)`` is their number.
+
+    Attributes:
+        edge_options: how edges are read.
+    """
+
+    def __init__(self, trained: Trained, source: datasets.Source, undirected: bool | None) -> None:
+        self._trained, self._source, self._undirected = trained, source, undirected
+        metadata, dataset = trained.metadata, source.name
+        self._of_training = EdgeOptions(**(metadata.get("edge_options") or {}))
+        if not source.is_own:  # it lists both directions of an edge, and allows no other options
+            others = [as_option(Argument(*item)) for item in self._of_training.items() if item[0] != "undirected"]
+            if others:
+                raise ValueError(
+                    f"{dataset} is read as it is, and the model was trained with {' '.join(others)}; "
+                    "instead of a name give the path of a folder with its files"
+                )
+            self._of_training = EdgeOptions()
+        self.edge_options = self._of_training
+        if undirected is not None:
+            self.edge_options = self._of_training | EdgeOptions(undirected=undirected)
+        options = {"features": metadata.get("node_features"), **self.edge_options}
+        with self._features_named():
+            if source.is_own:
+                weight = None if metadata.get("weighted") is False else "weight"
+                with console.status(f"reading {source.title}"):
+                    self._reader = source.open(label=None, edge_weight=weight, **options)
+            else:
+                self._reader = Whole(read_dataset(source, **options))
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def chunks(self, shard: Shard | None = None) -> Iterator[Part]:
+        """Some graphs at a time, each of which is checked."""
+        chunks = self._reader.chunks(CHUNK_GRAPHS, shard)
+        while True:
+            with self._features_named():
+                read = next(chunks, None)
+            if read is None:
+                return
+            self._check(read)
+            part = Part(read.graphs, read.names if self._source.is_own else None)
+            del read
+            yield part
+            del part  # which need not be in memory when the next is read
+
+    @contextmanager
+    def _features_named(self) -> Iterator[None]:
+        """Name the features of the training, for which nobody has asked here, where a data set lacks them."""
+        try:
+            yield
+        except datasets.DatasetError as error:
+            if error.argument != "features":
+                raise
+            features = self._trained.metadata.get("node_features")
             columns: Any = [features] if isinstance(features, str) else features
             names = ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in columns)
-            raise ValueError(f"{dataset} has no such node features as the model was trained on: {names}") from error
-        raise
-    for part in itertools.chain([] if first is None else [first], parts):
-        if metadata.get("weighted") and part.weighted is False and part.graphs.num_edges:
+            told = f"{self._source.name} has no such node features as the model was trained on: {names}"
+            raise ValueError(told) from error
+
+    def _check(self, read: datasets.Folder) -> None:
+        dataset, metadata, graphs = self._source.name, self._trained.metadata, read.graphs
+        self._trained.check(graphs, dataset)
+        if metadata.get("weighted") and read.weighted is False and graphs.num_edges:
             raise ValueError(f"{dataset} has no edge weights, and the model was trained with them")
-        directions = directions_of(part.graphs) if undirected is None else None
-        if directions and directions.twice and edge_options.get("undirected"):
+        directions = directions_of(graphs) if self._undirected is None else None
+        if directions and directions.twice and self._of_training.get("undirected"):
             raise ValueError(
                 f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
                 "--no-undirected takes them as they are"
@@ -149,4 +182,3 @@ def _parts(source: datasets.Source, metadata: dict[str, Any], undirected: bool |
                 f"{dataset} has directed edges, and the model was trained on undirected graphs; add --undirected "
                 "if each edge is listed once, for both directions, or else --no-undirected"
             )
-        yield Part(part.graphs, None if folder is None else part.names, num_graphs)

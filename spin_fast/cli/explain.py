@@ -82,7 +82,7 @@ def explain(
         raise ValueError(f"{checkpoint} is of class {kind}, and only the scores of a single model can be divided")
     if download:
         source = source.downloaded()
-    chosen, number, name = _chosen(trained.read(source, undirected), graph, dataset)
+    chosen, number, name = _chosen(trained.open(source, undirected).chunks(), graph, dataset)
     if chosen.num_nodes == 0:
         raise ValueError(f"--graph {graph}: it has no nodes")
     wanted = _target(trained, target)
@@ -142,7 +142,7 @@ def explain(
 def _chosen(parts: Iterator[Part], wanted: str, dataset: str) -> tuple[GraphBatch, int, str | None]:
     """The graph, its number, and its name if it has one; a name goes before a number."""
     found, begin, example = None, 0, ""
-    for graphs, names, _ in parts:
+    for graphs, names in parts:
         if names is not None and wanted in names:
             position = names.index(wanted)
             return graphs[[position]], begin + position, wanted

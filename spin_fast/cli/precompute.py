@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.markup import escape
 from rich.table import Table
 
 from .. import datasets
 from .._common.progress import progress_bar
-from ..features import shards
-from ..features.chunks import num_branches_of
+from ..datasets.reader import Shard, range_of_shard
+from ..features import shards, storage
 from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
+from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
-from ._graphs import tell
+from ._graphs import Description, listed_twice
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
+from ._shards import Resume, ShardOption, as_text, kept, paths_of
+from ._trained import CHUNK_GRAPHS
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
 UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
@@ -50,6 +54,9 @@ def precompute(
         int | None,
         output_option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
+    shard: ShardOption = None,
+    join: Annotated[bool, output_option("--join", help="Only write the index of the files of all shards.")] = False,
+    resume: Resume = False,
     node_rows: Annotated[
         bool, output_option(help="Keep the row of each node, which all of train but --branches hops needs.")
     ] = True,
@@ -59,57 +66,124 @@ def precompute(
 
     They are hops of the features as DATASET has them: what train --degree, --one-hot and --standardize make of those
     depends on the training graphs, which are not chosen yet. The files of an earlier call with the same --out are
-    replaced.
+    replaced. Of Parquet with a row per graph, and of GraphML, only some graphs are in memory at a time.
 
-    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, index.
+    Several jobs may share the graphs: each makes the file of one --shard, and when all are there, --join makes their
+    index. With --resume a job whose file is there is done.
+
+    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, kept, index.
     """
     source = datasets.find(dataset, data.root)
-    name = source.title
-    out = Path(f"{name}.safetensors") if out is None else out
-    check_output(out, shards.is_shard, source)
-    shards.check_path(out)
-    source, read = data.read(source)
-    tell(source, read, data.node_features)
-    graphs = read.graphs
-    operator = operator_of(operators) or "sym"
-    settings = (graphs, hops, operator, deduplicate)
-    if shard_size is None:
-        parts: Iterable[PowerFeatures] = (PowerFeatures.from_graphs(*settings, node_rows=node_rows, progress=True),)
+    title = source.title
+    out = Path(f"{title}.safetensors") if out is None else out
+    if shard_size is not None and shard is not None:
+        raise ValueError("--shard-size is for all graphs, --shard for some: give one of both")
+    if join and (shard_size is not None or shard is not None):
+        raise ValueError("--join is for files that are there: leave --shard and --shard-size out")
+    if resume and shard is None:
+        raise ValueError("--resume needs --shard, whose file may be there")
+    ((_, path),) = paths_of(out, [shard]).items()
+    check_output(path, shards.is_shard, source)
+    shards.check_path(path)
+    if join:
+        return _report(title, shards.join(out), [], index_of(out))
+    source, reader = data.open(source)
+    settings = (hops, operator_of(operators) or "sym", deduplicate)
+    facts = dict(zip(("hops", "operator", "deduplicate"), settings, strict=True))
+    facts |= {"dataset": title, "num_graphs": len(reader), "node_rows": node_rows, "read": data.read_options}
+    made_of = json.dumps(facts)
+    if resume and kept({shard: path}, json.loads(made_of), storage.made_of):
+        return _report(title, [path], [path], None)
+    streams = reader.whole is None
+    chunks = _chunks(source, data, reader, shard, progress=streams and shard_size is None)
+    if shard_size is not None:
+        checked = _of_size(chunks, shard_size, settings, node_rows)
+        made = _counted(shards.compute(checked, *settings, max_bytes=shard_size, node_rows=node_rows), len(reader))
+    elif streams:
+        made = iter([PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)])
     else:
-        if len(graphs):  # a file holds whole graphs
-            largest = graphs[int(graphs.ptr.diff().argmax())]
-            alone = PowerFeatures.from_graphs(largest, *settings[1:], node_rows=node_rows)
-            if shard_size < (needed := alone.nbytes + shards.HEADER_BYTES):
-                expected = f"--shard-size must be at least {needed:,} bytes, which the largest graph takes"
-                raise ValueError(f"{expected}, got {shard_size:,}")
-        parts = shards.compute(*settings, max_bytes=shard_size, node_rows=node_rows)
-    stored = torch.zeros(num_branches_of(hops, operator), dtype=torch.int64)
+        (graphs,) = chunks
+        made = iter([PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)])
+    if shard is not None:
+        next(made).save(path, made_of=made_of)
+        return _report(title, [path], [], None)
+    written = shards.save(made, out)
+    return _report(title, written, [], None if len(written) == 1 else index_of(out))
 
-    def counted() -> Iterator[PowerFeatures]:
-        with progress_bar("graphs", len(graphs), shard_size is not None) as advance:
-            for number, part in enumerate(parts, 1):
-                stored.add_(part.row_ptr.diff())
-                yield part
-                advance(f"{number} file(s)", len(part))
 
-    files = shards.save(counted(), out)
-    index = None if len(files) == 1 else index_of(out)
+def _chunks(
+    source: datasets.Source, data: DataOptions, reader: datasets.Reader, shard: Shard | None, *, progress: bool
+) -> Iterator[GraphBatch]:
+    """Yield the graphs of a shard, those that are in memory at once; describe them when all have been read."""
+    begin, end = (0, len(reader)) if shard is None else range_of_shard(shard, len(reader))
+    description = Description(source, data.node_features)
+    size = CHUNK_GRAPHS if reader.whole is None else max(end - begin, 1)
+    with progress_bar("graphs", end - begin, progress) as advance:
+        for read in reader.chunks(size, shard):
+            description.add(read)
+            if reader.whole is not None:
+                description.tell()
+            graphs, number = read.graphs, len(read.names)
+            del read
+            if data.coalesce == "sum" and reader.whole is None and graphs.edge_weight is None:
+                graphs = replace(graphs, edge_weight=graphs.x.new_ones(graphs.num_edges))  # other chunks may have some
+            yield graphs
+            del graphs  # which need not be in memory when the next are read
+            advance("", number)
+    if reader.whole is None:
+        if data.undirected and description.twice:
+            raise listed_twice(source)
+        description.tell()
+
+
+def _of_size(
+    chunks: Iterable[GraphBatch], max_bytes: int, settings: tuple[int, str, bool], node_rows: bool
+) -> Iterator[GraphBatch]:
+    """The chunks, if each graph fits in a file, which holds whole graphs."""
+    most = -1
+    for graphs in chunks:
+        sizes = graphs.num_nodes_per_graph
+        if len(graphs) and int(sizes.max()) > most:
+            most = int(sizes.max())
+            alone = PowerFeatures.from_graphs(graphs[int(sizes.argmax())], *settings, node_rows=node_rows)
+            if max_bytes < (needed := alone.nbytes + shards.HEADER_BYTES):
+                expected = f"--shard-size must be at least {needed:,} bytes, which a graph of {most:,} nodes takes"
+                raise ValueError(f"{expected}, got {max_bytes:,}")
+        yield graphs
+        del graphs
+
+
+def _counted(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerFeatures]:
+    with progress_bar("graphs", num_graphs, True) as advance:
+        for number, part in enumerate(parts, 1):
+            yield part
+            advance(f"{number} file(s)", len(part))
+
+
+def _report(dataset: str, files: list[Path], there: list[Path], index: Path | None) -> Report:
+    """What the files hold; ``there`` are those that have been kept."""
+    num_graphs = num_nodes = 0
+    stored: Any = 0
+    for file in files:
+        part = PowerFeatures.load(file)
+        num_graphs, num_nodes, stored = num_graphs + len(part), num_nodes + part.num_nodes, stored + part.row_ptr.diff()
     facts: dict[str, Any] = {
-        "dataset": name,
-        "graphs": len(graphs),
-        "operator": operator,
-        "hops": hops,
-        "deduplication": [graphs.num_nodes / max(int(number), 1) for number in stored],
+        "dataset": dataset,
+        "graphs": num_graphs,
+        "operator": part.operator,
+        "hops": part.num_hops,
+        "deduplication": [num_nodes / max(int(number), 1) for number in stored],
         "bytes": sum(file.stat().st_size for file in files),
         "files": files,
+        "kept": there,
         "index": index,
     }
-    table = Table(show_header=False, title=f"{hops} hops of {escape(name)}")
+    table = Table(show_header=False, title=f"{part.num_hops} hops of {escape(dataset)}")
     table.add_row("nodes per stored row", f"{by_branch(facts['deduplication'])}  (by branch)")
     table.add_row("bytes", f"{facts['bytes']:,}")
-    if index is None:
-        table.add_row("file", escape(str(out)))
-    else:
-        table.add_row("files", escape(f"{files[0]} to {files[-1].name}"))
+    table.add_row("file" if len(files) == 1 else "files", escape(as_text(files)))
+    if there:
+        table.add_row("kept", "the file was there")
+    if index is not None:
         table.add_row("index", escape(str(index)))
     return Report(facts, [table])

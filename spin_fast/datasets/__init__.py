@@ -17,6 +17,7 @@ from .common import DatasetError, Folder
 from .folder import iter_folder, load_folder
 from .ogb import evaluator
 from .parquet import write_parquet
+from .reader import Reader
 from .registry import Source, cora, download, find, load, names
 from .splits import NoPublishedSplits, Split, stratified_folds
 from .summary import summarize
@@ -26,6 +27,7 @@ __all__ = [
     "Folder",
     "NoPublishedSplits",
     "NodeDataset",
+    "Reader",
     "Source",
     "Split",
     "cora",

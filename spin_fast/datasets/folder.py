@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .._common import check
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import Parts
 from . import graphml, nel, parquet, tables, tu
 from .common import DatasetError, Folder, impossible
 from .options import LABEL, WEIGHT, Features, Label, ReadOptions, with_labels
+from .reader import Reader, Shard, Whole
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,8 +110,7 @@ def load_folder(
     Raises:
         DatasetError: names the file, the line and column, and what is wrong with it. ImportError: says what to install.
     """
-    (whole,) = _read(Path(path), None, ReadOptions(features, classes, label, edge_weight, dtype, edge_options))
-    return whole
+    return open_folder(Path(path), ReadOptions(features, classes, label, edge_weight, dtype, edge_options)).read()
 
 
 def iter_folder(
@@ -123,38 +122,41 @@ def iter_folder(
     label: Label = LABEL,
     edge_weight: str | None = WEIGHT,
     dtype: torch.dtype = torch.float32,
+    shard: Shard | None = None,
     **edge_options: Unpack[EdgeOptions],
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
-    Of Parquet files with a row per graph only so many graphs are read at a time; before that, all labels and words are
-    looked through, unless ``classes`` and ``features`` list them. Of GraphML files only so many are read at a time,
-    too; they have classes only if ``classes`` says which there are, and words as features only if ``features`` lists
-    their categories. Other formats are read as a whole first.
+    Of Parquet files with a row per graph, and of GraphML files, only so many graphs are read at a time; before that,
+    all labels and words are looked through, unless ``classes`` and ``features`` list them. Other formats are read as a
+    whole first.
+
+    Several machines may share the graphs: with ``shard=(3, 16)`` each reads a sixteenth, this one the third. All have
+    the same classes and columns. Row groups and files outside of it are not read, but to be looked through.
 
     With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once.
+
+    Args:
+        path: as in :func:`load_folder`.
+        num_graphs: of a chunk; the last one may have fewer.
+        shard: ``(i, n)``: of ``G`` graphs those from ``G * (i - 1) // n`` to ``G * i // n``, where ``i`` is 1 to ``n``;
+            None for all. If that is none, one chunk without graphs.
+        features, classes, label, edge_weight, dtype, **edge_options: as in :func:`load_folder`.
     """
-    check.integer("num_graphs", num_graphs, 1)
-    return _read(Path(path), num_graphs, ReadOptions(features, classes, label, edge_weight, dtype, edge_options))
+    options = ReadOptions(features, classes, label, edge_weight, dtype, edge_options)
+    return open_folder(Path(path), options).chunks(num_graphs, shard)
 
 
-def _read(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
-    """Read ``num_graphs`` graphs at a time, or all at once."""
+def open_folder(path: Path, options: ReadOptions) -> Reader:
+    """What reads the graphs that :func:`load_folder` reads, some at a time."""
     path = path.expanduser()
     options.check()
     kind = kind_of(path)
     if kind == "graphml":
-        if num_graphs is not None and options.classes is None and isinstance(options.label, str):
-            options = options._replace(label=None)
-        return graphml.load(path, num_graphs, options)
+        return graphml.GraphMLReader(path, options)
     if kind == "parquet":
-        return parquet.load(path, num_graphs, options)
-    whole = tables.load(path, options) if kind == "tables" else _load_named(path, options)
-    step = num_graphs or max(len(whole.names), 1)
-    return (
-        whole._replace(graphs=whole.graphs[begin : begin + step], names=whole.names[begin : begin + step])
-        for begin in range(0, len(whole.names), step)
-    )
+        return parquet.ParquetReader(path, options)
+    return Whole(tables.load(path, options) if kind == "tables" else _load_named(path, options))
 
 
 def kind_of(path: Path) -> str:

@@ -18,38 +18,9 @@ from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import MOST_CATEGORIES, Column, Words, as_task, holds_words, task_of, text_of
 from .common import DatasetError, Folder, check_is_regular, one_line, reading
-from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, with_labels
+from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
+from .reader import Reader
 from .tables import Table, open_graphs
-
-
-def load(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
-    """The graphs of a folder of GraphML files, ``num_graphs`` at a time or all at once."""
-    label = options.label
-    names = [label] if isinstance(label, str) else label or ()
-    files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
-    table = None if label is None else open_graphs(path, label)
-    columns = [] if table is None else [column for column in table.frame if column != "graph"]
-    if table is not None and not {*names} & {*table.frame} and label != LABEL:
-        table = None  # it lists other things: the files have them, or none has
-    of_table = None if table is None or label is None else _labels_of_files(table, label, files)
-    reader = _GraphML(options, whole=num_graphs is None)
-    for begin in range(0, len(files), num_graphs or len(files)):
-        some = files[begin : begin + (num_graphs or len(files))]
-        graphs, labels = reader.read(some)
-        read = folder_of(graphs, [file.stem for file in some], reader.columns or [], reader.weighted)
-        lacking = [name for name in names if name not in reader.graph_attributes]
-        if lacking and of_table is None and num_graphs is None and label != LABEL:
-            beside = f", its table of graphs {_listed(columns)}" if columns else ""
-            raise DatasetError(
-                f"{path} has no file with the graph attribute {lacking[0]!r}; they have "
-                f"{_listed(sorted(reader.graph_attributes))}{beside}"
-            )
-        where = path
-        if table is not None and of_table is not None:
-            labels, where = [of_table[name] for name in read.names], table.path
-        elif isinstance(label, str):
-            labels = _classes(labels, label, some)
-        yield with_labels(read, labels, options, where)
 
 
 def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | None:
@@ -83,11 +54,19 @@ def _labels_of_files(table: Table, label: str | Sequence[str], files: list[Path]
     return dict(zip(stems, labels, strict=True))
 
 
-class _GraphML:
+class GraphMLReader(Reader):
     """Reads files in turn; the first with nodes decides on features, the first with edges on weights."""
 
-    def __init__(self, options: ReadOptions, *, whole: bool) -> None:
-        self.options, self.whole = options, whole
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.path, self.options = path, options
+        self.files = sorted(path.glob("*.graphml"), key=lambda file: file.name)
+        label = options.label
+        self.label_names = [label] if isinstance(label, str) else label or ()
+        self.table = None if label is None else open_graphs(path, label)
+        self.other_columns = [] if self.table is None else [name for name in self.table.frame if name != "graph"]
+        if self.table is not None and not {*self.label_names} & {*self.table.frame} and label != LABEL:
+            self.table = None  # it lists other things: the files have them, or none has
+        self.of_table = None if self.table is None or label is None else _labels_of_files(self.table, label, self.files)
         self.columns = chosen(options.features)
         self.found: list[str] = []  # attributes of the first file with nodes
         self.strict: set[str] = set()  # attributes that turned out to be words, and have to remain so
@@ -95,8 +74,73 @@ class _GraphML:
         self.graph_attributes: set[str] = set()
         self.weighted = None if options.edge_weight == WEIGHT else options.edge_weight is not None
         self.undirected = check.flag("undirected", options.edge_options.get("undirected", False))
+        self.is_looked_through = False
 
-    def read(self, files: list[Path]) -> tuple[GraphBatch, Any]:
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def read(self) -> Folder:
+        graphs, labels = self._graphs(self.files)
+        self._check_label()
+        return self._labelled(graphs, labels, self.files)
+
+    def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        if not self.is_looked_through:
+            self._look_through()
+            self.is_looked_through = True
+        files = self.files[begin:end]
+        for first in range(0, len(files), num_graphs):
+            some = files[first : first + num_graphs]
+            yield self._labelled(*self._graphs(some), some)
+
+    def _look_through(self) -> None:
+        """Learn, before graphs are read, the kinds of features and weights, and the words and classes that occur.
+
+        It goes no further than to what options do not tell.
+        """
+        label = self.options.label if self.options.classes is None else None
+        labels: list[Any] = []
+        for file in self.files:
+            is_known = self.columns is not None and self.weighted is not None
+            is_known = is_known and not any(column.categories in ("any", "auto") for column in self.columns or ())
+            if is_known and (self.of_table is not None or not isinstance(label, str)):
+                break
+            graph = self._parse(file)
+            labels.append(self._labels(graph, file))
+            self._settle(graph, file)
+            self._number_words(graph, file)
+        else:
+            self._check_label()
+        settled = {name: words.settled("node attribute")[1] for name, words in self.words.items()}
+        self.columns = self.columns and [settled.get(column.name, column) for column in self.columns]
+        self.words = {}
+        if isinstance(label, str):
+            names = _classes(labels, label, self.files) if self.of_table is None else [*self.of_table.values()]
+            where = self.path if self.table is None or self.of_table is None else self.table.path
+            if names is not None:
+                self.options = self.options._replace(classes=sorted_classes({*names}, where))
+
+    def _check_label(self) -> None:
+        """Check that some file has each attribute with labels; that for classes may be missing by its default name."""
+        lacking = [name for name in self.label_names if name not in self.graph_attributes]
+        if lacking and self.of_table is None and self.options.label != LABEL:
+            beside = f", its table of graphs {_listed(self.other_columns)}" if self.other_columns else ""
+            raise DatasetError(
+                f"{self.path} has no file with the graph attribute {lacking[0]!r}; they have "
+                f"{_listed(sorted(self.graph_attributes))}{beside}"
+            )
+
+    def _labelled(self, graphs: GraphBatch, labels: Any, files: list[Path]) -> Folder:
+        read = folder_of(graphs, [file.stem for file in files], self.columns or [], self.weighted)
+        where = self.path
+        if self.table is not None and self.of_table is not None:
+            labels, where = [self.of_table[name] for name in read.names], self.table.path
+        elif isinstance(self.options.label, str):
+            labels = _classes(labels, self.options.label, files)
+        return with_labels(read, labels, self.options, where)
+
+    def _graphs(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
+        """The graphs of some files, and their labels."""
         parts: list[Any] = []
         labels = []
         for file in files:
@@ -171,11 +215,6 @@ class _GraphML:
             if words:
                 self.strict.add(column.name)
             column = column._replace(categories="auto" if words else "number")
-        if column.categories == "auto" and not self.whole:
-            raise DatasetError(
-                f"{file} has node attribute {column.name!r} in words, and graphs are read in parts, which may have "
-                "other words; pass as features those of a folder read by load_folder"
-            )
         return column
 
     def _number_words(self, graph: Any, file: Path) -> None:

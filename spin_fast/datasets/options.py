@@ -28,12 +28,18 @@ _EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, sinc
 class ReadOptions(NamedTuple):
     """The arguments of ``load_folder``, which describes them."""
 
-    features: Features
-    classes: Sequence[str] | None
-    label: Label
-    edge_weight: str | None
-    dtype: torch.dtype
-    edge_options: EdgeOptions
+    features: Features = None
+    classes: Sequence[str] | None = None
+    label: Label = LABEL
+    edge_weight: str | None = WEIGHT
+    dtype: torch.dtype = torch.float32
+    edge_options: EdgeOptions = EdgeOptions()
+
+    @classmethod
+    def of(cls, **options: Any) -> ReadOptions:
+        """From keyword arguments, those of edges among them."""
+        own = {name: options.pop(name) for name in cls._fields if name in options}
+        return cls(**own, edge_options=EdgeOptions(**options))  # type: ignore[typeddict-item]
 
     def check(self) -> None:
         """Raise a TypeError or ValueError unless all are of their types, and ``classes`` suit ``label``."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +20,10 @@ from ..graphs.convert import Parts, library
 from .columns import Column, Words, as_task, task_of, text_of
 from .common import DatasetError, Folder, check_is_regular, reading
 from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
+from .reader import Reader
 
 ROWS = 1 << 16  # graphs that are read or written at once, where no one says how many
+FEW_ROWS = 256  # the same, to look at the first of them
 BUFFER_BYTES = 1 << 18  # of each column, so that a row group is not in memory as a whole
 _NO_FEATURES = ("graph", "num_nodes", "source", "target", WEIGHT, LABEL)
 
@@ -39,25 +43,12 @@ class _Part(NamedTuple):
     labels: list[Any] | None
 
 
-def load(path: Path, num_graphs: int | None, options: ReadOptions) -> Iterator[Folder]:
-    """The graphs of a file, or of the files of a folder, ``num_graphs`` at a time or all at once."""
-    paths = [path] if path.is_file() else sorted(path.glob("*.parquet"), key=lambda file: file.name)
-    reader = _Reader(path, paths[0], options)
-    if num_graphs is not None:
-        reader.find_words_and_classes(paths)
-    done = 0
-    for parts in reader.parts(paths, num_graphs):
-        read = reader.joined(parts, done)
-        done += len(read.names)
-        yield read
-    if not done:
-        raise DatasetError(f"{path} holds no graphs: it has no rows")
+class ParquetReader(Reader):
+    """The rows of files in turn; the columns of the first decide what is read."""
 
-
-class _Reader:
-    """Reads files in turn; the columns of the first decide what is read."""
-
-    def __init__(self, path: Path, first: Path, options: ReadOptions) -> None:
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self.paths = [path] if path.is_file() else sorted(path.glob("*.parquet"), key=lambda file: file.name)
+        first = self.paths[0]
         self.parquet = library("pyarrow.parquet", str(path))
         self.arrow, self.compute = library("pyarrow", str(path)), library("pyarrow.compute", str(path))
         self.path, self.options = path, options
@@ -89,7 +80,29 @@ class _Reader:
         if "num_nodes" not in has and self.sized_by is None:
             raise DatasetError(f"{first} must have the column 'num_nodes', or one with a list of a value for each node")
         self.words = {column.name: Words(column) for column in self.columns if not column.is_number}
+        kinds = {column.name: schema.field(column.name).type.value_type for column in columns}
+        self.vectors = [column.name for column in self.columns if self._is_list(kinds[column.name])]
         self.widths: dict[str, int] = {}
+        self.is_looked_through = False
+
+    @cached_property
+    def num_rows(self) -> list[int]:
+        """Of each file."""
+        sizes = []
+        for path in self.paths:
+            with self._open(path) as file:
+                sizes.append(file.metadata.num_rows)
+        return sizes
+
+    def __len__(self) -> int:
+        return sum(self.num_rows)
+
+    def read(self) -> Folder:
+        return next(self._read_rows(0, None, None))
+
+    def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        self._look_through()
+        return self._read_rows(begin, end, num_graphs)
 
     def _open(self, path: Path) -> Any:
         check_is_regular(path)
@@ -135,26 +148,50 @@ class _Reader:
             )
         return column
 
-    def _batches(self, paths: list[Path], columns: list[str], num_rows: int) -> Iterator[tuple[Any, Where]]:
-        """Yield the rows of all files, at most so many at a time."""
-        for path in paths:
-            row = 0
+    def _batches(
+        self, columns: list[str], num_rows: int, begin: int = 0, end: int | None = None
+    ) -> Iterator[tuple[Any, Where]]:
+        """Yield the rows ``begin`` to ``end`` of all files, at most so many at a time; other row groups are skipped."""
+        low, high = begin, sys.maxsize if end is None else end  # counted from the first row of the file at hand
+        for number, path in enumerate(self.paths):
+            if high <= 0:
+                return
+            if end is not None and self.num_rows[number] <= low:
+                low, high = low - self.num_rows[number], high - self.num_rows[number]
+                continue
             with self._open(path) as file, reading(str(path)):
                 self._check_columns(path, [*file.schema_arrow.names])
-                for batch in file.iter_batches(num_rows, columns=columns):
-                    if len(batch):
-                        yield batch, partial(_where, path, row)
+                sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+                bounds = [*pairwise(accumulate(sizes, initial=0))]
+                groups = [group for group, (first, last) in enumerate(bounds) if first < high and low < last]
+                row = bounds[groups[0]][0] if groups else 0
+                for batch in file.iter_batches(num_rows, row_groups=groups, columns=columns) if groups else ():
+                    first, last = max(low - row, 0), min(high - row, len(batch))
+                    if first < last:
+                        yield batch.slice(first, last - first), partial(_where, path, row + first)
                     row += len(batch)
+                    if row >= high:
+                        break
+                low, high = low - sum(sizes), high - sum(sizes)
 
-    def find_words_and_classes(self, paths: list[Path]) -> None:
-        """Learn, before the graphs are read, which words and classes occur, where options do not list them."""
+    def _look_through(self) -> None:
+        """Learn, before the graphs are read, how wide vectors are, and which words and classes options do not list."""
+        if self.is_looked_through:
+            return
+        self.is_looked_through = True
+        for name in self.vectors:
+            for rows, where in self._batches([name], FEW_ROWS):
+                sizes, values = self._list(rows, name, where)
+                if len(values):
+                    self._numbers(values, name, partial(_of_value, where, name, sizes))
+                    break
         columns = [column.name for column in self.columns if column.categories == "auto"]
         label = self.label if isinstance(self.label, str) and self.options.classes is None else None
         classes: dict[str | None, Callable[[], str]] = {}
         looked_through = columns if label is None else [*columns, label]
         if not looked_through:
             return
-        for rows, where in self._batches(paths, looked_through, ROWS):
+        for rows, where in self._batches(looked_through, ROWS):
             for name in columns:
                 sizes, values = self._list(rows, name, where)
                 self._codes(values, name, partial(_of_value, where, name, sizes))
@@ -170,22 +207,26 @@ class _Reader:
         if known:
             self.options = self.options._replace(classes=sorted_classes({*known}, self.path))
 
-    def parts(self, paths: list[Path], num_graphs: int | None) -> Iterator[list[_Part]]:
-        """Yield the rows of all files, ``num_graphs`` at a time or all at once."""
+    def _read_rows(self, begin: int, end: int | None, num_graphs: int | None) -> Iterator[Folder]:
+        """Read the graphs ``begin`` to ``end``, or all from ``begin``; ``num_graphs`` at a time, or all at once."""
         held: list[_Part] = []
         rows = 0
-        for batch, where in self._batches(paths, self.needed, min(num_graphs or ROWS, ROWS)):
-            begin = 0
-            while begin < len(batch):
-                some = batch.slice(begin, None if num_graphs is None else num_graphs - rows)
-                held.append(self._part(some, partial(_further, where, begin)))
-                begin += len(some)
+        for batch, where in self._batches(self.needed, min(num_graphs or ROWS, ROWS), begin, end):
+            done = 0
+            while done < len(batch):
+                some = batch.slice(done, None if num_graphs is None else num_graphs - rows)
+                held.append(self._part(some, partial(_further, where, done)))
+                done += len(some)
                 rows += len(some)
                 if rows == num_graphs:
-                    yield held
-                    held, rows = [], 0
+                    read = self._joined(held, begin)
+                    begin, held, rows = begin + rows, [], 0
+                    yield read
+                    del read  # which need not be in memory when the next are read
         if held:
-            yield held
+            yield self._joined(held, begin)
+        elif begin == 0:
+            raise DatasetError(f"{self.path} holds no graphs: it has no rows")
 
     def _part(self, rows: Any, where: Where) -> _Part:
         num_edges, source = self._ends(rows, "source", where)
@@ -366,7 +407,7 @@ class _Reader:
             Argument("label", None),
         )
 
-    def joined(self, parts: list[_Part], done: int) -> Folder:
+    def _joined(self, parts: list[_Part], done: int) -> Folder:
         """The graphs of some parts, before which ``done`` graphs have been read."""
         num_nodes, num_edges = (
             torch.from_numpy(np.concatenate(sizes))

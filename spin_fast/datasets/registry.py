@@ -22,7 +22,8 @@ from . import splits as _splits
 from .built_in import csl, digits, erdos_renyi, power_law, random_regular
 from .citation import NodeDataset
 from .common import DatasetError, Folder, impossible
-from .options import LABEL, Features, Label, check_dtype_and_edges
+from .options import LABEL, Features, Label, ReadOptions, check_dtype_and_edges
+from .reader import Reader, Whole
 from .splits import Split
 
 if TYPE_CHECKING:
@@ -209,6 +210,14 @@ class Source(ABC):
             **options: ``features``, ``label``, ``dtype`` and those of edges, as for :func:`load`.
         """
 
+    def open(self, **options: Any) -> Reader:
+        """Read the graphs when they are asked for, some at a time, where they are Parquet or GraphML of your own.
+
+        Args:
+            **options: as for :meth:`read`; and those of :func:`iter_folder` for your own graphs.
+        """
+        return Whole(self.read(**options))
+
     def smiles(self, graph: int) -> str | None:
         """The SMILES of a graph that is a molecule; None where none is known."""
         return None
@@ -282,6 +291,9 @@ class OwnGraphs(Source):
 
     def read(self, **options: Any) -> Folder:
         return folder.load_folder(self.path, **options)
+
+    def open(self, **options: Any) -> Reader:
+        return folder.open_folder(self.path, ReadOptions.of(**options))
 
 
 class Known(Source):

@@ -328,13 +328,14 @@ class PowerFeatures(GraphArrays):
                 raise ValueError(f"parts must be alike, got {parts[0]._kind} and {part._kind}")
         if len(parts) == 1:
             return parts[0]
-        are_dense = [part.index is None for part in parts]  # of all, which checks those that are mapped
+        counted = [part for part in parts if part.num_nodes] or parts  # a part without nodes has no say
+        are_dense = [part.index is None for part in counted]  # of all, which checks those that are mapped
         sizes = torch.cat([part.node_ptr.diff() for part in parts])
         known = [part.labels for part in parts if part.labels is not None]
         node_ptr, labels = offsets(sizes), torch.cat(known) if known else None
         operator, num_branches, rows = parts[0].operator, parts[0].num_branches, parts[0].rows
         if all(are_dense):
-            powers = torch.cat([part.dense_rows() for part in parts], dim=1)
+            powers = torch.cat([part.dense_rows() for part in counted], dim=1)
             return cls._dense(powers, node_ptr, labels, operator)
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
         all_sizes = {"num_nodes": int(sizes.sum()), "num_graphs": len(sizes)}
@@ -354,17 +355,21 @@ class PowerFeatures(GraphArrays):
             f"with {labels} on {self.rows.device}"
         )
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, made_of: str | None = None) -> None:
         """Write to one safetensors file, from which :meth:`load` reads; a selection as its :meth:`take`.
 
         The file has the arrays of :class:`PowerFeatures` by their names, and the operator in its metadata. It is
         written under a temporary name and renamed, so that a reader never sees half of it, and features that are mapped
         from a file may be saved to that file.
 
+        Args:
+            path: the file; a name such as ``NAME-00003-of-00016.safetensors`` for :func:`spin_fast.shards.join`.
+            made_of: what the file is to tell about that, any text; only files that tell the same are joined.
+
         Raises:
             OSError: the file cannot be written; names it. ValueError: its name is that of an index.
         """
-        storage.write(Path(path), self.take()._arrays(), self.operator)
+        storage.write(Path(path), self.take()._arrays(), self.operator, made_of)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = True) -> PowerFeatures:

@@ -15,7 +15,8 @@ from torch import Tensor
 from .._common import check, files
 from .._common.indexing import GraphIds, graph_ids, offsets
 from ..graphs.batch import GraphBatch
-from .chunks import num_branches_of
+from . import storage
+from .chunks import Stream, num_branches_of
 from .power_features import PowerFeatures
 from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, is_indexed, naming, read_index, write_index
 
@@ -26,7 +27,7 @@ is_shard = partial(files.has_format, format=FORMAT)
 
 
 def compute(
-    graphs: GraphBatch,
+    graphs: GraphBatch | Iterable[GraphBatch],
     num_hops: int,
     operator: str | Sequence[str] = "sym",
     deduplicate: bool = True,
@@ -40,31 +41,50 @@ def compute(
     the shard before; a shard that turns out much smaller than it may be is computed again with more graphs.
 
     Args:
+        graphs: the graphs, or chunks of them as for :meth:`spin_fast.PowerFeatures.from_chunks`; of these no more are
+            in memory than a shard and a chunk.
         max_bytes: of a file, at least 1.
-        graphs, num_hops, operator, deduplicate, node_rows: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
+        num_hops, operator, deduplicate, node_rows: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
     """
     check.integer("max_bytes", max_bytes, 1)
     room = max(max_bytes - HEADER_BYTES, 1)
     operator = check.operators(operator)
+    stream = Stream([graphs] if isinstance(graphs, GraphBatch) else graphs, operator)
     of_entry = 12 if deduplicate else 0  # index, count, row_of_node
     num_branches = num_branches_of(num_hops, operator)
-    bytes_per_node = float(num_branches * (graphs.num_features * graphs.x.element_size() + of_entry))
-    begin = end = 0
-    while begin < len(graphs) or end == 0:
+    bytes_per_node = float(num_branches * (stream.x.shape[1] * stream.x.element_size() + of_entry))
+    chunks = iter(stream)
+    held = next(chunks)
+    begin, is_first = 0, True
+    while True:
+        end = begin
         while True:
-            reach = int(graphs.ptr[begin]) + int(FILL * room / max(bytes_per_node, 1))
-            tried, end = end, max(int(torch.searchsorted(graphs.ptr, reach, right=True)) - 1, begin + 1)
-            end = min(end, len(graphs))
-            shard = PowerFeatures.from_graphs(graphs[begin:end], num_hops, operator, deduplicate, node_rows=node_rows)
+            wanted = int(FILL * room / max(bytes_per_node, 1))
+            if more := _at_least(wanted - (held.num_nodes - int(held.ptr[begin])), chunks):
+                held, begin, end = GraphBatch.concatenate([held[begin:], *more]), 0, end - begin
+                del more
+            if begin == len(held) and not is_first:
+                return
+            reach = int(held.ptr[begin]) + wanted
+            tried, end = end, max(int(torch.searchsorted(held.ptr, reach, right=True)) - 1, begin + 1)
+            end = min(end, len(held))
+            shard = PowerFeatures.from_graphs(held[begin:end], num_hops, operator, deduplicate, node_rows=node_rows)
             bytes_per_node = shard.nbytes / max(shard.num_nodes, 1)
-            if end in (tried, len(graphs)) or shard.nbytes > room / 2:
+            if end == tried or held.num_nodes <= reach or shard.nbytes > room / 2:
                 break
         while shard.nbytes > room and len(shard) > 1:
             shard = shard[: max(1, int(FILL * len(shard) * room / shard.nbytes))].take()
-        begin = end = begin + len(shard)
+        begin, is_first = begin + len(shard), False
         yield shard
-        if len(graphs) == 0:
-            return
+
+
+def _at_least(num_nodes: int, chunks: Iterator[GraphBatch]) -> list[GraphBatch]:
+    """The next chunks, with more than so many nodes; fewer if these are the last."""
+    found: list[GraphBatch] = []
+    while num_nodes >= 0 and (chunk := next(chunks, None)) is not None:
+        found.append(chunk)
+        num_nodes -= chunk.num_nodes
+    return found
 
 
 def check_path(path: Path) -> None:
@@ -109,8 +129,7 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
                 index.unlink(missing_ok=True)
             else:
                 tag = folder.suffixes[-2][1:]
-                names = [f"{path.stem}-{tag}-{number:05}-of-{len(written):05}" for number in range(1, len(written) + 1)]
-                paths = [path.with_name(name + path.suffix) for name in names]
+                paths = [files.shard_path(path, number, len(written), tag) for number in range(1, len(written) + 1)]
                 for (temporary, _), file in zip(written, paths, strict=True):
                     temporary.replace(file)
                 write_index(index, [(file, size) for file, (_, size) in zip(paths, written, strict=True)])
@@ -118,6 +137,44 @@ def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
         return paths
     finally:
         _remove_unused(path)
+
+
+def join(path: str | Path) -> list[Path]:
+    """Make an index of shards that were made apart, so that ``PowerFeatures.load(path)`` finds them.
+
+    For ``path`` ``NAME.safetensors`` they are the files ``NAME-00001-of-00016.safetensors`` to
+    ``NAME-00016-of-00016.safetensors``, which ``features.save`` or ``spin-fast precompute --shard`` have written, the
+    graphs of each after those of the one before. They stay as they are; a file ``path`` itself is removed, since it
+    would be read before an index. It may be called again, and by several processes at once.
+
+    Returns:
+        The files, without the index.
+
+    Raises:
+        FileNotFoundError: a shard is missing; names it. ValueError: a file is damaged or differs from those before it;
+            or there are shards of several numbers. OSError: the index cannot be written.
+    """
+    path = Path(path)
+    check_path(path)
+    numbers = sorted({of for *_, of in files.shards_beside(path)})
+    if not numbers:
+        raise FileNotFoundError(f"{path} has no shards beside it, such as {files.shard_path(path, 1, 16).name}")
+    if len(numbers) > 1:
+        told = " and ".join(f"one of {of}" for of in numbers)
+        raise ValueError(f"{path} must have shards of one number beside it, got {told}; remove those of the others")
+    sizes, first = {}, None
+    for number in range(1, numbers[0] + 1):
+        shard = files.shard_path(path, number, numbers[0])
+        part = PowerFeatures.load(shard)
+        kind = f"{part._kind}, made of {storage.made_of(shard)}"
+        first = first or kind
+        if kind != first:
+            raise ValueError(f"{shard} must be like the shards before it, {first}, got {kind}")
+        sizes[shard] = len(part)
+    write_index(index_of(path), [*sizes.items()])
+    path.unlink(missing_ok=True)
+    _remove_unused(path)
+    return [*sizes]
 
 
 def load(path: str | Path) -> ShardedFeatures:

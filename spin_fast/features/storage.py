@@ -41,11 +41,12 @@ def check_name(path: Path) -> None:
         raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
 
 
-def write(path: Path, arrays: dict[str, Any], operator: str) -> None:
-    """Write the tensors among ``arrays``."""
+def write(path: Path, arrays: dict[str, Any], operator: str, made_of: str | None = None) -> None:
+    """Write the tensors among ``arrays``, and what they were made of, in any text."""
     check_name(path)
     tensors = {name: value for name, value in arrays.items() if isinstance(value, Tensor)}
-    files.write_tensors(path, FORMAT, tensors, {"operator": operator})
+    metadata = {"operator": operator} | ({} if made_of is None else {"made_of": made_of})
+    files.write_tensors(path, FORMAT, tensors, metadata)
 
 
 def read(path: Path, *, mmap: bool) -> dict[str, Any]:
@@ -55,6 +56,11 @@ def read(path: Path, *, mmap: bool) -> dict[str, Any]:
         wanted, found = (", ".join(sorted(names)) for names in (_REQUIRED, tensors))
         raise ValueError(f"{path} is damaged: its arrays must be {wanted}, got {found}")
     return dict.fromkeys(_OPTIONAL) | tensors | {"operator": metadata.get("operator")}
+
+
+def made_of(path: Path) -> str | None:
+    """What a file tells about what it was made of."""
+    return files.read_metadata(path, FORMAT).get("made_of")
 
 
 def index_of(path: Path) -> Path:

@@ -569,9 +569,12 @@ def test_a_name_of_each_node_is_no_category(tmp_path: Path) -> None:
     assert load_folder(tmp_path, features=listed).graphs.x.shape == (1500, 1500)
 
 
-def test_words_of_graphml_in_parts_need_categories(tmp_path: Path) -> None:
+def test_words_of_graphml_in_parts(tmp_path: Path) -> None:
     write_words(tmp_path, "graphml")
-    assert "load_folder" in error_of(lambda: list(iter_folder(tmp_path, 1)))
+    whole = load_folder(tmp_path)
+    chunks = list(iter_folder(tmp_path, 1))
+    assert all(chunk.features == whole.features for chunk in chunks)
+    assert equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), whole.graphs)
     assert len(list(iter_folder(tmp_path, 1, features=["mass"]))) == 2
     single = networkx.DiGraph()
     single.add_node("only", element="O")
@@ -750,13 +753,19 @@ def test_graphml_in_chunks(tmp_path: Path) -> None:
         assert [name for chunk in chunks for name in chunk.names] == whole.names
         assert equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), whole.graphs)
         assert all(len(chunk.graphs) <= size for chunk in chunks)
-    assert [chunk.graphs.y for chunk in iter_folder(tmp_path, 2)] == [None, None]
+    assert [(chunk.classes, chunk.graphs.y.tolist()) for chunk in iter_folder(tmp_path, 2)] == [
+        (["edge", "ring"], [1, 0]),
+        (["edge", "ring"], [1]),
+    ]
+    assert "has no file with the graph attribute 'kind'" in error_of(
+        lambda: next(iter_folder(tmp_path, 1, label="kind"))
+    )
 
 
 def test_reading_in_chunks_reads_no_further(tmp_path: Path) -> None:
     write_graphml(tmp_path)
     (tmp_path / "g9.graphml").write_text("no XML")
-    chunks = iter_folder(tmp_path, 3)
+    chunks = iter_folder(tmp_path, 3, classes=["edge", "ring"])
     assert next(chunks).names == ["g0", "g1", "g2"]
     assert "g9.graphml, line 1, column 1 is not XML" in error_of(lambda: next(chunks))
 
@@ -844,7 +853,7 @@ def test_graphml_that_differs_from_file_to_file(tmp_path: Path) -> None:
     message = error_of(lambda: load_folder(tmp_path))
     assert all(word in message for word in ("h.graphml", "charge, mass", "features"))
     assert "h.graphml has no graph attribute 'label'" in error_of(lambda: load_folder(tmp_path, features="mass"))
-    assert len(next(iter_folder(tmp_path, 9, features="mass")).graphs) == 4
+    assert len(next(iter_folder(tmp_path, 9, features="mass", label=None)).graphs) == 4
     networkx.set_node_attributes(other, "iron", "charge")
     networkx.write_graphml(other, tmp_path / "h.graphml")
     assert "h.graphml: node attribute 'charge' must be numbers" in error_of(lambda: load_folder(tmp_path))

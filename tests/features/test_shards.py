@@ -33,10 +33,12 @@ def graphs() -> spin_fast.GraphBatch:
     max_bytes=st.integers(1, 6000),
     deduplicate=st.booleans(),
     node_rows=st.booleans(),
+    cuts=st.lists(st.integers(0, 9), max_size=4),
 )
 def test_parts_are_the_features_of_their_graphs(
-    graphs: spin_fast.GraphBatch, operator: str, max_bytes: int, deduplicate: bool, node_rows: bool
+    graphs: spin_fast.GraphBatch, operator: str, max_bytes: int, deduplicate: bool, node_rows: bool, cuts: list[int]
 ) -> None:
+    """Whatever the chunks in which the graphs come."""
     graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(len(graphs)))
     options = {"deduplicate": deduplicate, "node_rows": node_rows}
     parts = list(shards.compute(graphs, 1, operator, max_bytes=max_bytes, **options))
@@ -49,6 +51,12 @@ def test_parts_are_the_features_of_their_graphs(
         if (part.index is None) == (alone.index is None):
             assert_same_features(part, alone)
         assert torch.equal(part.y, graphs.y[begin:end])
+    bounds = [0, *sorted(min(cut, len(graphs)) for cut in cuts), len(graphs)]
+    chunks = (graphs[begin:end] for begin, end in pairwise(bounds))
+    streamed = list(shards.compute(chunks, 1, operator, max_bytes=max_bytes, **options))
+    assert len(streamed) == len(parts)
+    for one, other in zip(streamed, parts, strict=True):
+        assert_same_features(one, other)
 
 
 @pytest.mark.parametrize("node_rows", [True, False])
@@ -293,3 +301,25 @@ def test_damaged_sets_are_named(graphs: spin_fast.GraphBatch, tmp_path: Path) ->
     files[1].unlink()
     with pytest.raises(FileNotFoundError, match=f"features {files[1]} does not exist"):
         PowerFeatures.load(path)
+
+
+def test_files_made_apart_are_joined(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    path, whole = tmp_path / "x.safetensors", PowerFeatures.from_graphs(graphs, 1)
+    files = [tmp_path / f"x-{number:05}-of-00003.safetensors" for number in (1, 2, 3)]
+    for file, (begin, end) in zip(files, pairwise([0, 100, 100, 240]), strict=True):
+        PowerFeatures.from_graphs(graphs[begin:end], 1).save(file)
+    shards.save(shards.compute(graphs, 2, max_bytes=12_000), path)  # of an earlier call
+    assert shards.join(path) == files
+    assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
+    assert_same_features(PowerFeatures.load(path), whole)
+    assert [len(shard) for shard in shards.load(path).shards] == [100, 0, 140]
+    PowerFeatures.from_graphs(graphs[100:], 1).save(files[2], made_of="other settings")
+    with pytest.raises(ValueError, match=rf"{files[2]} must be like the shards before it, .*, got .* other settings"):
+        shards.join(path)
+    PowerFeatures.from_graphs(graphs[100:], 2).save(files[2])
+    with pytest.raises(ValueError, match="got 2 hops"):
+        shards.join(path)
+    assert_same_features(PowerFeatures.load(files[1]), PowerFeatures.from_graphs(graphs[:0], 1))
+    files[2].unlink()
+    with pytest.raises(FileNotFoundError, match=str(files[2])):
+        shards.join(path)

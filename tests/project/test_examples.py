@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import DATA, ROOT
 
+SLOW = ("cross_validation", "ray_predict")
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 pytestmark = pytest.mark.skipif(not EXAMPLES, reason="no examples beside the tests: this is not a checkout")
 SET = "IMDB-BINARY"
@@ -25,12 +26,14 @@ def run(script: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess
 
 @pytest.mark.parametrize(
     "script",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem == "cross_validation" else ()) for path in EXAMPLES],
+    [pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else ()) for path in EXAMPLES],
     ids=lambda script: script.stem,
 )
 def test_example(script: Path, tmp_path: Path) -> None:
     if script.stem == "cross_validation" and not (DATA / f"{SET}.zip").is_file():
         pytest.skip(f"no {SET}.zip in {DATA}")
+    if script.stem == "ray_predict":
+        pytest.importorskip("ray.data")
     assert len(script.read_text().splitlines()) < 60
     done = run(script, tmp_path)
     assert done.returncode == 0, done.stderr
