@@ -176,8 +176,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.worker is not None:
         return work(options.worker, options.root)
-    found = {dataset: counted(dataset, options.root) for dataset in track(options.datasets, "counting")}
-    write(found, options.results)
+    found = {}
+    for dataset in track(options.datasets, "counting"):
+        found[dataset] = counted(dataset, options.root)
+        write(found, options.results)
 
 
 def write(found: dict[str, dict[str, int]], folder: Path) -> None:
