@@ -10,6 +10,7 @@ from torch import Tensor
 
 from .._common import check
 from . import native, reference
+from .invariants import check_parts, check_segments
 from .joint import JointRows
 from .parameters import BRANCHES, ModelSizes
 
@@ -93,6 +94,8 @@ def bind_training_step(
             raise ValueError(f"joint must be given to a model of {model.branches!r} branches, got None")
         check.tensor("parts", joint.parts, ("J", model.num_branches), check.INTEGERS)  # the op takes any number
     if not native.has_kernel(rows.device):
+        if check_invariants:
+            _check_contents(len(rows), ptr, index, count, joint)
         options: dict[str, Any] = {"index": index, "count": count, "joint": joint, "class_weight": class_weight}
         return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)
     op = torch.ops.spin_fast.training_step.default
@@ -102,6 +105,19 @@ def bind_training_step(
     before_ids = (rows, parameters, labels, class_weight, *hops, *joint_rows)
     after_ids = (*model[:-1], native.may_use_tf32(), check_invariants)
     return lambda ids: op(*before_ids, ids, *after_ids)
+
+
+def _check_contents(
+    num_rows: int, ptr: Tensor | None, index: Tensor | None, count: Tensor | None, joint: JointRows | None
+) -> None:
+    if ptr is not None:
+        check_segments(ptr, index, count, num_rows)
+    if joint is not None:
+        check_parts("parts", joint.parts, num_rows)
+        try:
+            check_segments(joint.ptr, joint.index, joint.count, len(joint.parts))
+        except ValueError as error:
+            raise ValueError(f"joint_{error}") from error
 
 
 def _fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]

@@ -95,6 +95,22 @@ def test_training_step_without_joint_rows(backend: str) -> None:
         torch.testing.assert_close(one, other)
 
 
+def test_segments_are_checked(backend: str) -> None:
+    if backend == "cuda":
+        pytest.skip("contents on a GPU are not read")
+    features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
+    data = (features.rows, model.flatten_parameters(), features.labels)
+    options = {"model": model.sizes, "index": features.index, "count": features.count}
+    for change, message in (
+        ({"index": features.index - 1}, r"index must be in \[0, "),
+        ({"count": features.count * 0}, "count must be positive"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.training_step(*data, features.ptr, **options | change)
+    with pytest.raises(ValueError, match="ptr must start with 0"):
+        ops.training_step(*data, features.ptr + 1, **options)
+
+
 def test_class_weight_is_checked(native) -> None:
     features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
     data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
@@ -105,7 +121,9 @@ def test_class_weight_is_checked(native) -> None:
             ops.training_step(*data, **options, class_weight=weight)
 
 
-def test_joint_rows_are_checked(native) -> None:
+def test_joint_rows_are_checked(backend: str) -> None:
+    if backend == "cuda":
+        pytest.skip("contents on a GPU are not read")
     features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2, branches="both").double()
     data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
     options = {"model": model.sizes, "index": features.index, "count": features.count}
