@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import re
 import statistics
@@ -30,7 +31,7 @@ import torch
 import torch.distributed as dist
 from rich.progress import track
 
-from spin_fast import SPIN, GraphBatch, datasets, shards, training
+from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, shards, training
 from spin_fast._common.files import replacing
 
 from ..harness import epochs, inputs, report
@@ -38,12 +39,14 @@ from ..harness import epochs, inputs, report
 NUM_GRAPHS, FEW = 4_000_000, 100_000
 CHANGED = 0.2  # atoms that have the features of another one
 BATCH_SIZE = 128
+PLANNED_GRAPHS, PLANNED_MACHINES, CORES = (3_750_000, 100_000_000, 10_000_000_000), (1, 16, 1000), 16
+GRADIENT, LATENCY, BANDWIDTH = 60_000, 30e-6, 1.25e9  # bytes; seconds of a message; bytes per second of 10 Gbit/s
 PER_RANK, STEPS, EPOCHS = (
     (32, 128, 512, 2048),
     50,
     7,
 )  # graphs per step of a rank; steps of an epoch, of which the median
-SHARD_SIZE = "1GB"
+SHARD_SIZE = "500MB"
 GRAPHS, FEW_GRAPHS, FEATURES, MODEL = "graphs", "few-graphs", "features.safetensors", "model.safetensors"
 NOTE = (
     "Copies of ogbg-molhiv, each atom of which has the features of another one with a probability of "
@@ -59,7 +62,7 @@ KEPT: dict[str, Callable[[Any], str]] = {
     "files": lambda names: f"{len(names)} file(s)",
     "seconds to make": lambda seconds: f"{seconds:.1f} s to make it",
     "seconds of an epoch": lambda seconds: f"{seconds:.1f} s for the second epoch",
-    "seconds to validate": lambda seconds: f"{seconds:.1f} s to validate",
+    "mapped over in memory": lambda ratio: f"an epoch on mapped files takes {ratio:.2f} times as long as in memory",
 }
 """What is told of a step beside its cost, by its name in the document that it prints."""
 
@@ -142,6 +145,22 @@ def ours(folder: Path) -> dict[str, float]:
     return {"seconds of an epoch": fit.epochs[-1].seconds, "graphs": len(train)}
 
 
+def mapped(folder: Path) -> dict[str, float]:
+    """Epochs over the first shard, mapped and in memory in turn, when the system has the file in memory."""
+    file = min(folder.glob("features*.safetensors"))
+    kinds = [PowerFeatures.load(file, mmap=mmap) for mmap in (True, False)]
+    model = SPIN(kinds[0].num_features, epochs.WIDTH, 2, inputs.NUM_HOPS, attention=False)
+    trainer, ratios = training.Trainer(model), []
+    for epoch in range(EPOCHS):
+        seconds = []
+        for features in kinds:
+            start = time.perf_counter()
+            trainer.epoch(features, slice(100_000), BATCH_SIZE, torch.Generator().manual_seed(epoch))
+            seconds.append(time.perf_counter() - start)
+        ratios.append(seconds[0] / seconds[1])
+    return {"mapped over in memory": statistics.median(ratios[1:])}
+
+
 def theirs(folder: Path) -> dict[str, float]:
     """Make PyG's data set on disk of a few graphs, and train two epochs of a GIN on it; the second one counts."""
     from torch_geometric.loader import DataLoader
@@ -187,7 +206,12 @@ def by_ranks(folder: Path) -> dict[str, float]:
     return found
 
 
-WORKERS: dict[str, Callable[[Path], dict[str, float]]] = {"ours": ours, "theirs": theirs, "ranks": by_ranks}
+WORKERS: dict[str, Callable[[Path], dict[str, float]]] = {
+    "ours": ours,
+    "mapped": mapped,
+    "theirs": theirs,
+    "ranks": by_ranks,
+}
 
 
 def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
@@ -200,9 +224,29 @@ def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
     yield Step("precompute", (*precompute, features, graphs), num_graphs)
     yield Step("fit, two epochs over the shards", (*worker, "ours"), num_graphs)
     yield Step("predict", (*predict, folder / MODEL, graphs), num_graphs)
+    yield Step("epochs over one shard, mapped and in memory", (*worker, "mapped"), num_graphs)
     yield Step("precompute", (*precompute, folder / "few.safetensors", few), FEW)
     yield Step("precompute --no-deduplicate", (*precompute, folder / "dense.safetensors", few, "--no-deduplicate"), FEW)
     yield Step("PyG: OnDiskDataset, two epochs of a GIN", (*worker, "theirs"), FEW)
+
+
+def plan(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]]) -> report.Table:
+    """What more graphs would take on more machines, from the rates of one core and the bytes of a gradient."""
+    cost = {step["step"]: step for step in found[:3]}
+    rates = {name: step["graphs"] / step["seconds"] for name, step in cost.items()}
+    of_graph = cost["precompute"]["bytes"] / cost["precompute"]["graphs"]
+    rows = []
+    for graphs in PLANNED_GRAPHS:
+        for machines in PLANNED_MACHINES:
+            ranks = machines * CORES
+            step = 1e-3 * of_ranks[1][str(BATCH_SIZE)] + 2 * math.log2(ranks) * LATENCY + 2 * GRADIENT / BANDWIDTH
+            epoch = graphs / (ranks * BATCH_SIZE) * step
+            each = [graphs / (rates[name] * ranks) for name in ("precompute", "predict")]
+            seconds = (f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for value in (each[0], epoch, each[1]))
+            size = f"{graphs * of_graph / 1e9:,.0f}"
+            rows.append((f"{graphs:,}", f"{machines:,}", size, *seconds, f"{ranks * BATCH_SIZE:,}"))
+    headers = ("graphs", "machines", "GB of features", "precompute, s", "an epoch, s", "predict, s", "graphs per step")
+    return report.Table("", headers, [rows], left=0)
 
 
 def main() -> None:
@@ -262,6 +306,12 @@ def write(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]], fo
             "Steps over the first shard, by one process and by two of torchrun (gloo), medians of epochs:",
             "",
             *report.markdown_rows(report.Table("", headers, [rows], left=0)),
+            "",
+            f"Computed, not measured: machines of {CORES} cores, each as fast as the one here; a step is that "
+            f"of {BATCH_SIZE} graphs per rank and an all-reduce of {GRADIENT:,} bytes in {LATENCY * 1e6:.0f} us for "
+            f"each doubling of the ranks, both ways, and {BANDWIDTH / 1e9:.2f} GB/s:",
+            "",
+            *report.markdown_rows(plan(found, of_ranks)),
             "",
         ]
     with replacing(folder / "scale.md") as file:
