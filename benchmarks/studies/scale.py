@@ -17,6 +17,7 @@ import json
 import math
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -41,11 +42,9 @@ CHANGED = 0.2  # atoms that have the features of another one
 BATCH_SIZE = 128
 PLANNED_GRAPHS, PLANNED_MACHINES, CORES = (3_750_000, 100_000_000, 10_000_000_000), (1, 16, 1000), 16
 GRADIENT, LATENCY, BANDWIDTH = 60_000, 30e-6, 1.25e9  # bytes; seconds of a message; bytes per second of 10 Gbit/s
-PER_RANK, STEPS, EPOCHS = (
-    (32, 128, 512, 2048),
-    50,
-    7,
-)  # graphs per step of a rank; steps of an epoch, of which the median
+PER_RANK = (32, 128, 512, 2048)  # graphs per step of a rank
+STEPS, EPOCHS = 50, 7  # of two ranks in an epoch; the median of the epochs counts
+CHRT = shutil.which("chrt")
 SHARD_SIZE = "500MB"
 GRAPHS, FEW_GRAPHS, FEATURES, MODEL = "graphs", "few-graphs", "features.safetensors", "model.safetensors"
 NOTE = (
@@ -54,7 +53,6 @@ NOTE = (
     f"of {BATCH_SIZE}; PyG's GIN of that width and depth. A process of one thread for each step. Memory: what the "
     "process holds itself, and with the pages of files that it has mapped, which the system may take back."
 )
-
 
 KEPT: dict[str, Callable[[Any], str]] = {
     "deduplication": lambda of_branches: f"nodes per stored row {', '.join(f'{ratio:.3g}' for ratio in of_branches)}",
@@ -194,7 +192,7 @@ def by_ranks(folder: Path) -> dict[str, float]:
     for size in PER_RANK:
         model = SPIN(features.num_features, epochs.WIDTH, 2, inputs.NUM_HOPS, attention=False)
         trainer = training.Trainer(model, process_group=group)
-        ids = torch.arange(min(len(features), STEPS * size * number))
+        ids = torch.arange(min(len(features), 2 * STEPS * size))
         seconds = []
         for epoch in range(EPOCHS):
             start = time.perf_counter()
@@ -230,7 +228,7 @@ def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
     yield Step("PyG: OnDiskDataset, two epochs of a GIN", (*worker, "theirs"), FEW)
 
 
-def plan(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]]) -> report.Table:
+def plan(found: list[dict[str, Any]], of_ranks: dict[str, dict[str, float]]) -> report.Table:
     """What more graphs would take on more machines, from the rates of one core and the bytes of a gradient."""
     cost = {step["step"]: step for step in found[:3]}
     rates = {name: step["graphs"] / step["seconds"] for name, step in cost.items()}
@@ -239,7 +237,7 @@ def plan(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]]) -> 
     for graphs in PLANNED_GRAPHS:
         for machines in PLANNED_MACHINES:
             ranks = machines * CORES
-            step = 1e-3 * of_ranks[1][str(BATCH_SIZE)] + 2 * math.log2(ranks) * LATENCY + 2 * GRADIENT / BANDWIDTH
+            step = 1e-3 * of_ranks["one"][str(BATCH_SIZE)] + 2 * math.log2(ranks) * LATENCY + 2 * GRADIENT / BANDWIDTH
             epoch = graphs / (ranks * BATCH_SIZE) * step
             each = [graphs / (rates[name] * ranks) for name in ("precompute", "predict")]
             seconds = (f"{value:,.0f}" if value >= 10 else f"{value:.2g}" for value in (each[0], epoch, each[1]))
@@ -275,12 +273,13 @@ def main() -> None:
         found.append({"step": step.title, "graphs": step.num_graphs, **cost._asdict(), **kept})
         write(found, {}, options.results)
     worker = ("-m", f"{__package__}.scale", "--folder", folder, "--worker", "ranks")
-    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", "2")
-    of_ranks = {number: cost_of((sys.executable, *run, *worker), folder)[1] for number, run in ((1, ()), (2, torchrun))}
+    two = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    by = {"one": (sys.executable,), "two": two} | ({"two, SCHED_BATCH": ("chrt", "-b", "0", *two)} if CHRT else {})
+    of_ranks = {name: cost_of((*command, *worker), folder)[1] for name, command in by.items()}
     write(found, of_ranks, options.results)
 
 
-def write(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]], folder: Path) -> None:
+def write(found: list[dict[str, Any]], of_ranks: dict[str, dict[str, float]], folder: Path) -> None:
     """Write ``scale.json`` and tables of it."""
     machine = report.machine()
     with replacing(folder / "scale.json") as file:
@@ -297,13 +296,18 @@ def write(found: list[dict[str, Any]], of_ranks: dict[int, dict[str, float]], fo
     table = report.markdown_rows(report.Table("", headers, [rows]))
     lines = ["# Millions of graphs", "", NOTE, "", *table, "", *facts, ""]
     if of_ranks:
-        headers = ("graphs per step of a rank", "one rank, ms", "two ranks, ms", "graphs per second, times")
+        headers = ("graphs per step of a rank", *(f"{name}, ms" for name in of_ranks), "graphs per second, times")
         rows = [
-            (size, f"{one:.2f}", f"{two:.2f}", f"{2 * one / two:.2f}")
-            for (size, one), two in zip(of_ranks[1].items(), of_ranks[2].values(), strict=True)
+            (
+                size,
+                *(f"{times[size]:.2f}" for times in of_ranks.values()),
+                f"{2 * one / [*of_ranks.values()][-1][size]:.2f}",
+            )
+            for size, one in of_ranks["one"].items()
         ]
         lines += [
-            "Steps over the first shard, by one process and by two of torchrun (gloo), medians of epochs:",
+            "Steps over the first shard, by one process and by two of torchrun (gloo), medians of epochs; the last "
+            "column is of the last of them:",
             "",
             *report.markdown_rows(report.Table("", headers, [rows], left=0)),
             "",
