@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import pandas
 import pytest
@@ -21,6 +24,7 @@ from typer.testing import CliRunner
 from spin_fast import training
 from spin_fast.cli import app
 from spin_fast.datasets import registry
+from spin_fast.selection import Evaluation
 from spin_fast.training.resume import STATE_FORMAT
 
 
@@ -204,3 +208,51 @@ def test_termination_is_an_interruption(tmp_path: Path, monkeypatch: pytest.Monk
     assert signal.getsignal(signal.SIGTERM) is before
     assert len(calls) == 4  # the last one is that of the test graphs
     assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["dataset"] == "digits"
+
+
+OFTEN = """
+import sys
+from spin_fast.training.resume import StateFile
+StateFile.SECONDS = 0.2
+from spin_fast.cli import main
+main()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        ("train --epochs 1000 --patience 1000 --hops 1 --hidden 8 --layers 1 --batch-size 400", "log.csv"),
+        ("evaluate digits --space space.json --folds 10 --runs 2 --jobs 1", "evaluation.json"),
+    ],
+)
+def test_runs_that_are_killed_go_on(command: str, file: str, tmp_path: Path) -> None:
+    """Twenty times, at random moments; to the numbers of a run that was left alone."""
+    space = {"num_hops": [0, 1], "hidden_features": [4], "num_layers": [1], "epochs": [9], "batch_size": [400]}
+    (tmp_path / "space.json").write_text(json.dumps(space))
+
+    def run(out: str, seconds: float | None = None) -> int:
+        words = [sys.executable, "-c", OFTEN, *command.split(), "--out", out, "--resume"]
+        process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        with suppress(subprocess.TimeoutExpired):
+            return process.wait(seconds)
+        process.kill()
+        return process.wait()
+
+    def numbers(out: str) -> object:
+        if file == "log.csv":
+            return pandas.read_csv(tmp_path / out / file).drop(columns="seconds").to_dict()
+        return Evaluation.load(tmp_path / out / file).scores()
+
+    assert run("whole") == 0
+    moments, kills = Random(0), 0
+    while kills < 20:
+        if run("killed", moments.uniform(1, 8)) == 0:
+            assert numbers("killed") == numbers("whole")
+            shutil.rmtree(tmp_path / "killed")
+        else:
+            kills += 1
+    assert run("killed") == 0
+    assert numbers("killed") == numbers("whole")
+    assert not [*(tmp_path / "killed").glob("*.part")]
