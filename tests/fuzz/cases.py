@@ -720,6 +720,63 @@ def own_files(random: Random, contents: dict[str, list[str]]) -> None:
             PowerFeatures.from_graphs(found, 1)
 
 
+ODD = (None, -1, 2**40, 0.5, math.nan, "x", True, [], [None], [[1.0], [2.0]])
+
+
+def own_parquet(random: Random) -> None:
+    """A Parquet file of a user's with a row per graph, maybe damaged; as a whole, and by shards, chunk by chunk."""
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    of = graphs(random)
+    rows = np.repeat(np.arange(of.num_nodes), np.diff(of.indptr))
+    nodes = list(pairwise(of.ptr))
+    edges = [slice(of.indptr[begin], of.indptr[end]) for begin, end in nodes]
+    columns: dict[str, list[Any]] = {
+        "num_nodes": [int(end - begin) for begin, end in nodes],
+        "source": [(of.indices[some] - begin).tolist() for some, (begin, _) in zip(edges, nodes, strict=True)],
+        "target": [(rows[some] - begin).tolist() for some, (begin, _) in zip(edges, nodes, strict=True)],
+        "x": [[[v % 5, v / 7] for v in range(begin, end)] for begin, end in nodes],
+        "label": [g % 2 for g in range(len(nodes))],
+    }
+    is_right = bool(nodes)
+    if nodes and chance(random, 0.5):
+        values = columns[str(random.choice(list(columns)))]
+        row, odd, is_right = int(random.integers(0, len(values))), pick(random, *ODD), False
+        if isinstance(values[row], list) and values[row] and chance(random, 0.5):
+            values[row][int(random.integers(0, len(values[row])))] = odd
+        else:
+            values[row] = odd
+    try:
+        table = pyarrow.table(columns)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, OverflowError):  # what is odd has no place in such a column
+        return
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name) / "a.parquet"
+        write_table(table, path, row_group_size=int(pick(random, 1, 2, 100)))
+        if chance(random, 0.3):
+            content, is_right = bend(random, path.read_bytes()), False
+            path.write_bytes(content)
+        found = survives(lambda: datasets.load(str(path)))
+        if found is None:
+            assert not is_right, "what is right is refused"
+            return
+        if is_right:
+            assert (found.ptr.tolist(), found.indptr.tolist()) == (of.ptr.tolist(), of.indptr.tolist())
+            assert sorted(zip(*found.edge_index.tolist(), strict=True)) == sorted(zip(of.indices, rows, strict=True))
+            assert found.x.tolist() == torch.tensor([[v % 5, v / 7] for v in range(of.num_nodes)]).view(-1, 2).tolist()
+        size, number = int(pick(random, 1, 2, 100)), int(pick(random, 1, 2, 5))
+        chunks = [
+            part.graphs for i in range(number) for part in datasets.iter_folder(path, size, shard=(i + 1, number))
+        ]
+        joined = GraphBatch.concatenate(chunks)
+        for field in ("ptr", "indptr", "indices", "x", "y"):
+            one, other = getattr(joined, field), getattr(found, field)
+            assert one is other is None or torch.equal(one, other), field
+        streamed = PowerFeatures.from_chunks(chunks, 1)
+        assert torch.equal(streamed.dense_rows(), PowerFeatures.from_graphs(found, 1).dense_rows())
+
+
 CASES: dict[str, Callable[[Random], None]] = {
     case.__name__: case
     for case in (
@@ -736,6 +793,7 @@ CASES: dict[str, Callable[[Random], None]] = {
         joint,
         prediction,
         own_graphml,
+        own_parquet,
     )
 }
 

@@ -44,7 +44,7 @@ def test_a_wrong_result_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str, l
         test_random_cases(name)
 
 
-@pytest.mark.parametrize("name", ["kept_files", "tu_files", "own_tables", "own_graphml"])
+@pytest.mark.parametrize("name", ["kept_files", "tu_files", "own_tables", "own_graphml", "own_parquet"])
 def test_some_damaged_files_can_be_read(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Else a case would make files that are refused for another reason than their damage."""
     read, right = [], cases.survives
