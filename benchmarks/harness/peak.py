@@ -6,7 +6,6 @@ Run as a module it is that process, which prints the peak of its resident memory
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from spin_fast.datasets import erdos_renyi
 
 from . import epochs
 from .inputs import NUM_HOPS
+from .process import environment
 
 OURS = "spin_fast"
 TRAINED = ("SPIN-att", "SPIN-sum", "GIN, DataLoader", "GIN, collated")
@@ -38,15 +38,13 @@ def available() -> bool:
 def measure(task: str, graphs: GraphBatch, contenders: Sequence[str]) -> dict[str, int]:
     """Bytes by contender of a task of ``TASKS``, one thread."""
     package = __package__ or ""
-    folder = Path(__file__).parents[package.count(".") + 1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*filter(None, sys.path), str(folder)])}
     peaks = {}
     with TemporaryDirectory() as place:
         file = Path(place) / "graphs.pt"
         torch.save((graphs.ptr, graphs.indptr, graphs.indices, graphs.x, graphs.y), file)
         for contender in contenders:
             command = [sys.executable, "-m", f"{package}.peak", str(file), task, contender]
-            result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            result = subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
             peaks[contender] = json.loads(result.stdout)
     return peaks
 

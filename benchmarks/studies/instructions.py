@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import re
 import subprocess
@@ -40,6 +39,7 @@ from spin_fast._common.files import replacing
 from spin_fast.training import Trainer, predict
 
 from ..harness import inputs, report
+from ..harness.process import environment
 
 DATASETS = ("COLLAB", "REDDIT-BINARY", "IMDB-BINARY", "NCI1", "PROTEINS", "ENZYMES", "DD", "ogbg-molhiv")
 WIDTH, BATCH_SIZE = 32, 128
@@ -109,12 +109,11 @@ class Counter:
     def __init__(self, dataset: str, root: str | None, folder: Path) -> None:
         self._file = folder / "counts"
         package = __package__ or ""
-        path = os.pathsep.join([*filter(None, sys.path), str(Path(__file__).parents[package.count(".") + 1])])
         watched = ("valgrind", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self._file}")
         where = () if root is None else ("--root", root)
         self._worker = subprocess.Popen(
             [*watched, sys.executable, "-m", f"{package}.instructions", "--worker", dataset, *where],
-            env=os.environ | {"PYTHONPATH": path, "PYTHONHASHSEED": "0", "SPIN_FAST_ISA": "avx2"},
+            env=environment(PYTHONHASHSEED="0", SPIN_FAST_ISA="avx2"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=(folder / "errors").open("w"),

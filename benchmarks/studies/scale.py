@@ -36,6 +36,7 @@ from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, shards, trainin
 from spin_fast._common.files import replacing
 
 from ..harness import epochs, inputs, report
+from ..harness.process import environment
 
 NUM_GRAPHS, FEW = 4_000_000, 100_000
 CHANGED = 0.2  # atoms that have the features of another one
@@ -111,7 +112,9 @@ def cost_of(command: Sequence[str | Path], folder: Path) -> tuple[Cost, dict[str
     out, errors = folder / "stdout", folder / "stderr"
     with out.open("w") as stdout, errors.open("w") as stderr:
         start, own = time.perf_counter(), 0
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(OMP_NUM_THREADS="1"), stdout=stdout, stderr=stderr
+        )
         while (ended := os.wait4(process.pid, os.WNOHANG))[0] == 0:
             own = max(own, own_memory(process.pid))
             time.sleep(0.05)
@@ -257,7 +260,7 @@ def main() -> None:
     parser.add_argument("--graphs", type=int, default=NUM_GRAPHS, metavar="NUMBER", help="default: %(default)s")
     parser.add_argument("--worker", choices=WORKERS, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    folder = options.folder
+    folder = options.folder.resolve()
     if options.worker is not None:
         torch.set_num_threads(1)
         told = WORKERS[options.worker](folder)
@@ -273,7 +276,7 @@ def main() -> None:
         found.append({"step": step.title, "graphs": step.num_graphs, **cost._asdict(), **kept})
         write(found, {}, options.results)
     worker = ("-m", f"{__package__}.scale", "--folder", folder, "--worker", "ranks")
-    two = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
+    two = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     by = {"one": (sys.executable,), "two": two} | ({"two, SCHED_BATCH": ("chrt", "-b", "0", *two)} if CHRT else {})
     of_ranks = {name: cost_of((*command, *worker), folder)[1] for name, command in by.items()}
     write(found, of_ranks, options.results)

@@ -20,7 +20,7 @@ SMALL = ("--epochs", 3, "--hops", 1, "--hidden", 8, "--layers", 1, "--batch-size
 
 
 def torchrun(*arguments: object, cwd: Path, restarts: int = 0) -> subprocess.Popen[str]:
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     launch += ["--max-restarts", str(restarts), "-m", "spin_fast.cli"]
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("SPIN_FAST_DATA", None)
