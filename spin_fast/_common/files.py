@@ -63,8 +63,11 @@ def temporary_name(path: Path, tag: str) -> Path:
 
 
 def shard_path(path: Path, number: int, of: int, tag: str = "") -> Path:
-    """``NAME-00003-of-00016.parquet``: the third of 16 files that together are ``NAME.parquet``."""
-    return path.with_name(f"{path.stem}{tag and f'-{tag}'}-{number:05}-of-{of:05}{path.suffix}")
+    """``NAME-00003-of-00016.parquet``: the third of 16 files that together are ``NAME.parquet``.
+
+    With a ``tag`` ``NAME~TAG-00003-of-00016.parquet``, which no name of a user's is likely to be.
+    """
+    return path.with_name(f"{path.stem}{tag and f'~{tag}'}-{number:05}-of-{of:05}{path.suffix}")
 
 
 def shards_beside(path: Path) -> list[tuple[Path, int, int]]:

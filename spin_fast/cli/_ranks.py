@@ -86,7 +86,8 @@ class Rank(Alone):
     def process_group(self, device: torch.device) -> Iterator[dist.ProcessGroup | None]:
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
         if hasattr(os, "SCHED_BATCH"):  # else a thread of gloo's waits for a time slice to end, some 4 ms, now and then
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+            with suppress(OSError):  # a policy that may not be left
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.number)
         try:
             yield dist.group.WORLD

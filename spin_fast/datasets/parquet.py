@@ -115,6 +115,9 @@ class ParquetReader(Reader):
                 shown = ", ".join(map(repr, has))
                 times = "the column" if column not in has else "one column"
                 raise DatasetError(f"{path} must have {times} {column!r}, got {shown}")
+        for column in {"graph", WEIGHT, LABEL} & {*has} - {*self.needed}:
+            if column == "graph" or getattr(self.options, "edge_weight" if column == WEIGHT else "label") == column:
+                raise DatasetError(f"{path} has the column {column!r}, and {self.paths[0]} has not; all must have it")
 
     def _is_list(self, kind: Any) -> bool:
         types = self.arrow.types
@@ -292,7 +295,8 @@ class ParquetReader(Reader):
             raise DatasetError(f"{where(name, 0)} must be a list of integers, got {values.type}")
         is_wide = values.type in (self.arrow.int64(), self.arrow.uint32(), self.arrow.uint64())
         wanted = self.arrow.int64() if is_wide else self.arrow.int32()
-        return sizes, torch.from_numpy(values.cast(wanted).to_numpy(zero_copy_only=False).copy())
+        with reading(where(name, 0)):
+            return sizes, torch.from_numpy(values.cast(wanted).to_numpy(zero_copy_only=False).copy())
 
     def _num_nodes(self, rows: Any, where: Where) -> np.ndarray:
         if "num_nodes" not in self.needed:
@@ -303,10 +307,12 @@ class ParquetReader(Reader):
             raise DatasetError(f"{where('num_nodes', 0)} must be an integer, got {column.type}")
         if column.null_count:
             raise DatasetError(f"{where('num_nodes', _first_null(column))} is empty; fill it in")
-        numbers = column.cast(self.arrow.int64()).to_numpy()
-        if (numbers < 0).any():
-            row = int((numbers < 0).argmax())
-            raise DatasetError(f"{where('num_nodes', row)} must be at least 0, got {numbers[row]}")
+        with reading(where("num_nodes", 0)):
+            numbers = column.cast(self.arrow.int64()).to_numpy()
+        if (wrong := (numbers < 0) | (numbers >= 2**40)).any():
+            row = int(wrong.argmax())
+            bound = "at least 0" if numbers[row] < 0 else "below 2**40"
+            raise DatasetError(f"{where('num_nodes', row)} must be {bound}, got {numbers[row]}")
         return numbers
 
     def _numbers(self, values: Any, name: str, where: Callable[[int], str]) -> Tensor:
@@ -393,7 +399,7 @@ class ParquetReader(Reader):
         labels = [label for part in parts for label in part.labels or []]
         if not isinstance(self.label, str) or None not in labels:
             return labels if self.label is not None else None
-        if {*labels} == {None}:
+        if {*labels} == {None} and not (self.is_looked_through and self.options.classes):  # others may have labels
             return None
         part = next(part for part in parts if None in (part.labels or []))
         raise self._unlabelled(part.where(self.label, (part.labels or []).index(None)), labels)
@@ -509,7 +515,7 @@ def write_parquet(graphs: GraphBatch | Folder | Iterable[GraphBatch | Folder], p
                 if not isinstance(folder, Folder):
                     raise TypeError(f"graphs must be GraphBatches or Folders, got {type(chunk).__name__}")
                 for begin in range(0, len(folder.graphs), ROWS) or (0,):
-                    table = _table(folder, begin, begin + ROWS)
+                    table = _table(folder, begin, begin + ROWS, is_named=isinstance(chunk, Folder))
                     writer = writer or parquet.ParquetWriter(temporary, table.schema)
                     if table.schema != writer.schema:
                         kinds = [
@@ -527,7 +533,7 @@ def write_parquet(graphs: GraphBatch | Folder | Iterable[GraphBatch | Folder], p
                 writer.close()
 
 
-def _table(folder: Folder, begin: int, end: int) -> Any:
+def _table(folder: Folder, begin: int, end: int, *, is_named: bool) -> Any:
     """Some graphs as a table of Arrow."""
     arrow = library("pyarrow", "Parquet")
     graphs = folder.graphs[begin:end].cpu()
@@ -537,7 +543,7 @@ def _table(folder: Folder, begin: int, end: int) -> Any:
     def lists(ptr: Tensor, values: Any) -> Any:
         return arrow.LargeListArray.from_arrays(ptr.numpy(), values)
 
-    columns = {"graph": arrow.array(folder.names[begin:end], arrow.string())} if folder.names else {}
+    columns = {"graph": arrow.array(folder.names[begin:end], arrow.string())} if is_named else {}
     columns["num_nodes"] = arrow.array(graphs.num_nodes_per_graph.numpy())
     for name, nodes in zip(("source", "target"), graphs.edge_index, strict=True):
         columns[name] = lists(edge_ptr, arrow.array((nodes - first).to(nodes.dtype).numpy()))

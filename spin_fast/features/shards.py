@@ -97,7 +97,7 @@ def check_path(path: Path) -> None:
 def save(shards: Iterable[PowerFeatures], path: str | Path) -> list[Path]:
     """Write each shard to a file, and an index of them, for ``PowerFeatures.load``.
 
-    For ``path`` ``NAME.safetensors`` the files are ``NAME-1f2e3d4c-00001-of-00004.safetensors`` and so on, where
+    For ``path`` ``NAME.safetensors`` the files are ``NAME~1f2e3d4c-00001-of-00004.safetensors`` and so on, where
     ``1f2e3d4c`` is another at each call, with the index ``NAME.safetensors.index.json``; a single shard is just
     ``path``. Each shard is written as it comes, so that they need not be in memory together.
 
@@ -283,14 +283,14 @@ def sharded(features: PowerFeatures | ShardedFeatures) -> ShardedFeatures:
 def _read_ahead(file: Path) -> None:
     """Have a file read into memory, without waiting, where the system can be asked to."""
     if hasattr(os, "posix_fadvise"):
-        with file.open("rb") as opened:
+        with suppress(OSError), file.open("rb") as opened:  # a mapped file may be gone, or its relative path
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
 
 
 def _remove_unused(path: Path) -> None:
     """Remove the files of earlier calls for ``path``, or of ones that failed, which its index does not name."""
     index, suffix = index_of(path), re.escape(path.suffix)
-    own_name = re.compile(rf"{re.escape(path.stem)}-([0-9a-f]{{8}})-\d{{5,}}-of-\d{{5,}}{suffix}")
+    own_name = re.compile(rf"{re.escape(path.stem)}~([0-9a-f]{{8}})-\d{{5,}}-of-\d{{5,}}{suffix}")
     with suppress(OSError, ValueError):  # they are in no one's way, and the next call tries again
         found = [(file, match[1]) for file in path.parent.iterdir() if (match := own_name.fullmatch(file.name))]
         done = [file for file, tag in found if not files.temporary_name(path, tag).exists()]  # no writer is at work

@@ -99,6 +99,7 @@ def fit(
     validation graphs are shared out, too. Rank 0 alone calls ``metric`` and ``on_epoch``, shows progress, and reads and
     writes ``state``, with which any number of ranks can go on. Numbers are the same bits in every run with as many
     ranks; between other numbers of ranks they differ by rounding, and by dropout, which each rank draws for itself.
+    Ctrl-C ends the rank that it reaches; the others wait for it until its process ends, or it destroys the group.
 
     Args:
         model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.

@@ -103,8 +103,9 @@ class Ranks(OneRank):
         with _told():
             dist.all_gather_object(of_ranks, here, self.group)
         for rank, there in enumerate(of_ranks):
-            if names := [name for name, value in there.items() if value != of_ranks[0][name]]:
-                told = ", ".join(f"{name}={of_ranks[0][name]!r} and {there[name]!r}" for name in names)
+            every = {*there, *of_ranks[0]}
+            if names := sorted(name for name in every if there.get(name) != of_ranks[0].get(name)):
+                told = ", ".join(f"{name}={of_ranks[0].get(name)!r} and {there.get(name)!r}" for name in names)
                 raise ValueError(f"arguments must be the same on every rank, got on ranks 0 and {rank} {told}")
 
     def seed(self, seed: int, epoch: int) -> None:
@@ -186,7 +187,7 @@ def _told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise ConnectionError("another rank has ended, or cannot be reached") from error
+        raise ConnectionError(f"another rank has ended, or cannot be reached: {error}") from error
 
 
 def _sendable(error: Exception) -> Exception:

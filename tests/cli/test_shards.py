@@ -357,3 +357,15 @@ def test_features_that_are_killed_go_on(place: Path) -> None:
     assert names(place / "out") == [f"f-{number:05}-of-00008.safetensors" for number in range(1, 9)]
     invoke(*command.split(), "out/f.safetensors", "--join")
     assert_same_features(PowerFeatures.load("out/f.safetensors"), PowerFeatures.load("whole.safetensors"))
+
+
+def test_a_shard_may_be_symmetric_by_chance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow.parquet
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "set").mkdir()
+    columns = {"num_nodes": [2, 2], "source": [[0], [0, 1]], "target": [[1], [1, 0]]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "set" / "1.parquet")
+    for options in ((), ("--shard", "2/2")):
+        facts = facts_of("precompute", "set/", "--undirected", "--hops", 1, "--out", "f.safetensors", *options)
+        assert facts["graphs"] == 2 - len(options) // 2

@@ -187,6 +187,36 @@ def test_only_some_graphs_are_in_memory(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.parquet", "2.parquet"]
 
 
+def test_files_of_a_folder_agree(tmp_path: Path) -> None:
+    """On names, weights and labels; shards of a few graphs may be empty."""
+    (tmp_path / "first").mkdir()
+    named = datasets.load("digits")[:4]
+    write_parquet(named, tmp_path / "1.parquet")
+    whole = next(iter_folder(tmp_path / "1.parquet", 9))
+    write_parquet(whole._replace(names=["p", "q", "r", "s"]), tmp_path / "2.parquet")
+    message = f"2.parquet has the column 'graph', and {tmp_path / '1.parquet'} has not; all must have it"
+    assert message in error_of(lambda: load_folder(tmp_path))
+    for i in (1, 2, 3, 4, 5):
+        write_parquet(iter_folder(tmp_path / "2.parquet", 1, shard=(i, 5)), tmp_path / "first" / f"{i}.parquet")
+    assert load_folder(tmp_path / "first").names == ["p", "q", "r", "s"]
+
+
+def test_a_chunk_without_labels(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow.parquet import write_table
+
+    columns = {"num_nodes": [1, 1, 1], "source": [[]] * 3, "target": [[]] * 3, "label": ["a", "b", None]}
+    write_table(pyarrow.table(columns), tmp_path / "1.parquet")
+    for options in ({}, {"shard": (3, 3)}):
+        chunks = iter_folder(tmp_path, 1, classes=["a", "b"], **options)
+        assert "1.parquet, row 2, column 'label' is empty" in error_of(lambda chunks=chunks: [*chunks])
+    numbers = columns | {"source": pyarrow.array([[2**63]] * 3, pyarrow.list_(pyarrow.uint64())), "label": [1, 1, 1]}
+    write_table(pyarrow.table(numbers), tmp_path / "1.parquet")
+    assert "1.parquet, row 0, column 'source' cannot be parsed" in error_of(lambda: load_folder(tmp_path))
+    write_table(pyarrow.table(columns | {"num_nodes": [1, 2**62, 1]}), tmp_path / "1.parquet")
+    assert "row 1, column 'num_nodes' must be below 2**40" in error_of(lambda: load_folder(tmp_path, label=None))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -71,7 +71,7 @@ def test_files_are_bounded_and_together_are_the_whole(
     assert number > 3
     tag = files[0].name[2:10]
     assert int(tag, 16) >= 0
-    assert [file.name for file in files] == [f"x-{tag}-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
+    assert [file.name for file in files] == [f"x~{tag}-{i:05}-of-{number:05}.safetensors" for i in range(1, number + 1)]
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
     sizes = [file.stat().st_size for file in files]
     assert max(sizes) <= 12_000
@@ -99,7 +99,12 @@ def test_what_fits_is_one_file(graphs: spin_fast.GraphBatch, tmp_path: Path) -> 
 def test_files_of_an_earlier_set_are_removed(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
     path, index = tmp_path / "x.safetensors", tmp_path / "x.safetensors.index.json"
     whole = PowerFeatures.from_graphs(graphs, 1)
-    names = ("x-00001-of-00099.safetensors", "y-00000000-00001-of-00002.safetensors", "x-00000000-00001-of-00002.txt")
+    names = (
+        "x-00001-of-00099.safetensors",
+        "y~00000000-00001-of-00002.safetensors",
+        "x~00000000-00001-of-00002.txt",
+        "x-20261123-00001-of-00002.safetensors",
+    )
     others = [tmp_path / name for name in names]
     for other in others:
         whole.save(other)

@@ -116,7 +116,8 @@ def test_the_next_shard_is_read_ahead(in_files: ShardedFeatures, monkeypatch: py
         asked.append(Path("a shard"))
     assert [file.stem[-14:] for file in asked] == ["00001-of-00004", "a shard", "00003-of-00004", "a shard", "a shard"]
     monkeypatch.undo()
-    shards._read_ahead(in_files._files[0])
+    for file in (in_files._files[0], Path("gone")):
+        shards._read_ahead(file)
 
 
 def test_shards_that_differ_are_refused(digits: PowerFeatures, tmp_path: Path) -> None:
