@@ -58,6 +58,7 @@ def write_and_report(
     features: PowerFeatures,
     model: SPIN,
     fit: training.Fit,
+    patience: int,
     split: datasets.Split,
     metric_name: str,
     test: float,
@@ -105,13 +106,18 @@ def write_and_report(
     made = f"read from {escape(str(precomputation))}"
     if isinstance(precomputation, float):
         made = f"{1000 * precomputation:.1f} ms, once, deduplication included"
+    ended = ""
+    if fit.interrupted:
+        ended = " (interrupted)"
+    elif len(fit.epochs) - fit.best_epoch - 1 >= patience:
+        ended = f" (none better in the last {patience}, --patience)"
     rows = {
         f"test {metric_name}": f"[bold]{show_score(metric_name, test)}[/bold]  ({len(split.test)} graphs)",
         f"validation {metric_name}": f"{show_score(metric_name, fit.validation)}  ({len(split.validation)} graphs)",
         "duplicates": f"{known} of the test graphs (no SPIN can tell them from a training graph)",
         "branches": model.config["branches"],
         "settings": chosen,
-        "epochs": f"{len(fit.epochs)}{' (interrupted)' if fit.interrupted else ''}, kept epoch {fit.best_epoch + 1}",
+        "epochs": f"{len(fit.epochs)}, kept epoch {fit.best_epoch + 1}{ended}",
         "time per epoch": f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
         "precomputation": made,

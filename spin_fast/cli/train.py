@@ -209,7 +209,8 @@ def train(
     if not ranks.is_first:
         return Report({}, [], exit_code)
     test = tested(training.predict(model, power, split.test), power[split.test].y, split.test, metric)
-    report = write_and_report(outputs, source.title, power, model, fit, split, metric_name, test, made, metadata)
+    told = (split, metric_name, test, made, metadata)
+    report = write_and_report(outputs, source.title, power, model, fit, fit_options.patience, *told)
     report.exit_code = exit_code
     if fit.interrupted:
         on = f"interrupted after epoch {len(fit.epochs)}: the same command with --resume goes on from there"

@@ -233,6 +233,26 @@ class ShardedFeatures:
     def __repr__(self) -> str:
         return f"ShardedFeatures({len(self.shards)} shards, {len(self)} graphs, {self.shards[0]._kind})"
 
+    @property
+    def num_features(self) -> int:
+        """``d``."""
+        return self.shards[0].num_features
+
+    @property
+    def num_hops(self) -> int:
+        """``R``, of each operator."""
+        return self.shards[0].num_hops
+
+    @property
+    def num_operators(self) -> int:
+        """``k``."""
+        return self.shards[0].num_operators
+
+    @property
+    def operator(self) -> str:
+        """The graph operator, or several with commas between them."""
+        return self.shards[0].operator
+
     @cached_property
     def y(self) -> Tensor | None:
         """Labels of all graphs, in memory."""

@@ -308,7 +308,7 @@ class _Run:
         """Train until it is over, and leave the best weights in the model; returns whether it was interrupted."""
         model, interrupted = self.trainer.model, False
         known_before = model.operator, model.multilabel
-        model.operator, model.multilabel = self.data.features.shards[0].operator, self.data.target.is_floating_point()
+        model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
         with progress_bar("epoch", epochs, progress) as advance_bar:
             advance_bar("", len(self.state.epochs))
             try:

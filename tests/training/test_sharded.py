@@ -31,6 +31,8 @@ def in_files(digits: PowerFeatures, tmp_path_factory: pytest.TempPathFactory) ->
 
 def test_loaded_shards_are_the_whole(in_files: ShardedFeatures, digits: PowerFeatures) -> None:
     assert (len(in_files), len(in_files.shards)) == (300, 4)
+    for name in ("num_features", "num_hops", "num_operators", "operator"):
+        assert getattr(in_files, name) == getattr(digits, name)
     assert torch.equal(in_files.y, digits[:300].y)
     assert repr(in_files).startswith("ShardedFeatures(4 shards, 300 graphs, ")
     ids = [299, 3, 100, 3, 229]
