@@ -65,6 +65,7 @@ def test_split_takes_a_fold(tmp_path: Path) -> None:
 def test_own_folders_have_their_own_folds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not those of the set of that name."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SPIN_FAST_DATA", raising=False)
     write(tmp_path / "data" / "splits" / "TINY_splits.json")
     (tmp_path / "sub" / "TINY").mkdir(parents=True)
     assert len(datasets.find("TINY").published_splits(6)) == 3
