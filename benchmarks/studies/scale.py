@@ -4,7 +4,7 @@
 
 The graphs are copies of ogbg-molhiv, in each of which every atom has, with a probability of 0.2, the features of
 another one: so no copy is like another, and rows repeat less than in ogbg-molhiv. They stay in ``--folder``, with all
-that is made of them: 40 GB for four million graphs. Features without deduplication are of the first tenth alone.
+that is made of them: 8 GB for four million graphs. What is measured on a few is so on the first 100,000.
 
 A step is a process of its own, with one thread. Run with ``--worker`` the module is such a process.
 """
@@ -230,13 +230,18 @@ def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
     yield Step("PyG: OnDiskDataset, two epochs of a GIN", (*worker, "theirs"), FEW)
 
 
+def best_of_two(of_ranks: dict[str, dict[str, float]]) -> dict[str, float]:
+    """Milliseconds of a step by two ranks, with SCHED_BATCH where it could be asked for."""
+    return of_ranks.get("two, SCHED_BATCH", of_ranks["two"])
+
+
 def plan(found: list[dict[str, Any]], of_ranks: dict[str, dict[str, float]]) -> report.Table:
     """What more graphs would take on more machines, from the rates of one core and what two ranks take for a step."""
     cost = {step["step"]: step for step in found[:3]}
     rates = {name: step["graphs"] / step["seconds"] for name, step in cost.items()}
     of_graph = cost["precompute"]["bytes"] / cost["precompute"]["graphs"]
     rows, one = [], of_ranks["one"]
-    exchange = statistics.median(of_ranks[[*of_ranks][-1]][size] - one[size] for size in one)
+    exchange = statistics.median(best_of_two(of_ranks)[size] - one[size] for size in one)
     for graphs in PLANNED_GRAPHS:
         for machines in PLANNED_MACHINES:
             ranks = machines * CORES
@@ -277,7 +282,9 @@ def main() -> None:
         write(found, {}, options.results)
     worker = ("-m", f"{__package__}.scale", "--folder", folder, "--worker", "ranks")
     two = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-    by = {"one": (sys.executable,), "two": two} | ({"two, SCHED_BATCH": ("chrt", "-b", "0", *two)} if CHRT else {})
+    by = {"one": (sys.executable,), "two": two}
+    if CHRT:
+        by |= {f"{name}, SCHED_BATCH": (CHRT, "-b", "0", *two[:-1], of) for name, of in (("two", "2"), ("four", "4"))}
     of_ranks = {name: cost_of((*command, *worker), folder)[1] for name, command in by.items()}
     write(found, of_ranks, options.results)
 
@@ -300,17 +307,13 @@ def write(found: list[dict[str, Any]], of_ranks: dict[str, dict[str, float]], fo
     lines = ["# Millions of graphs", "", NOTE, "", *table, "", *facts, ""]
     if of_ranks:
         headers = ("graphs per step of a rank", *(f"{name}, ms" for name in of_ranks), "graphs per second, times")
-        rows = [
-            (
-                size,
-                *(f"{times[size]:.2f}" for times in of_ranks.values()),
-                f"{2 * one / [*of_ranks.values()][-1][size]:.2f}",
-            )
-            for size, one in of_ranks["one"].items()
-        ]
+        rows, two = [], best_of_two(of_ranks)
+        for size, one in of_ranks["one"].items():
+            steps = (f"{times[size]:.2f}" for times in of_ranks.values())
+            rows.append((size, *steps, f"{2 * one / two[size]:.2f}"))
         lines += [
-            "Steps over the first shard, by one process and by two of torchrun (gloo), medians of epochs; the last "
-            "column is of the last of them:",
+            "Steps over the first shard, by one process and by those of torchrun (gloo), medians of epochs; four ranks "
+            "share two cores, and the last column compares two with one:",
             "",
             *report.markdown_rows(report.Table("", headers, [rows], left=0)),
             "",

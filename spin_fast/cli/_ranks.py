@@ -85,7 +85,7 @@ class Rank(Alone):
     @contextmanager
     def process_group(self, device: torch.device) -> Iterator[dist.ProcessGroup | None]:
         backend = "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
-        if hasattr(os, "SCHED_BATCH"):  # else a thread of gloo's waits for a time slice to end, some 4 ms, now and then
+        if hasattr(os, "SCHED_BATCH"):  # else threads of gloo often wait for a time slice to end
             with suppress(OSError):  # a policy that may not be left
                 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         dist.init_process_group(backend, store=self._store, rank=self.rank, world_size=self.number)

@@ -115,8 +115,9 @@ class ParquetReader(Reader):
                 shown = ", ".join(map(repr, has))
                 times = "the column" if column not in has else "one column"
                 raise DatasetError(f"{path} must have {times} {column!r}, got {shown}")
-        for column in {"graph", WEIGHT, LABEL} & {*has} - {*self.needed}:
-            if column == "graph" or getattr(self.options, "edge_weight" if column == WEIGHT else "label") == column:
+        read = {"graph": True, WEIGHT: self.options.edge_weight == WEIGHT, LABEL: self.options.label == LABEL}
+        for column, is_read in read.items():
+            if is_read and column in has and column not in self.needed:
                 raise DatasetError(f"{path} has the column {column!r}, and {self.paths[0]} has not; all must have it")
 
     def _is_list(self, kind: Any) -> bool:
