@@ -66,7 +66,7 @@ def precompute(
 
     They are hops of the features as DATASET has them: what train --degree, --one-hot and --standardize make of those
     depends on the training graphs, which are not chosen yet. The files of an earlier call with the same --out are
-    replaced. Of Parquet with a row per graph, and of GraphML, only some graphs are in memory at a time.
+    replaced. Only some graphs are in memory at a time, unless they are of tables of nodes and edges, .nel, or built in.
 
     Several jobs may share the graphs: each makes the file of one --shard, and when all are there, --join makes their
     index. With --resume a job whose file is there is done.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..graphs.batch import GraphBatch
-from .common import DatasetError, read_numbers, reading
+from .common import DatasetError, Numbers, reading
 from .splits import Split
 
 NUM_WORDS = 1433
@@ -67,7 +67,7 @@ def _read(path: Path, name: str) -> io.BytesIO:
 
 def _numbers(path: Path, name: str, columns: int) -> Tensor:
     """A file of integers between commas, ``[lines, columns]`` int64."""
-    table = read_numbers(_read(path, name), f"{path}:{name}", np.int32, columns=columns)
+    table = Numbers(_read(path, name), f"{path}:{name}", np.int32, columns=columns).read()
     return torch.from_numpy(table.astype(np.int64))
 
 

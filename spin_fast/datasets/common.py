@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import lzma
 import re
+import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
+from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
@@ -23,6 +25,7 @@ from ..graphs.batch import GraphBatch
 FEATURES = ("label", "attribute", "attribute+label", "degree")
 PAPER_FEATURES = {"ENZYMES": "attribute+label", "OHSU": "degree", "Peking_1": "degree"}
 WIDEST_ONE_HOT = 65536
+BLOCK_NUMBERS = 1 << 17  # that are looked through or skipped at a time
 Spans = list[tuple[int, int]]  # of each column of node labels the smallest and the largest that have a column of x
 
 _SPAN = r"(-?\d+)\.\.(-?\d+)"
@@ -114,36 +117,76 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def read_numbers(
-    stream: IO[bytes] | BufferedIOBase,
-    where: str,
-    dtype: DTypeLike,
-    *,
-    columns: int | None = None,
-    missing: bool = False,
-) -> np.ndarray:
-    """Read comma-separated numbers without a header: ``[lines, columns]``, contiguous by columns, maybe read-only.
+class Numbers:
+    """Comma-separated numbers without a header, of which some lines are read at a time.
 
     Args:
-        where: what error messages call it.
+        where: what error messages call the stream.
         dtype: int32, float32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
     """
-    import pandas
 
-    with reading(where), np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
-        try:
-            table = pandas.read_csv(stream, header=None, dtype=dtype, skipinitialspace=True).to_numpy()
-            wrong = not _are_numbers(table, missing)
-        except (ValueError, OverflowError):
-            wrong = True
-        if wrong:
-            stream.seek(0)
-            raise DatasetError(f"{where}{_first_wrong_line(stream, dtype, missing)}; correct it or get the file again")
-    if columns is not None and table.shape[1] != columns:
-        raise DatasetError(f"{where} must have {columns} comma-separated column(s), got {table.shape[1]}; get it again")
-    return table
+    def __init__(
+        self,
+        stream: IO[bytes] | BufferedIOBase,
+        where: str,
+        dtype: DTypeLike,
+        *,
+        columns: int | None = None,
+        missing: bool = False,
+    ) -> None:
+        self._stream, self._where = stream, where
+        self._dtype, self._columns, self._missing = np.dtype(dtype), columns, missing
+        self._lines: Any = None
+        self._none = np.empty((0, columns or 0), self._dtype)
+
+    def read(self, lines: int | None = None) -> np.ndarray:
+        """Read so many further lines, fewer at the end, or all: ``[lines, columns]``, by columns, maybe read-only."""
+        import pandas
+
+        where, missing = self._where, self._missing
+        with reading(where), np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+            try:
+                if self._lines is None:
+                    self._lines = pandas.read_csv(
+                        self._stream, header=None, dtype=self._dtype, skipinitialspace=True, iterator=True
+                    )
+                    self._none = self._lines.read(0).to_numpy()
+                table = self._lines.read(lines).to_numpy() if lines != 0 else self._none
+                wrong = not _are_numbers(table, missing)
+            except StopIteration:
+                return self._none
+            except (ValueError, OverflowError):
+                wrong = True
+            if wrong:
+                self._stream.seek(0)
+                told = _first_wrong_line(self._stream, self._dtype, missing)
+                raise DatasetError(f"{where}{told}; correct it or get the file again")
+        if self._columns not in (None, table.shape[1]):
+            raise DatasetError(
+                f"{where} must have {self._columns} comma-separated column(s), got {table.shape[1]}; get it again"
+            )
+        return table
+
+    def blocks(self, lines: int = sys.maxsize) -> Iterator[np.ndarray]:
+        """Read so many further lines, or all, in blocks that take little memory."""
+        most = block_lines(self.read(0))
+        while lines > 0 and len(table := self.read(min(lines, most))):
+            lines -= len(table)
+            yield table
+
+    def between(self, ptr: Sequence[int] | np.ndarray) -> Iterator[np.ndarray]:
+        """Read, of a stream at its beginning, the lines from each entry of ``ptr`` to the next."""
+        for _ in self.blocks(int(ptr[0])):
+            pass
+        for begin, end in pairwise(ptr):
+            yield self.read(int(end - begin))
+
+
+def block_lines(table: np.ndarray) -> int:
+    """How many lines as wide as those of a table a block has."""
+    return max(BLOCK_NUMBERS // table.shape[1], 1)
 
 
 def _are_numbers(values: np.ndarray, missing: bool) -> bool:
@@ -171,43 +214,63 @@ def _first_wrong_line(stream: IO[bytes] | BufferedIOBase, dtype: DTypeLike, miss
     return " does not hold numbers between commas" if width else " is empty"
 
 
-def node_features(
-    features: object,
-    name: str,
-    path: Path,
-    dtype: torch.dtype,
-    readers: Mapping[str, tuple[str, Callable[[], np.ndarray]]],
-) -> tuple[Tensor | None, int, str, list[str]]:
-    """The node features of a set by name; what is not chosen is not read.
+class NodeData(NamedTuple):
+    """The node data of a set that become features.
 
-    Args:
-        features: one of ``FEATURES``, maybe with spans, or None for the paper's choice: its exceptions are
-            ``PAPER_FEATURES``; otherwise labels where the set has them, else attributes, else degrees.
-        readers: of ``"label"`` and ``"attribute"``, in this order, those that the set has: where it is, and what reads
-            it as ``[N, k]``.
-
-    Returns:
-        ``x [N, d]``, attributes first, or None for the degree; how many of its columns are attributes; the choice as a
-        ``features`` argument, to read other files alike; and the parts of the set that are not used.
+    Attributes:
+        parts: of ``"attribute"`` and ``"label"`` those whose columns ``x`` has, in order; none for the degree.
+        spans: of labels; None for those that occur, as long as these are not known.
+        unused: what else the set has.
     """
-    features, spans = without_spans(features)
-    if features is None:
-        features = PAPER_FEATURES.get(name) or next(iter(readers), "degree")
-    possible = [choice for choice in FEATURES if choice == "degree" or {*choice.split("+")} <= readers.keys()]
-    if not isinstance(features, str) or features not in possible:
-        raise impossible("features", features, f"{path}; choose one of: {', '.join(possible)}")
-    unused = [part for part in readers if part not in features]
-    blocks: list[Tensor] = []
-    width = 0
-    if "attribute" in features:
-        blocks.append(torch.tensor(readers["attribute"][1](), dtype=dtype))
-        width = blocks[0].shape[1]
-    if "label" in features:
-        where, read = readers["label"]
-        code, spans = _one_hot(read(), where, dtype, spans)
-        blocks.append(code)
-        features += f"[{_shown(spans)}]"
-    return torch.cat(blocks, dim=1) if blocks else None, width, features, unused
+
+    parts: list[str]
+    spans: Spans | None
+    unused: list[str]
+
+    @classmethod
+    def chosen(cls, features: object, name: str, path: Path, has: Sequence[str]) -> NodeData:
+        """By one of ``FEATURES``, maybe with spans, or None for the paper's choice.
+
+        That is labels where the set has them, else attributes, else degrees, but for ``PAPER_FEATURES``.
+        """
+        features, spans = without_spans(features)
+        if features is None:
+            features = PAPER_FEATURES.get(name) or next(iter(has), "degree")
+        possible = [choice for choice in FEATURES if choice == "degree" or {*choice.split("+")} <= {*has}]
+        if not isinstance(features, str) or features not in possible:
+            raise impossible("features", features, f"{path}; choose one of: {', '.join(possible)}")
+        parts = [part for part in features.split("+") if part != "degree"]
+        return cls(parts, spans, [part for part in has if part not in parts])
+
+    @property
+    def features(self) -> str:
+        """The choice as a ``features`` argument, to read other files alike."""
+        told = "+".join(self.parts) or "degree"
+        return f"{told}[{_shown(self.spans)}]" if self.spans and "label" in self.parts else told
+
+    def settled(self, lowest: np.ndarray, highest: np.ndarray, where: str) -> NodeData:
+        """With the spans of all labels, of which these occur."""
+        occur = list(zip(lowest.tolist(), highest.tolist(), strict=True))
+        spans = occur if self.spans is None else self.spans
+        inside = [low <= least <= most <= high for (low, high), (least, most) in zip(spans, occur, strict=False)]
+        if len(spans) != len(occur) or not all(inside):
+            raise DatasetError(
+                f"{where} holds labels {_shown(occur)}, but features only have columns for {_shown(spans)}"
+            )
+        if sum(high - low + 1 for low, high in spans) > WIDEST_ONE_HOT:
+            raise DatasetError(
+                f"{where} holds labels {_shown(spans)}, too many for a one-hot code; use ",
+                Argument("features", "degree"),
+            )
+        return self._replace(spans=spans)
+
+    def columns(self, tables: Iterable[np.ndarray], dtype: torch.dtype) -> Tensor | None:
+        """The columns ``x [N, d]`` of some nodes, of which ``tables`` has the parts; None for the degree."""
+        blocks = [
+            _one_hot(table, self.spans or [], dtype) if part == "label" else torch.tensor(table, dtype=dtype)
+            for part, table in zip(self.parts, tables, strict=True)
+        ]
+        return torch.cat(blocks, dim=1) if blocks else None
 
 
 def without_spans(features: object) -> tuple[object, Spans | None]:
@@ -222,31 +285,29 @@ def _shown(spans: Spans) -> str:
     return ",".join(f"{low}..{high}" for low, high in spans)
 
 
-def _one_hot(labels: np.ndarray, where: str, dtype: torch.dtype, spans: Spans | None) -> tuple[Tensor, Spans]:
-    """One-hot code of integer labels ``[N, k]``, each column ``high - low + 1`` wide, side by side: ``[N, widths]``.
-
-    The labels that have columns are those in ``spans``; None for those from the smallest to the largest that occur.
-    """
-    occur = list(zip(labels.min(axis=0).tolist(), labels.max(axis=0).tolist(), strict=True))
-    spans = occur if spans is None else spans
-    inside = [low <= least <= most <= high for (low, high), (least, most) in zip(spans, occur, strict=False)]
-    if len(spans) != len(occur) or not all(inside):
-        raise DatasetError(f"{where} holds labels {_shown(occur)}, but features only have columns for {_shown(spans)}")
+def _one_hot(labels: np.ndarray, spans: Spans, dtype: torch.dtype) -> Tensor:
+    """One-hot code of integer labels ``[N, k]``, each column as wide as its span, side by side: ``[N, widths]``."""
     lowest, highest = np.array(spans, np.int64).T
     widths = highest - lowest + 1
-    if widths.sum() > WIDEST_ONE_HOT:
-        raise DatasetError(
-            f"{where} holds labels {_shown(spans)}, too many for a one-hot code; use ", Argument("features", "degree")
-        )
     x = torch.zeros(len(labels), int(widths.sum()), dtype=dtype)
     first = np.cumsum(widths) - widths
-    return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1), spans
+    return x.scatter_(1, torch.from_numpy(labels - lowest + first), 1)
 
 
-def class_labels(values: np.ndarray) -> tuple[Tensor, list[str]]:
-    """Map labels ``[G]``, whole numbers, to int64 classes ``0..C-1`` in their sorted order; with their names."""
+def class_labels(values: np.ndarray, classes: Sequence[str] | None, where: str) -> tuple[Tensor, list[str]]:
+    """Map labels ``[G]``, whole numbers, to int64 classes; these and their names, if None those that occur, sorted."""
     found, y = np.unique(values, return_inverse=True)
-    return torch.from_numpy(y.astype(np.int64)), [str(int(value)) for value in found]
+    names = [str(int(value)) for value in found]
+    return class_numbers(names, classes or names, where)[torch.from_numpy(y)], list(classes or names)
+
+
+def class_numbers(labels: Sequence[str], classes: Sequence[str], where: str | Path) -> Tensor:
+    """The number of the class of each label, int64."""
+    number = {name: position for position, name in enumerate(classes)}
+    if unknown := sorted({*labels} - number.keys()):
+        known = ", ".join(map(repr, classes))
+        raise DatasetError(f"{where} has the class {unknown[0]!r}, which is none of {known}")
+    return torch.tensor([number[label] for label in labels], dtype=torch.int64)
 
 
 def assemble(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from ..graphs.convert import Parts
 from . import graphml, nel, parquet, tables, tu
 from .common import DatasetError, Folder, impossible
-from .options import LABEL, WEIGHT, Features, Label, ReadOptions, with_labels
+from .options import LABEL, WEIGHT, Features, Label, ReadOptions
 from .reader import Reader, Shard, Whole
 
 if TYPE_CHECKING:
@@ -127,12 +128,14 @@ def iter_folder(
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
-    Of Parquet files with a row per graph, and of GraphML files, only so many graphs are read at a time; before that,
-    all labels and words are looked through, unless ``classes`` and ``features`` list them. Other formats are read as a
-    whole first.
+    Of Parquet files with a row per graph, of GraphML files and of TU text only so many graphs are read at a time.
+    Before that, all labels and words of Parquet and GraphML are looked through, unless ``classes`` and ``features``
+    list them; the files of TU text always are. Tables of nodes and edges, ``.nel`` files, and TU text whose edges are
+    not in the order of the graphs are read as a whole first.
 
     Several machines may share the graphs: with ``shard=(3, 16)`` each reads a sixteenth, this one the third. All have
-    the same classes and columns. Row groups and files outside of it are not read, but to be looked through.
+    the same classes and columns. Row groups and files outside of it are not read, but to be looked through; of text the
+    lines before it have to be read.
 
     With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once.
 
@@ -156,7 +159,21 @@ def open_folder(path: Path, options: ReadOptions) -> Reader:
         return graphml.GraphMLReader(path, options)
     if kind == "parquet":
         return parquet.ParquetReader(path, options)
-    return Whole(tables.load(path, options) if kind == "tables" else _load_named(path, options))
+    if kind == "tables":
+        return Whole(tables.load(path, options))
+    if options.label not in (None, LABEL):
+        raise impossible("label", options.label, f"{path}, whose labels have no names; leave it out")
+    change = partial(_with_edges, options=options)
+    features, dtype, has_labels = options.features, options.dtype, options.label is not None
+    classes = options.classes if has_labels else None
+    if kind == "tu":
+        return tu.TUReader(
+            _files_of(path), features=features, dtype=dtype, with_labels=has_labels, classes=classes, change=change
+        )
+    read = nel.read(path, features=features, dtype=dtype, classes=classes)
+    if not has_labels:
+        read = read._replace(graphs=replace(read.graphs, y=None), classes=None)
+    return Whole(change(read))
 
 
 def kind_of(path: Path) -> str:
@@ -188,28 +205,15 @@ def kind_of(path: Path) -> str:
     return kinds[0]
 
 
-def _load_named(path: Path, options: ReadOptions) -> Folder:
-    if options.label not in (None, LABEL):
-        raise impossible("label", options.label, f"{path}, whose labels have no names; leave it out")
-    features, classes, dtype = options.features, options.classes, options.dtype
-    if path.suffix == ".nel" and path.is_file():
-        where, read = str(path), nel.read(path, features=features, dtype=dtype)
-        if options.label is None:
-            read = read._replace(graphs=replace(read.graphs, y=None), classes=None)
-    else:
-        files = _files_of(path)
-        where = files.where("graph_labels")
-        read = tu.read(files, features=features, dtype=dtype, with_labels=options.label is not None)
-    if options.edge_options:
-        graphs = read.graphs
-        batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
-        x = None if read.features == "degree" else graphs.x
-        parts = Parts(graphs.edge_index, batch, len(graphs), x, graphs.y, None)
-        read = read._replace(graphs=GraphBatch._from_parts(parts, dtype, options.edge_options))
-    if classes is None or read.classes is None:
+def _with_edges(read: Folder, options: ReadOptions) -> Folder:
+    """The graphs with the edges that options make of those of a set."""
+    if not options.edge_options:
         return read
-    assert read.graphs.y is not None
-    return with_labels(read, [read.classes[number] for number in read.graphs.y.tolist()], options, where)
+    graphs = read.graphs
+    batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
+    x = None if read.features == "degree" else graphs.x
+    parts = Parts(graphs.edge_index, batch, len(graphs), x, graphs.y, None)
+    return read._replace(graphs=GraphBatch._from_parts(parts, options.dtype, options.edge_options))
 
 
 def _files_of(path: Path) -> tu.Files:

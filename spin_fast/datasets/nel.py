@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from .._common.indexing import offsets
-from .common import DatasetError, Folder, assemble, class_labels, node_features, reading
+from .common import DatasetError, Folder, NodeData, assemble, class_labels, reading
 
 _FIELDS = {"n": 3, "e": 4, "x": 2}
 
@@ -23,14 +24,20 @@ def names(root: Path) -> list[str]:
     return sorted(path.stem for path in root.glob("*.nel"))
 
 
-def read(path: Path, *, features: object = None, dtype: torch.dtype = torch.float32) -> Folder:
+def read(
+    path: Path,
+    *,
+    features: object = None,
+    dtype: torch.dtype = torch.float32,
+    classes: Sequence[str] | None = None,
+) -> Folder:
     """Read a ``.nel`` file; its graphs are called by their numbers, from 0.
 
     A graph is its nodes ``n id label``, its edges ``e id id weight`` (each undirected edge once), a name ``g ...`` and
     its class ``x class``, which ends it. Ids are the graph's own. Weights are ignored, as the authors do.
     """
     sizes: list[int] = []
-    classes: list[int] = []
+    class_of: list[int] = []
     labels: list[str] = []
     edges: list[tuple[int, int]] = []
     node_of: dict[str, int] = {}
@@ -58,19 +65,23 @@ def read(path: Path, *, features: object = None, dtype: torch.dtype = torch.floa
                     edges.append((node_of[fields[0]], node_of[fields[1]]))
                     float(fields[2])  # a weight must be a number all the same
                 else:
-                    classes.append(int(fields[0]))
+                    class_of.append(int(fields[0]))
                     sizes.append(len(node_of))
                     node_of = {}
     if not labels:
         raise DatasetError(f"{path} holds no nodes; get the file again")
-    if not classes or node_of:
+    if not class_of or node_of:
         raise DatasetError(f"{path} ends at line {number} without the 'x class' line of a graph; get the file again")
-    readers = {"label": (str(path), lambda: _label_numbers(labels))}
-    x, _, features, unused = node_features(features, path.stem, path, dtype, readers)
-    y, names = class_labels(np.array(classes))
+    data = NodeData.chosen(features, path.stem, path, ["label"])
+    tables = []
+    if data.parts:
+        tables = [_label_numbers(labels)]
+        data = data.settled(tables[0].min(axis=0), tables[0].max(axis=0), str(path))
+    y, names = class_labels(np.array(class_of), classes, str(path))
     ends = np.array(edges, dtype=np.int64).reshape(-1, 2).T
+    x = data.columns(tables, dtype)
     graphs = assemble(ends, offsets(torch.tensor(sizes)), x, y, undirected=True, dtype=dtype)
-    return Folder(graphs, list(map(str, range(len(graphs)))), names, features, 0, unused=unused)
+    return Folder(graphs, list(map(str, range(len(graphs)))), names, data.features, 0, unused=data.unused)
 
 
 def _label_numbers(labels: list[str]) -> np.ndarray:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import csv
 import gzip
-from itertools import islice
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from .._common.indexing import offsets
-from ..graphs.batch import GraphBatch
 from ..graphs.convert import library
-from .common import DatasetError, assemble, read_numbers, reading
+from .common import DatasetError, Folder, Numbers, assemble, reading
+from .reader import Reader, cuts_of
 from .splits import Split
 
 # The classification sets: what they are called in the address, and what OGB scores them by.
@@ -61,47 +62,97 @@ def names(root: Path) -> list[str]:
     return sorted({f"ogbg-{path.parents[1].name[5:]}" for path in root.glob("ogbg[_-]*/raw/edge.csv.gz")})
 
 
-def load(path: str | Path, *, dtype: torch.dtype = torch.float32) -> GraphBatch:
+class OgbReader(Reader):
     """Read the folder of one ``ogbg-mol*`` set, with both directions of each bond and OGB's integer atom features.
 
     ``y`` is int64 ``[G]`` for one fully labelled task of whole numbers, otherwise ``[G, T]`` of ``dtype``, NaN where a
     label is missing.
+
+    What there is of each graph is read at once, atoms and bonds only of some graphs. Those before the first graph of a
+    shard are skipped, which takes as long as to read them; those after the last graph are not looked at.
     """
-    raw = Path(path) / "raw"
-    nodes_of, edges_of = _read(raw, "num-node-list")[:, 0], _read(raw, "num-edge-list")[:, 0]
-    labels = _read(raw, "graph-label", np.float64)
-    if not (np.isnan(labels) | (labels == np.round(labels))).all():
-        raise DatasetError(
-            f"{raw / 'graph-label.csv.gz'} holds real numbers: a regression set, and only classes can be learnt"
-        )
-    atoms, bonds = _read(raw, "node-feat"), _read(raw, "edge", columns=2)
-    for file, got, want, of in (
-        ("num-edge-list", len(edges_of), len(nodes_of), "one line per line of num-node-list"),
-        ("graph-label", len(labels), len(nodes_of), "one line per line of num-node-list"),
-        ("node-feat", len(atoms), nodes_of.sum(), "as many lines as num-node-list says"),
-        ("edge", len(bonds), edges_of.sum(), "as many lines as num-edge-list says"),
-    ):
+
+    def __init__(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        self._raw, self._dtype = Path(path) / "raw", dtype
+        num_nodes, num_edges = (_read(self._raw, f"num-{of}-list", columns=1)[:, 0] for of in ("node", "edge"))
+        labels = _read(self._raw, "graph-label", np.float64)
+        if not (np.isnan(labels) | (labels == np.round(labels))).all():
+            raise DatasetError(
+                f"{self._raw / 'graph-label.csv.gz'} holds real numbers: a regression set, and only classes can be "
+                "learnt"
+            )
+        for file, got in (("num-edge-list", len(num_edges)), ("graph-label", len(labels))):
+            self._check(file, got, len(num_nodes), "one line per line of num-node-list")
+        for file, sizes in (("num-node-list", num_nodes), ("num-edge-list", num_edges)):
+            if (wrong := sizes < 0).any():
+                line = int(wrong.argmax())
+                raise DatasetError(f"{self._raw / file}.csv.gz, line {line + 1} must be at least 0, got {sizes[line]}")
+        self._node_ptr, self._edge_ptr = (np.append(0, sizes.cumsum()) for sizes in (num_nodes, num_edges))
+        whole = labels.shape[1] == 1 and bool((labels == np.round(labels)).all())
+        self._y = torch.tensor(labels[:, 0], dtype=torch.int64) if whole else torch.tensor(labels, dtype=dtype)
+        self._classes = list(map(str, range(int(self._y.max()) + 1))) if whole else None
+
+    def __len__(self) -> int:
+        return len(self._y)
+
+    def read(self) -> Folder:
+        (read,) = self._read(0, None, len(self))
+        return read
+
+    def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        cuts = cuts_of(begin, len(self) if end is None else end, num_graphs)
+        atoms = self._lines("node-feat", None, self._node_ptr, cuts, "num-node-list")
+        bonds = self._lines("edge", 2, self._edge_ptr, cuts, "num-edge-list")
+        for first, last in pairwise(cuts):
+            yield self._graphs(first, last, next(atoms), next(bonds))
+
+    def _graphs(self, first: int, last: int, atoms: np.ndarray, bonds: np.ndarray) -> Folder:
+        """The graphs ``first`` to ``last`` from their atoms and bonds."""
+        ptr = self._node_ptr[first : last + 1] - self._node_ptr[first]
+        num_edges = np.diff(self._edge_ptr[first : last + 1])
+        size = np.repeat(np.diff(ptr), num_edges)[:, None]
+        wrong = (bonds < 0) | (bonds >= size)
+        if wrong.any():
+            line = int(wrong.any(axis=1).argmax())
+            raise DatasetError(
+                f"{self._raw / 'edge.csv.gz'}, line {self._edge_ptr[first] + line + 1} names node "
+                f"{bonds[line][wrong[line]][0]}, but its graph has the nodes 0..{size[line, 0] - 1}; get the set again"
+            )
+        edges = (bonds + np.repeat(ptr[:-1], num_edges)[:, None]).T
+        x = torch.tensor(atoms, dtype=self._dtype)
+        graphs = assemble(edges, torch.from_numpy(ptr), x, self._y[first:last], undirected=True)
+        return Folder(graphs, list(map(str, range(first, last))), self._classes, None, 0)
+
+    def _lines(
+        self, file: str, columns: int | None, ptr: np.ndarray, cuts: list[int], sizes: str
+    ) -> Iterator[np.ndarray]:
+        """The lines of each chunk; the whole file must have as many as its ``sizes`` add up to."""
+        with _opened(self._raw, file, columns=columns) as lines:
+            got = int(ptr[cuts[0]])
+            for last, table in zip(cuts[1:], lines.between(ptr[cuts]), strict=True):
+                got += len(table)
+                if last == len(self) or got < ptr[last]:
+                    got += sum(map(len, lines.blocks()))
+                    self._check(file, got, ptr[-1], f"as many lines as {sizes} says")
+                yield table
+
+    def _check(self, file: str, got: int, want: int, of: str) -> None:
         if got != want:
-            raise DatasetError(f"{raw / file}.csv.gz must have {of}, {want}, got {got}; get the set again")
-    size = np.repeat(nodes_of, edges_of)[:, None]
-    wrong = (bonds < 0) | (bonds >= size)
-    if wrong.any():
-        line = int(wrong.any(axis=1).argmax())
-        raise DatasetError(
-            f"{raw / 'edge.csv.gz'}, line {line + 1} names node {bonds[line][wrong[line]][0]}, "
-            f"but its graph has the nodes 0..{size[line, 0] - 1}; get the set again"
-        )
-    ptr = offsets(torch.tensor(nodes_of))
-    edges = (bonds + np.repeat(ptr[:-1].numpy(), edges_of)[:, None]).T
-    whole = labels.shape[1] == 1 and bool((labels == np.round(labels)).all())
-    y = torch.tensor(labels[:, 0], dtype=torch.int64) if whole else torch.tensor(labels, dtype=dtype)
-    return assemble(edges, ptr, torch.tensor(atoms, dtype=dtype), y, undirected=True)
+            raise DatasetError(f"{self._raw / file}.csv.gz must have {of}, {want}, got {got}; get the set again")
 
 
-def _read(folder: Path, file: str, dtype: type = np.int32, columns: int | None = None) -> np.ndarray:
+@contextmanager
+def _opened(
+    folder: Path, file: str, dtype: type = np.int32, *, columns: int | None = None, missing: bool = False
+) -> Iterator[Numbers]:
     path = folder / f"{file}.csv.gz"
     with reading(str(path)), gzip.open(path) as stream:
-        return read_numbers(stream, str(path), dtype, columns=columns, missing=dtype is np.float64)
+        yield Numbers(stream, str(path), dtype, columns=columns, missing=missing)
+
+
+def _read(folder: Path, file: str, dtype: type = np.int32, *, columns: int | None = None) -> np.ndarray:
+    with _opened(folder, file, dtype, columns=columns, missing=dtype is np.float64) as lines:
+        return lines.read()
 
 
 def smiles(path: str | Path, graph: int) -> str | None:

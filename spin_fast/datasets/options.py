@@ -15,7 +15,7 @@ from .._common import check
 from .._common.check import ArgumentTypeError, ArgumentValueError
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import Column
-from .common import WIDEST_ONE_HOT, DatasetError, Folder
+from .common import WIDEST_ONE_HOT, DatasetError, Folder, class_numbers
 
 Features = str | Mapping[str, Any] | Sequence[str | Mapping[str, Any]] | None
 Label = str | Sequence[str] | None
@@ -116,11 +116,7 @@ def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions
         y = torch.from_numpy(np.array(labels, np.float64)).to(options.dtype)
         return read._replace(graphs=replace(read.graphs, y=y), tasks=list(options.label))
     classes = sorted_classes({*labels}, where) if options.classes is None else list(options.classes)
-    number = {name: position for position, name in enumerate(classes)}
-    if unknown := sorted({*labels} - number.keys()):
-        known = ", ".join(map(repr, classes))
-        raise DatasetError(f"{where} has the class {unknown[0]!r}, which is none of {known}")
-    y = torch.tensor([number[label] for label in labels])
+    y = class_numbers(labels, classes, where)
     return read._replace(graphs=replace(read.graphs, y=y), classes=classes)
 
 

@@ -22,14 +22,18 @@ def range_of_shard(shard: Shard, num_graphs: int) -> tuple[int, int]:
     return num_graphs * (number - 1) // of, num_graphs * number // of
 
 
+def cuts_of(begin: int, end: int, num_graphs: int) -> list[int]:
+    """Where chunks of ``num_graphs`` graphs begin and end: ``2, 7, 2 -> [2, 4, 6, 7]``."""
+    return [*range(begin, end, num_graphs), end]
+
+
 class Reader(ABC):
-    """The graphs of a data set, which are read when they are asked for; ``len(reader)`` is their number.
+    """The graphs of a data set, which are read when they are asked for; ``len(reader)`` is their number."""
 
-    Attributes:
-        whole: all graphs, where the format can only be read as a whole, which then has been done; otherwise None.
-    """
-
-    whole: Folder | None = None
+    @property
+    def whole(self) -> Folder | None:
+        """All graphs, where they can only be read as a whole, which is then done; otherwise None."""
+        return None
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -57,17 +61,21 @@ class Whole(Reader):
     """Graphs that have been read."""
 
     def __init__(self, whole: Folder) -> None:
-        self.whole: Folder = whole
+        self._whole = whole
+
+    @property
+    def whole(self) -> Folder:
+        return self._whole
 
     def __len__(self) -> int:
-        return len(self.whole.graphs)
+        return len(self._whole.graphs)
 
     def read(self) -> Folder:
-        return self.whole
+        return self._whole
 
     def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
-        graphs, names = self.whole.graphs, self.whole.names
+        graphs, names = self._whole.graphs, self._whole.names
         end = len(self) if end is None else end
         for first in range(begin, end, num_graphs) or (begin,):
             some = slice(first, min(first + num_graphs, end))
-            yield self.whole._replace(graphs=graphs[some], names=names[some])
+            yield self._whole._replace(graphs=graphs[some], names=names[some])

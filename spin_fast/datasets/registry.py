@@ -211,7 +211,12 @@ class Source(ABC):
         """
 
     def open(self, **options: Any) -> Reader:
-        """Read the graphs when they are asked for, some at a time, where they are Parquet or GraphML of your own.
+        """Read the graphs when they are asked for, some at a time.
+
+        Of a set of TU or OGB, and of Parquet and GraphML of your own, nodes and edges are in memory only of those that
+        are asked for. Of TU and OGB, a shard takes as long to reach as all lines before it take to read; a TU set is
+        also read through once, before the first graph. What :func:`iter_folder` reads as a whole, and built-in sets,
+        are in memory.
 
         Args:
             **options: as for :meth:`read`; and those of :func:`iter_folder` for your own graphs.
@@ -299,14 +304,17 @@ class OwnGraphs(Source):
 class Known(Source):
     """A set by name, whose labels and edges leave no choice."""
 
-    def read(
+    def read(self, **options: Any) -> Folder:
+        return self.open(**options).read()
+
+    def open(
         self,
         *,
         features: Features = None,
         label: Label = LABEL,
         dtype: torch.dtype = torch.float32,
         **edge_options: Any,
-    ) -> Folder:
+    ) -> Reader:
         check_dtype_and_edges(dtype, edge_options)
         for argument, default in (("undirected", False), ("coalesce", None), ("self_loops", None)):
             if (value := edge_options.get(argument, default)) is not default:
@@ -315,22 +323,25 @@ class Known(Source):
             self._refuse("label", label, "which is no folder of your own; leave it out")
         if self.path is not None:
             downloads.check(self.path)
-        return self._read(features, dtype)
+        return self._open(features, dtype)
 
     def _refuse(self, argument: str, value: object, why: str) -> NoReturn:
         raise impossible(argument, value, f"{self.name}, {why}")
 
     @abstractmethod
-    def _read(self, features: Features, dtype: torch.dtype) -> Folder: ...
+    def _open(self, features: Features, dtype: torch.dtype) -> Reader: ...
 
 
 class BuiltIn(Known):
     """A generator, or the digits of scikit-learn."""
 
-    def _read(self, features: Features, dtype: torch.dtype) -> Folder:
+    def _open(self, features: Features, dtype: torch.dtype) -> Reader:
         if features is not None and not (self.name == STAND_IN and features == "degree"):
             self._refuse("features", features, "which has no labels or attributes" if self.name == STAND_IN else _FIXED)
-        return _numbered(BUILT_IN[self.name](dtype=dtype), _ATTRIBUTES.get(self.name, 0))
+        graphs = BUILT_IN[self.name](dtype=dtype)
+        assert graphs.y is not None
+        names, classes = (list(map(str, range(number))) for number in (len(graphs), int(graphs.y.max()) + 1))
+        return Whole(Folder(graphs, names, classes, None, _ATTRIBUTES.get(self.name, 0)))
 
 
 class TU(Known):
@@ -338,11 +349,10 @@ class TU(Known):
 
     path: Path
 
-    def _read(self, features: Features, dtype: torch.dtype) -> Folder:
+    def _open(self, features: Features, dtype: torch.dtype) -> Reader:
         files = tu.Files(self.path, self.name)
         files.require("A", "graph_indicator", "graph_labels")
-        read = tu.read(files, features=features, dtype=dtype)
-        return read._replace(names=list(map(str, range(len(read.graphs)))))
+        return tu.TUReader(files, features=features, dtype=dtype, first_name=0)
 
 
 class Nel(Known):
@@ -350,8 +360,8 @@ class Nel(Known):
 
     path: Path
 
-    def _read(self, features: Features, dtype: torch.dtype) -> Folder:
-        return nel.read(self.path, features=features, dtype=dtype)
+    def _open(self, features: Features, dtype: torch.dtype) -> Reader:
+        return Whole(nel.read(self.path, features=features, dtype=dtype))
 
 
 class Ogb(Known):
@@ -360,10 +370,10 @@ class Ogb(Known):
     path: Path
     has_official_split = True
 
-    def _read(self, features: Features, dtype: torch.dtype) -> Folder:
+    def _open(self, features: Features, dtype: torch.dtype) -> Reader:
         if features is not None:
             self._refuse("features", features, _FIXED)
-        return _numbered(ogb.load(self.path, dtype=dtype), 0)
+        return ogb.OgbReader(self.path, dtype)
 
     def smiles(self, graph: int) -> str | None:
         return ogb.smiles(self.path, graph)
@@ -449,10 +459,3 @@ def _find(name: str | Path, roots: tuple[Path, ...]) -> Source:
 def _found_in(roots: tuple[Path, ...]) -> list[str]:
     found = {name for root in roots for source in (ogb, nel, tu, folder) for name in source.names(root)}
     return sorted(found - BUILT_IN.keys())
-
-
-def _numbered(graphs: GraphBatch, num_attributes: int) -> Folder:
-    """Graphs whose files have no names for them, nor for their classes."""
-    y = graphs.y
-    classes = None if y is None or y.is_floating_point() else list(map(str, range(int(y.max()) + 1)))
-    return Folder(graphs, list(map(str, range(len(graphs)))), classes, None, num_attributes)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
+from torch import Tensor
 
-from .._common.indexing import offsets
-from .common import DatasetError, Folder, assemble, check_is_regular, class_labels, node_features, read_numbers, reading
+from .common import (
+    DatasetError,
+    Folder,
+    NodeData,
+    Numbers,
+    assemble,
+    block_lines,
+    check_is_regular,
+    class_labels,
+    reading,
+)
+from .reader import Reader, Whole, cuts_of
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
 
@@ -89,91 +103,220 @@ class Files:
             with zipfile.ZipFile(self.path) as archive, archive.open(member) as stream:
                 yield stream
 
-    def read(self, part: str, dtype: DTypeLike, columns: int | None = None, lines: int | None = None) -> np.ndarray:
-        """Read a file as ``[lines, columns]`` of ``dtype``; None accepts any number of them."""
+    @contextmanager
+    def numbers(self, part: str, dtype: DTypeLike, columns: int | None = None) -> Iterator[Numbers]:
+        """The lines of a file, ``columns`` or any number of numbers in each."""
         where = self.where(part)
         with reading(where), self.open(part) as stream:
-            table = read_numbers(stream, where, dtype, columns=columns)
-        if lines is not None and len(table) != lines:
-            raise DatasetError(
-                f"{where} must have one line per node, {lines} as in {self.name}_graph_indicator.txt, "
-                f"got {len(table)}; get the set again"
-            )
-        return table
+            yield Numbers(stream, where, dtype, columns=columns)
 
 
-def read(
-    files: Files, *, features: object = None, dtype: torch.dtype = torch.float32, with_labels: bool = True
-) -> Folder:
-    """Read one TU set; ``NAME_graph_labels.txt`` may be missing.
+class _Known(NamedTuple):
+    """What has to be known of all graphs before any of them is read."""
+
+    node_ptr: np.ndarray  # [G + 1]
+    edge_ptr: np.ndarray  # [G + 1], lines of the file of edges
+    in_order: bool  # whether these lines are in the order of the graphs
+    y: Tensor | None
+    classes: list[str] | None
+    node_data: NodeData
+
+
+class TUReader(Reader):
+    """Read one TU set, some graphs at a time where the lines of ``NAME_A.txt`` are in the order of the graphs.
+
+    Otherwise all are read. Before graphs are read some at a time, all files are read through: that tells how large the
+    graphs are, which node labels occur, and that nothing is wrong. Then the lines before the first graph are skipped,
+    which takes as long as to read them.
 
     A line ``i, j`` of ``NAME_A.txt`` is the entry of row ``i``, column ``j``: ``i`` gathers from ``j``. The official
     files list both directions of an undirected edge; a set that does not is a set of directed graphs. Repeated edges
     are kept once.
+
+    Args:
+        features, dtype: as in ``load``.
+        with_labels: whether to read ``NAME_graph_labels.txt``, which may be missing.
+        classes: the names of the classes in their order; None for those that occur.
+        first_name: the name of the first graph, which is a number.
+        change: made of each chunk before it is given away.
     """
-    files.require("A", "graph_indicator")
-    graph = files.read("graph_indicator", np.int32, columns=1)[:, 0]
-    if len(falling := np.flatnonzero(np.diff(graph, prepend=1) < 0)):
-        line = falling[0] + 1
-        raise DatasetError(
-            f"{files.where('graph_indicator')}, line {line} goes down to graph {graph[line - 1]}; "
-            "sort the nodes by graph, from 1"
+
+    def __init__(
+        self,
+        files: Files,
+        *,
+        features: object = None,
+        dtype: torch.dtype = torch.float32,
+        with_labels: bool = True,
+        classes: Sequence[str] | None = None,
+        first_name: int = 1,
+        change: Callable[[Folder], Folder] = lambda read: read,
+    ) -> None:
+        files.require("A", "graph_indicator")
+        has = [part for part in ("label", "attribute") if files.has(f"node_{part}s")]
+        self._node_data = NodeData.chosen(features, files.name, files.path, has)
+        self._files, self._dtype, self._classes = files, dtype, classes
+        self._with_labels = with_labels and files.has("graph_labels")
+        self._first_name, self._change = first_name, change
+        self._tables: dict[str, np.ndarray] | None = None  # of the files that are kept as a whole
+
+    def __len__(self) -> int:
+        return len(self._known.node_ptr) - 1
+
+    @cached_property
+    def whole(self) -> Folder | None:
+        return None if self._known.in_order else self.read()
+
+    def read(self) -> Folder:
+        at_once = copy.copy(self)
+        at_once._tables = {}
+        (read,) = at_once._cut(0, None, sys.maxsize)
+        return read
+
+    def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        if self.whole is not None:
+            return Whole(self.whole)._read(begin, end, num_graphs)
+        return self._cut(begin, end, num_graphs)
+
+    def _cut(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        known = self._known
+        cuts = cuts_of(begin, len(self) if end is None else end, num_graphs)
+        edges = self._lines("A", known.edge_ptr[cuts])
+        parts = [self._lines(f"node_{part}s", known.node_ptr[cuts]) for part in known.node_data.parts]
+        for (first, last), ends, *tables in zip(pairwise(cuts), edges, *parts, strict=True):
+            yield self._graphs(first, last, ends, tables)
+
+    def _graphs(self, first: int, last: int, ends: np.ndarray, tables: Sequence[np.ndarray]) -> Folder:
+        """The graphs ``first`` to ``last`` from their edges and node data."""
+        node_ptr, y, data = self._known.node_ptr, self._known.y, self._known.node_data
+        graphs = assemble(
+            ends.T - int(1 + node_ptr[first]),
+            torch.from_numpy(node_ptr[first : last + 1] - node_ptr[first]),
+            data.columns(tables, self._dtype),
+            None if y is None else y[first:last],
+            dtype=self._dtype,
         )
-    values = _graph_labels(files, graph) if with_labels and files.has("graph_labels") else None
-    if values is None and graph[-1] > len(graph):
-        raise DatasetError(
-            f"{files.where('graph_indicator')} has {len(graph):,} nodes, but numbers graphs up to {graph[-1]:,}; "
-            "number them 1, 2, 3, ..."
-        )
-    num_graphs = int(graph[-1]) if values is None else len(values)
-    readers = {
-        part: (files.where(f"node_{part}s"), partial(files.read, f"node_{part}s", kind, lines=len(graph)))
-        for part, kind in (("label", "int32"), ("attribute", str(dtype).removeprefix("torch.")))
-        if files.has(f"node_{part}s")
-    }
-    x, width, features, unused = node_features(features, files.name, files.path, dtype, readers)
-    ptr = offsets(torch.from_numpy(np.bincount(graph - 1, minlength=num_graphs)))
-    y, classes = (None, None) if values is None else class_labels(values)
-    graphs = assemble(_edges(files, graph), ptr, x, y, dtype=dtype)
-    names = [str(g + 1) for g in range(num_graphs)]
-    return Folder(graphs, names, classes, features, width, unused=unused)
+        names = [str(self._first_name + graph) for graph in range(first, last)]
+        num_attributes = tables[0].shape[1] if "attribute" in data.parts else 0
+        read = Folder(graphs, names, self._known.classes, data.features, num_attributes, unused=data.unused)
+        return self._change(read)
+
+    @cached_property
+    def _known(self) -> _Known:
+        files = self._files
+        num_nodes, values = self._sizes_and_labels()
+        node_ptr = np.concatenate([[0], num_nodes.cumsum()])
+        data = self._node_data
+        for part in data.parts:
+            where, lines, lowest, highest = files.where(f"node_{part}s"), 0, [], []
+            for table in self._lines(f"node_{part}s"):
+                lines += len(table)
+                lowest.append(table.min(axis=0))
+                highest.append(table.max(axis=0))
+            if lines != node_ptr[-1]:
+                raise DatasetError(
+                    f"{where} must have one line per node, {node_ptr[-1]} as in {files.name}_graph_indicator.txt, "
+                    f"got {lines}; get the set again"
+                )
+            if part == "label":
+                data = data.settled(np.min(lowest, axis=0), np.max(highest, axis=0), where)
+        y, classes = None, None
+        if values is not None:
+            y, classes = class_labels(values, self._classes, files.where("graph_labels"))
+        num_edges, in_order = self._num_edges(node_ptr)
+        edge_ptr = np.concatenate([[0], num_edges.cumsum()])
+        return _Known(node_ptr, edge_ptr, in_order, y, classes, data)
+
+    def _sizes_and_labels(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """The number of nodes of each graph, and the classes ``[G]`` as the file has them."""
+        files, where = self._files, self._files.where("graph_indicator")
+        line, last = 0, 1
+        found = []
+        for block in self._lines("graph_indicator"):
+            graph = block[:, 0]
+            if len(falling := np.flatnonzero(graph < np.append(last, graph[:-1]))):
+                raise DatasetError(
+                    f"{where}, line {line + falling[0] + 1} goes down to graph {graph[falling[0]]}; "
+                    "sort the nodes by graph, from 1"
+                )
+            found.append(np.unique(graph, return_counts=True))
+            line, last = line + len(graph), int(graph[-1])
+        values = None
+        if self._with_labels:
+            with files.numbers("graph_labels", np.float64) as lines:
+                values = _graph_labels(lines.read(), files, last)
+        elif last > line:
+            raise DatasetError(
+                f"{where} has {line:,} nodes, but numbers graphs up to {last:,}; number them 1, 2, 3, ..."
+            )
+        num_nodes = np.zeros(last, np.int64)
+        for graphs, counts in found:
+            num_nodes[graphs - 1] += counts
+        return num_nodes, values
+
+    def _num_edges(self, node_ptr: np.ndarray) -> tuple[np.ndarray, bool]:
+        """The number of lines of each graph, each edge inside one graph; and whether they are in order."""
+        files, where = self._files, self._files.where("A")
+        num_edges = np.zeros(len(node_ptr) - 1, np.int64)
+        line, last, in_order = 0, 0, True
+        for edges in self._lines("A"):
+            if edges.min() < 1 or edges.max() > node_ptr[-1]:
+                wrong = (edges < 1) | (edges > node_ptr[-1])
+                number = int(wrong.any(axis=1).argmax())
+                raise DatasetError(
+                    f"{where}, line {line + number + 1} names node {edges[number][wrong[number]][0]}, but "
+                    f"{files.name}_graph_indicator.txt has the nodes 1..{node_ptr[-1]}; one of them is wrong, get the "
+                    "set again"
+                )
+            first = int(np.searchsorted(node_ptr, edges.min() - 1, "right")) - 1
+            past = int(np.searchsorted(node_ptr, edges.max() - 1, "right"))
+            graph = np.repeat(np.arange(first, past), np.diff(node_ptr[first : past + 1]))
+            row, column = graph[edges.T - int(1 + node_ptr[first])]
+            if (crossing := row != column).any():
+                number = int(crossing.argmax())
+                i, j = edges[number]
+                raise DatasetError(
+                    f"{where}, line {line + number + 1} joins node {i} of graph {row[number] + 1} to node {j} of graph "
+                    f"{column[number] + 1}; an edge must stay in its graph, correct it or get the set again"
+                )
+            num_edges[first:past] += np.bincount(row - first, minlength=past - first)
+            in_order = in_order and last <= row[0] and not (row[1:] < row[:-1]).any()
+            line, last = line + len(edges), row[-1]
+        return num_edges, in_order
+
+    def _lines(self, part: str, ptr: np.ndarray | None = None) -> Iterator[np.ndarray]:
+        """The lines of a file in blocks, or those from each entry of ``ptr`` to the next."""
+        kind, columns = {
+            "A": ("int32", 2),
+            "graph_indicator": ("int32", 1),
+            "node_labels": ("int32", None),
+            "node_attributes": (str(self._dtype).removeprefix("torch."), None),
+        }[part]
+        if self._tables is None:
+            with self._files.numbers(part, kind, columns) as lines:
+                yield from lines.blocks() if ptr is None else lines.between(ptr)
+            return
+        if part not in self._tables:
+            with self._files.numbers(part, kind, columns) as lines:
+                self._tables[part] = lines.read()
+        table = self._tables[part]
+        if ptr is None:
+            ptr = np.arange(0, len(table) + (most := block_lines(table)), most)
+        for begin, end in pairwise(ptr):
+            yield table[begin:end]
 
 
-def _graph_labels(files: Files, graph: np.ndarray) -> np.ndarray:
+def _graph_labels(labels: np.ndarray, files: Files, num_graphs: int) -> np.ndarray:
     """The classes ``[G]`` as the file has them."""
     where = files.where("graph_labels")
-    labels = files.read("graph_labels", np.float64)
     if labels.shape[1] != 1 or (labels != np.round(labels)).any():
         kind = f"{labels.shape[1]} columns" if labels.shape[1] != 1 else "real numbers"
         raise DatasetError(f"{where} holds {kind}, not one class per graph; choose a classification set")
     if (large := np.abs(labels[:, 0]) >= 2**53).any():  # where float64 merges integers
         raise DatasetError(f"{where}, line {int(large.argmax()) + 1} must hold a class below 2**53; number them anew")
-    if len(labels) != graph[-1]:
+    if len(labels) != num_graphs:
         raise DatasetError(
-            f"{where} has {len(labels)} lines, but {files.name}_graph_indicator.txt ends with graph {graph[-1]}; "
+            f"{where} has {len(labels)} lines, but {files.name}_graph_indicator.txt ends with graph {num_graphs}; "
             "one of them is cut short, get the set again"
         )
     return labels[:, 0]
-
-
-def _edges(files: Files, graph: np.ndarray) -> np.ndarray:
-    """Rows and columns of the directed edges, ``[2, E]``, numbered from 0, each inside one graph."""
-    edges, where = files.read("A", np.int32, columns=2), files.where("A")
-    if edges.min() < 1 or edges.max() > len(graph):
-        wrong = (edges < 1) | (edges > len(graph))
-        line = int(wrong.any(axis=1).argmax())
-        node = edges[line][wrong[line]][0]
-        raise DatasetError(
-            f"{where}, line {line + 1} names node {node}, but {files.name}_graph_indicator.txt has the nodes "
-            f"1..{len(graph)}; one of them is wrong, get the set again"
-        )
-    ends = edges.T - 1
-    crossing = graph[ends[0]] != graph[ends[1]]
-    if crossing.any():
-        line = int(crossing.argmax())
-        (i, j), (g, h) = edges[line], graph[edges[line] - 1]
-        raise DatasetError(
-            f"{where}, line {line + 1} joins node {i} of graph {g} to node {j} of graph {h}; an edge must stay in its "
-            "graph, correct it or get the set again"
-        )
-    return ends

@@ -348,6 +348,7 @@ def test_wrong_files_are_named(tmp_path: Path, changes: dict[str, str | None], w
     unpacked = error_of(lambda: datasets.load("TINY", tmp_path))
     archive = pack(folder, tmp_path / "TINY.zip", "TINY/")
     packed = error_of(lambda: datasets.load("TINY", tmp_path))
+    assert error_of(lambda: [*datasets.find("TINY", tmp_path).open().chunks(1)]) == packed
     for word in words:
         assert word in unpacked
         assert word in packed
@@ -546,6 +547,7 @@ def test_ogb_labels_may_be_missing_or_many(tmp_path: Path) -> None:
 def test_wrong_ogb_files_are_named(tmp_path: Path, changes: dict[str, str | None], words: list[str]) -> None:
     write_ogb(tmp_path / "ogbg_molmine", changes)
     message = error_of(lambda: datasets.load("ogbg-molmine", tmp_path))
+    assert error_of(lambda: [*datasets.find("ogbg-molmine", tmp_path).open().chunks(1)]) == message
     assert all(word in message for word in [*words, str(tmp_path)])
 
 

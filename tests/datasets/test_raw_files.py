@@ -1,0 +1,234 @@
+"""TU sets and OGB's raw files: chunks of any size, and shards, are what is read as a whole."""
+
+from __future__ import annotations
+
+import gzip
+import weakref
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import DATA, equal
+from helpers.raw_files import Graph, lines, sources, write_ogb, write_tu
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from spin_fast import GraphBatch, datasets
+from spin_fast.datasets import Folder, Reader, common
+
+
+@st.composite
+def graph_lists(draw: Any) -> list[Graph]:
+    """Graphs without nodes and without edges among them; the last has a node, and there is an edge."""
+    sizes = [*draw(st.lists(st.integers(0, 5), max_size=8)), draw(st.integers(1, 3))]
+    graphs: list[Graph] = []
+    for size in sizes:
+        node = st.integers(0, max(size - 1, 0))
+        graphs.append((size, draw(st.lists(st.tuples(node, node), max_size=6 if size else 0))))
+    if not any(edges for _, edges in graphs):
+        graphs[-1][1].append((0, 0))
+    return graphs
+
+
+def known(graphs: GraphBatch) -> GraphBatch:
+    """With another number for labels that are missing, which is equal to itself, and weights if any might have some."""
+    y = None if graphs.y is None else graphs.y.nan_to_num(7)
+    weight = graphs.x.new_ones(graphs.num_edges) if graphs.edge_weight is None else graphs.edge_weight
+    return replace(graphs, y=y, edge_weight=weight)
+
+
+def check_chunks(reader: Reader, whole: Folder, num_graphs: int, num_shards: int) -> None:
+    expected = known(whole.graphs)
+    assert len(reader) == len(whole.names) == len(expected)
+    chunks: list[Folder] = []
+    for number in range(1, num_shards + 1):
+        shard = None if num_shards == 1 else (number, num_shards)
+        for chunk in reader.chunks(num_graphs, shard):
+            begin = sum(len(chunk.names) for chunk in chunks)
+            chunks.append(chunk._replace(graphs=known(chunk.graphs)))
+            assert len(chunk.names) <= num_graphs
+            assert chunk.names == whole.names[begin : begin + len(chunk.names)]
+            assert chunk[2:] == whole[2:]
+            assert equal(chunks[-1].graphs, expected[begin : begin + len(chunk.names)])
+    assert sum(len(chunk.names) for chunk in chunks) == len(whole.names)
+
+
+@given(
+    graphs=graph_lists(),
+    seed=st.integers(0, 99),
+    zipped=st.booleans(),
+    shuffled=st.booleans(),
+    options=st.sampled_from(
+        [
+            {},
+            {"features": "attribute+label[3..6,0..9]", "dtype": torch.float64},
+            {"features": "degree", "undirected": True},
+            {"features": "attribute", "coalesce": "sum", "undirected": True, "self_loops": True},
+            {"label": None, "features": "label", "self_loops": False},
+        ]
+    ),
+    num_graphs=st.integers(1, 10),
+    num_shards=st.integers(1, 4),
+    block=st.integers(1, 9),
+)
+def test_tu(
+    graphs: list[Graph],
+    seed: int,
+    zipped: bool,
+    shuffled: bool,
+    options: dict[str, Any],
+    num_graphs: int,
+    num_shards: int,
+    block: int,
+    tmp_path_factory: Any,
+) -> None:
+    assume("label" not in options or len(graphs) <= sum(size for size, _ in graphs))
+    root = tmp_path_factory.mktemp("tu")
+    write_tu(root, graphs, np.random.default_rng(seed), zipped=zipped, shuffled=shuffled)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "BLOCK_NUMBERS", block)
+        sources = [datasets.find(root / ("SET.zip" if zipped else "SET"))]
+        sources += [] if options.keys() - {"features", "dtype"} else [datasets.find("SET", root)]
+        for source in sources:
+            reader, whole = source.open(**options), source.read(**options)
+            if options.get("features", "").startswith("attribute+"):
+                assert whole.graphs.num_features == 17
+                assert whole.features == options["features"]
+            check_chunks(reader, whole, num_graphs, num_shards)
+            in_graphs = [g for g, (_, edges) in enumerate(graphs) for _ in edges]
+            assert (reader.whole is None) or (shuffled and len({*in_graphs}) > 1)
+            if reader.whole is not None:
+                assert equal(known(reader.whole.graphs), known(whole.graphs))
+
+
+@given(
+    graphs=graph_lists(),
+    seed=st.integers(0, 99),
+    num_tasks=st.integers(1, 3),
+    dtype=st.sampled_from([torch.float32, torch.float64]),
+    num_graphs=st.integers(1, 10),
+    num_shards=st.integers(1, 4),
+    block=st.integers(1, 9),
+)
+def test_ogb(
+    graphs: list[Graph],
+    seed: int,
+    num_tasks: int,
+    dtype: torch.dtype,
+    num_graphs: int,
+    num_shards: int,
+    block: int,
+    tmp_path_factory: Any,
+) -> None:
+    root = tmp_path_factory.mktemp("ogb")
+    write_ogb(root, graphs, np.random.default_rng(seed), num_tasks=num_tasks)
+    source = datasets.find("ogbg-set", root)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(common, "BLOCK_NUMBERS", block)
+        reader, whole = source.open(dtype=dtype), source.read(dtype=dtype)
+        assert reader.whole is None
+        check_chunks(reader, whole, num_graphs, num_shards)
+
+
+LARGE = ("COLLAB", "DD", "PROTEINS_full", "REDDIT-BINARY", "ogbg-molhiv")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "CSL",
+            "ENZYMES",
+            "IMDB-BINARY",
+            "IMDB-MULTI",
+            "NCI1",
+            "OHSU.zip",
+            "PROTEINS",
+            "PROTEINS_full",
+            "Peking_1.zip",
+        ),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE),
+    ],
+)
+def test_public_sets(name: str) -> None:
+    source = datasets.find(DATA / name if name.endswith(".zip") else name, DATA)
+    if source.path is None or not source.path.exists():
+        pytest.skip(f"no {name} in {DATA}: put the public files there or set SPIN_FAST_DATA")
+    reader, whole = source.open(), source.read()
+    assert reader.whole is None
+    check_chunks(reader, whole, 1024, 1)
+    check_chunks(reader, whole, 1000, 3)
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """The name of a file and how many lines of it are read at once, of every time that any are."""
+    read, seen = common.Numbers.read, []
+
+    def watched(self: common.Numbers, lines: int | None = None) -> np.ndarray:
+        table = read(self, lines)
+        seen.append((Path(self._where).name, len(table)))
+        return table
+
+    monkeypatch.setattr(common.Numbers, "read", watched)
+    return seen
+
+
+def test_only_a_chunk_is_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads: list[tuple[str, int]]
+) -> None:
+    """Of what there is of nodes and edges, and nothing after the shard of a file that tells how much there is."""
+    monkeypatch.setattr(common, "BLOCK_NUMBERS", 20)
+    for source in sources(tmp_path):
+        reader = source.open()
+        assert len(reader) == 40
+        assert reader.whole is None
+        reads.clear()
+        made: list[weakref.ref] = []
+        for chunk in reader.chunks(4, (2, 4)):
+            assert all(graphs() is None for graphs in made)
+            made.append(weakref.ref(chunk.graphs))
+            assert len(chunk.names) == (2 if len(made) == 3 else 4)
+            del chunk
+        assert len(made) == 3
+        assert {file.partition(":")[2] or file for file, _ in reads} <= {
+            *("SET_A.txt", "SET_node_labels.txt", "edge.csv.gz", "node-feat.csv.gz")
+        }
+        for file in {file for file, _ in reads}:
+            sizes = [lines for name, lines in reads if name == file]
+            assert max(sizes) <= 16
+            assert sum(sizes) == (20 if "edge" in file or "_A" in file else 15) * 4
+
+
+def test_a_file_is_parsed_once_as_a_whole(tmp_path: Path, reads: list[tuple[str, int]]) -> None:
+    for source in sources(tmp_path):
+        reads.clear()
+        source.read()
+        sizes = {file: sum(lines for name, lines in reads if name == file) for file, _ in reads}
+        assert max(sizes.values()) == 160
+
+
+def test_what_comes_after_a_shard_may_be_wrong(tmp_path: Path) -> None:
+    """In the files of OGB, which are not looked through."""
+    source = sources(tmp_path)[1]
+    path = tmp_path / "ogbg_set" / "raw" / "edge.csv.gz"
+    whole = source.read()
+    for text, error in (("9, 9\n", "line 160 names node 9"), ("", "160, got 159"), ("0, 0\n" * 3, "160, got 162")):
+        right = lines([(0, 1), (1, 0), (1, 2), (2, 2)] * 40)
+        path.write_bytes(gzip.compress((right.removesuffix("2, 2\n") + text).encode()))
+        reader = source.open()
+        (chunk,) = reader.chunks(40, (1, 2))
+        assert equal(chunk.graphs, whole.graphs[:20])
+        with pytest.raises(datasets.DatasetError, match=error):
+            list(reader.chunks(7, (2, 2)))
+
+
+def test_negative_numbers_of_nodes(tmp_path: Path) -> None:
+    source = sources(tmp_path)[1]
+    path = tmp_path / "ogbg_set" / "raw" / "num-node-list.csv.gz"
+    path.write_bytes(gzip.compress(b"3\n-3\n9\n" + b"3\n" * 37))
+    with pytest.raises(datasets.DatasetError, match=r"num-node-list\.csv\.gz, line 2 must be at least 0, got -3"):
+        source.read()
