@@ -13,17 +13,16 @@ import typer
 
 from .. import datasets, training
 from .._common.check import Argument
-from ..datasets.reader import Shard, Whole
+from ..datasets.reader import Shard
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
 from ..nn import GraphClassifier
 from ..training.checkpoints import Saved
 from ._app import console
 from ._errors import as_option
-from ._graphs import read_dataset
 from ._options import Device, data_option, operator_of, operator_option
 
-CHUNK_GRAPHS = 1024  # of a folder that are read at a time
+CHUNK_GRAPHS = 1024  # that are read at a time
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that spin-fast train has written.")]
 UndirectedAsTrained = Annotated[
@@ -126,17 +125,15 @@ class Graphs:
         self.edge_options = self._of_training
         if undirected is not None:
             self.edge_options = self._of_training | EdgeOptions(undirected=undirected)
-        options = {"features": metadata.get("node_features"), **self.edge_options}
-        with self._features_named():
-            if source.is_own:
-                weight = None if metadata.get("weighted") is False else "weight"
-                with console.status(f"reading {source.title}"):
-                    self._reader = source.open(label=None, edge_weight=weight, **options)
-            else:
-                self._reader = Whole(read_dataset(source, **options))
+        options: dict[str, Any] = {"features": metadata.get("node_features"), **self.edge_options}
+        if source.is_own:
+            options |= {"label": None, "edge_weight": None if metadata.get("weighted") is False else "weight"}
+        with self._features_named(), console.status(f"reading {source.title}"):
+            self._reader = source.open(**options)
+            self._num_graphs = len(self._reader)
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return self._num_graphs
 
     def chunks(self, shard: Shard | None = None) -> Iterator[Part]:
         """Some graphs at a time, each of which is checked."""

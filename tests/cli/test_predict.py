@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, training
 from spin_fast.cli import _trained, app
 from spin_fast.datasets import registry
+from spin_fast.datasets.reader import Whole
 
 
 @pytest.fixture
@@ -45,7 +46,8 @@ def test_predict(suffix: str, checkpoint: Path, tmp_path: Path, monkeypatch: pyt
 
 def test_predict_several_tasks(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = replace(datasets.load("digits")[:7], y=torch.zeros(7, 10))
-    monkeypatch.setattr(registry.Known, "read", lambda *_, **options: datasets.Folder(graphs, [], None, None, 0))
+    read = Whole(datasets.Folder(graphs, [], None, None, 0))
+    monkeypatch.setattr(registry.Known, "open", lambda *_, **options: read)
     invoke("predict", checkpoint, "digits", "--out", tmp_path / "x.csv")
     table = pandas.read_csv(tmp_path / "x.csv")
     assert list(table) == ["graph", *(f"task_{i}" for i in range(10))]

@@ -14,9 +14,11 @@ import pytest
 import torch
 from helpers import assert_same_features, random_graphs
 from helpers.cli import facts_of, invoke
+from helpers.raw_files import sources
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, training
 from spin_fast.cli import _trained, precompute, predict
+from spin_fast.datasets import registry
 from spin_fast.features import power_features
 
 pytest.importorskip("pyarrow")
@@ -181,6 +183,35 @@ def test_features_in_shards_are_those_of_one_run(
         joined = PowerFeatures.load("out/f.safetensors")
         assert_same_features(joined, whole)
     assert whole_facts["deduplication"] == pytest.approx(whole.deduplication)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_raw_files_in_shards(which: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of sets of TU and OGB by name: features and predictions are those of graphs that are read as a whole."""
+    monkeypatch.chdir(tmp_path)
+    name, graphs = [(source.name, source.read().graphs) for source in sources(tmp_path)][which]
+    for module in (precompute, _trained):
+        monkeypatch.setattr(module, "CHUNK_GRAPHS", 7)
+    monkeypatch.setattr(registry.Known, "read", None)  # only some graphs at a time
+    features = PowerFeatures.from_graphs(graphs, 2)
+    command = ("precompute", name, "--root", ".", "--hops", 2, "--out")
+    told = invoke(*command, "whole.safetensors")
+    assert f"{name}: 40 graphs, {graphs.y.max() + 1} classes, 3.00 nodes and" in told
+    assert ("there are also: node attributes, which --node-features attribute+label uses" in told) == (which == 0)
+    assert_same_features(PowerFeatures.load("whole.safetensors"), features)
+    for number in (1, 2, 3):
+        invoke(*command, "f.safetensors", "--shard", f"{number}/3")
+    invoke(*command, "f.safetensors", "--join")
+    assert_same_features(PowerFeatures.load("f.safetensors"), features)
+
+    torch.manual_seed(0)
+    model = SPIN(graphs.num_features, 8, 2, 2)
+    training.save_checkpoint("model.safetensors", model, operator="sym")
+    invoke("predict", "model.safetensors", name, "--root", ".", "--out", "p.csv", "--shards", 3)
+    tables = [read(file) for file in sorted(tmp_path.glob("p-*.csv"))]
+    assert [table["graph"].tolist() for table in tables] == [[*range(13)], [*range(13, 26)], [*range(26, 40)]]
+    scores = torch.tensor(pandas.concat(tables)[["class_0", "class_1"]].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(scores, training.predict_proba(model, graphs, operator="sym"), rtol=1e-5, atol=1e-6)
 
 
 def test_graphs_are_computed_as_they_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
