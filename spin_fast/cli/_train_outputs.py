@@ -118,7 +118,7 @@ def write_and_report(
         "branches": model.config["branches"],
         "settings": chosen,
         "epochs": f"{len(fit.epochs)}, kept epoch {fit.best_epoch + 1}{ended}",
-        "time per epoch": f"{1000 * seconds:.1f} ms (median)",
+        "time per epoch": f"{seconds:.1f} s (median)" if seconds >= 10 else f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
         "precomputation": made,
         "nodes per stored row": f"{by_branch(features.deduplication)}  (by branch)",
