@@ -125,6 +125,9 @@ class Numbers:
         dtype: int32, float32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
+
+    Attributes:
+        num_read: how many lines have been read.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class Numbers:
         self._stream, self._where = stream, where
         self._dtype, self._columns, self._missing = np.dtype(dtype), columns, missing
         self._lines: Any = None
+        self.num_read = 0
         self._none = np.empty((0, columns or 0), self._dtype)
 
     def read(self, lines: int | None = None) -> np.ndarray:
@@ -167,6 +171,7 @@ class Numbers:
             raise DatasetError(
                 f"{where} must have {self._columns} comma-separated column(s), got {table.shape[1]}; get it again"
             )
+        self.num_read += len(table)
         return table
 
     def blocks(self, lines: int = sys.maxsize) -> Iterator[np.ndarray]:

@@ -128,12 +128,11 @@ class OgbReader(Reader):
     ) -> Iterator[np.ndarray]:
         """The lines of each chunk; the whole file must have as many as its ``sizes`` add up to."""
         with _opened(self._raw, file, columns=columns) as lines:
-            got = int(ptr[cuts[0]])
             for last, table in zip(cuts[1:], lines.between(ptr[cuts]), strict=True):
-                got += len(table)
-                if last == len(self) or got < ptr[last]:
-                    got += sum(map(len, lines.blocks()))
-                    self._check(file, got, ptr[-1], f"as many lines as {sizes} says")
+                if last == len(self) or lines.num_read < ptr[last]:
+                    for _ in lines.blocks():
+                        pass
+                    self._check(file, lines.num_read, ptr[-1], f"as many lines as {sizes} says")
                 yield table
 
     def _check(self, file: str, got: int, want: int, of: str) -> None:

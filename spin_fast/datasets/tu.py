@@ -205,7 +205,7 @@ class TUReader(Reader):
     def _known(self) -> _Known:
         files = self._files
         num_nodes, values = self._sizes_and_labels()
-        node_ptr = np.concatenate([[0], num_nodes.cumsum()])
+        node_ptr = np.append(0, num_nodes.cumsum())
         data = self._node_data
         for part in data.parts:
             where, lines, lowest, highest = files.where(f"node_{part}s"), 0, [], []
@@ -224,7 +224,7 @@ class TUReader(Reader):
         if values is not None:
             y, classes = class_labels(values, self._classes, files.where("graph_labels"))
         num_edges, in_order = self._num_edges(node_ptr)
-        edge_ptr = np.concatenate([[0], num_edges.cumsum()])
+        edge_ptr = np.append(0, num_edges.cumsum())
         return _Known(node_ptr, edge_ptr, in_order, y, classes, data)
 
     def _sizes_and_labels(self) -> tuple[np.ndarray, np.ndarray | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import weakref
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,16 @@ def known(graphs: GraphBatch) -> GraphBatch:
     y = None if graphs.y is None else graphs.y.nan_to_num(7)
     weight = graphs.x.new_ones(graphs.num_edges) if graphs.edge_weight is None else graphs.edge_weight
     return replace(graphs, y=y, edge_weight=weight)
+
+
+def edges_of(graphs: GraphBatch) -> list[tuple[int, int]]:
+    rows = torch.arange(graphs.num_nodes).repeat_interleave(graphs.degree)
+    return list(zip(rows.tolist(), graphs.indices.tolist(), strict=True))
+
+
+def listed(graphs: list[Graph]) -> set[tuple[int, int]]:
+    first = accumulate((size for size, _ in graphs), initial=0)
+    return {(begin + i, begin + j) for begin, (_, edges) in zip(first, graphs, strict=False) for i, j in edges}
 
 
 def check_chunks(reader: Reader, whole: Folder, num_graphs: int, num_shards: int) -> None:
@@ -98,6 +109,8 @@ def test_tu(
                 assert whole.graphs.num_features == 17
                 assert whole.features == options["features"]
             check_chunks(reader, whole, num_graphs, num_shards)
+            if not options.keys() - {"features", "dtype"}:
+                assert edges_of(whole.graphs) == sorted(listed(graphs))
             in_graphs = [g for g, (_, edges) in enumerate(graphs) for _ in edges]
             assert (reader.whole is None) or (shuffled and len({*in_graphs}) > 1)
             if reader.whole is not None:
@@ -131,28 +144,14 @@ def test_ogb(
         reader, whole = source.open(dtype=dtype), source.read(dtype=dtype)
         assert reader.whole is None
         check_chunks(reader, whole, num_graphs, num_shards)
+        assert edges_of(whole.graphs) == sorted(listed(graphs) | {(j, i) for i, j in listed(graphs)})
 
 
+SMALL = ("CSL", "ENZYMES", "IMDB-BINARY", "IMDB-MULTI", "NCI1", "OHSU.zip", "PROTEINS", "Peking_1.zip")
 LARGE = ("COLLAB", "DD", "PROTEINS_full", "REDDIT-BINARY", "ogbg-molhiv")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(
-            "CSL",
-            "ENZYMES",
-            "IMDB-BINARY",
-            "IMDB-MULTI",
-            "NCI1",
-            "OHSU.zip",
-            "PROTEINS",
-            "PROTEINS_full",
-            "Peking_1.zip",
-        ),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE),
-    ],
-)
+@pytest.mark.parametrize("name", [*SMALL, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)])
 def test_public_sets(name: str) -> None:
     source = datasets.find(DATA / name if name.endswith(".zip") else name, DATA)
     if source.path is None or not source.path.exists():
@@ -224,6 +223,9 @@ def test_what_comes_after_a_shard_may_be_wrong(tmp_path: Path) -> None:
         assert equal(chunk.graphs, whole.graphs[:20])
         with pytest.raises(datasets.DatasetError, match=error):
             list(reader.chunks(7, (2, 2)))
+    path.write_bytes(gzip.compress(b"0, 1\n" * 70))
+    with pytest.raises(datasets.DatasetError, match="160, got 70"):
+        list(source.open().chunks(7, (2, 2)))
 
 
 def test_negative_numbers_of_nodes(tmp_path: Path) -> None:
