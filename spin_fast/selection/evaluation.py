@@ -20,8 +20,8 @@ from torch import Tensor
 from .._common import check, files
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
+from ..nn.ensemble import mean_scores
 from ..training import Metric, accuracy, not_finite
-from ..training.ensemble import mean_scores
 from .training_set import Settings, TrainingSet, facts_of
 from .trials import Trial, check_ensemble, run, search
 

@@ -13,7 +13,7 @@ from .._common import check
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..nn import SPIN, GraphModel, SubtreeLinear
-from .prediction import not_finite, prepared
+from .prediction import not_finite
 
 TOLERANCE = 1e-3  # of the scores, between fused operations and modules, relative to what is added up
 
@@ -88,7 +88,7 @@ def explain(
     """
     if not isinstance(model, SPIN | SubtreeLinear):
         raise TypeError(f"model must be a SPIN or a SubtreeLinear, which add up nodes, got {type(model).__name__}")
-    graphs, name = prepared(model, graphs, operator)
+    graphs, name = model.prepared(graphs, operator)
     if isinstance(model, SubtreeLinear):
         return _explain_linear(model, graphs, target)
     operator = model.check_operator(name)

@@ -12,7 +12,7 @@ import pandas
 import pytest
 from helpers.cli import facts_of, folder_of_graphs, invoke
 
-from spin_fast import datasets, training
+from spin_fast import datasets, nn, training
 from spin_fast.selection import Evaluation
 
 SPACE = {"num_hops": [0, 1], "hidden_features": [4], "num_layers": [1], "epochs": [2], "batch_size": [400]}
@@ -98,7 +98,7 @@ def test_train_by_search(tmp_path: Path, ensemble: int) -> None:
     assert len(facts["chosen"]) == max(ensemble, 1)
     model, metadata = training.load_checkpoint(out / "model.safetensors")
     assert metadata["test"] == facts["test"]
-    assert isinstance(model, training.Ensemble) == (ensemble > 0)
+    assert isinstance(model, nn.Ensemble) == (ensemble > 0)
     rows = pandas.read_csv(out / "trials.csv")
     assert len(rows) == 12 + 4 + 2
     if not ensemble:

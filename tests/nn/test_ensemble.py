@@ -10,10 +10,9 @@ import torch
 from helpers.cli import invoke
 
 from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, datasets, training
-from spin_fast.nn import GraphModel, SubtreeLinear
+from spin_fast.nn import Ensemble, GraphModel, SubtreeLinear
+from spin_fast.nn.ensemble import mean_scores
 from spin_fast.selection import SubtreeRecipe, TrainingSet
-from spin_fast.training import Ensemble
-from spin_fast.training.ensemble import mean_scores
 
 
 @pytest.fixture(scope="module")
