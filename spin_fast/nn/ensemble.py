@@ -56,7 +56,11 @@ class Ensemble(GraphModel):
         for member in self.members:
             own, operator = member.prepared(graphs)
             scores.append(torch.cat(list(member.score_chunks(own, operator, num_bytes))))
-        return mean_scores(scores, self.has_tasks(scores[0])).to(graphs.x.dtype)
+        return self.mean(scores).to(graphs.x.dtype)
+
+    def mean(self, scores: Sequence[Tensor]) -> Tensor:
+        """Class scores, in float64, whose probabilities are the mean of those of the members' scores."""
+        return mean_scores(scores, self.has_tasks(scores[0]))
 
 
 def mean_scores(scores: Sequence[Tensor], multilabel: bool) -> Tensor:
