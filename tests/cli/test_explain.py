@@ -12,6 +12,7 @@ import torch
 from helpers.cli import facts_of, folder_of_graphs, invoke
 
 from spin_fast import SPIN, datasets, training
+from spin_fast.nn import Ensemble, SubtreeLinear
 
 HOPS = ["within_0_hops", "within_1_hop"]
 
@@ -73,6 +74,30 @@ def test_attention(branches: str, place: Path) -> None:
     assert list(table) == ["node", "total", *names, *(f"attention_{name}" for name in names)]
     np.testing.assert_allclose(table[[f"attention_{name}" for name in names]].sum(), 1, rtol=1e-6)
     assert Path("explanation.png").stat().st_size > 1000
+
+
+def test_an_ensemble(place: Path) -> None:
+    linear = SubtreeLinear(3, 10, 64, num_hops=0, num_columns=64)
+    torch.nn.init.normal_(linear.weight)
+    members = [SPIN(3, 8, 10, 1), linear, SPIN(3, 8, 10, 0, attention=False)]
+    members[0].operator = members[2].operator = "sym"
+    training.save_checkpoint("several.safetensors", Ensemble(members))
+    command = ["explain", "several.safetensors", "digits", "--graph", 7, "--out", "x.png"]
+    facts = facts_of(*command)
+    graph, model = datasets.load("digits")[[7]], training.load_checkpoint("several.safetensors")[0]
+    explained, probabilities = training.explain(model, graph), training.predict_proba(model, graph)[0]
+    assert facts["quantity"] == "probability"
+    assert facts["score"] == facts["probability"] == pytest.approx(float(probabilities.max()))
+    assert facts["target"] == str(int(probabilities.argmax()))
+    table = pandas.read_csv("x.csv")
+    names = [f"member_1_{name}" for name in HOPS] + ["member_2_within_0_hops", "member_3_within_0_hops"]
+    assert list(table) == ["node", "total", *names, *(f"attention_{name}" for name in names[:2])]
+    np.testing.assert_allclose(table[names].to_numpy().T, explained.contributions)
+    assert facts["constant"] + table["total"].sum() == pytest.approx(facts["probability"])
+    assert [*facts["branches"]] == names
+    shown = invoke(*command)  # over the files that are there
+    assert "by member 3" in shown
+    assert "digits, graph 7: class" in shown
 
 
 def test_a_name_goes_before_a_number(place: Path) -> None:
