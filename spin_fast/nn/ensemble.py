@@ -34,6 +34,8 @@ class Ensemble(GraphModel):
         kinds = [*map(type, members)]
         if not members or not all(issubclass(kind, GraphModel) and kind is not Ensemble for kind in kinds):
             raise TypeError(f"members must be models of graphs, at least one, and no ensembles, got {kinds}")
+        if len({*map(id, members)}) < len(members):
+            raise ValueError("members must be different models: a file keeps each parameter once")
         for name in ("out_features", "multilabel"):
             if len(found := {getattr(member, name) for member in members}) > 1:
                 raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -285,7 +286,7 @@ def test_ensembles_that_know_nothing_and_that_are_certain(out_features: int, siz
     linear = SubtreeLinear(3, out_features, 64, num_hops=1, num_columns=64, norm=None)
     torch.nn.init.normal_(linear.weight, std=size) if size else None
     for target in range(out_features):
-        explained = training.explain(Ensemble([linear, linear]), graphs, target=target)
+        explained = training.explain(Ensemble([linear, copy.deepcopy(linear)]), graphs, target=target)
         assert explained.contributions.isfinite().all()
         torch.testing.assert_close(explained.constants, torch.full((3,), 1 / max(out_features, 2)).double())
         torch.testing.assert_close(explained.constants + sums(explained), explained.probabilities)
