@@ -159,6 +159,7 @@ def evaluate(
             "graphs": len(graphs),
             "folds": len(splits),
             "splits_sha256": _digest([[part.tolist() for part in split] for split in splits]),
+            "labels_sha256": None if graphs.y is None else _digest(graphs.y.tolist()),
             "budgets": list(budgets),
             "runs": num_runs,
             "ensemble": ensemble,
