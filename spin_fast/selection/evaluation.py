@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .._common import check, files
+from .._common.indexing import graph_ids
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..training import Metric, accuracy, not_finite
@@ -150,6 +151,7 @@ def evaluate(
     """
     check.integer("num_runs", num_runs, 1)
     check_ensemble(ensemble, len(candidates), len(budgets))
+    splits = [Split(*(graph_ids(part, len(graphs)) for part in split)) for split in splits]
     for number, split in enumerate(splits):
         if len(seen := split.test[torch.isin(split.test, torch.cat(split[:2]))]):
             raise ValueError(f"splits must not test what is selected by, but graph {int(seen[0])} of fold {number} is")

@@ -161,6 +161,9 @@ def test_test_graphs_are_not_selected_by(graphs: GraphBatch, folds: list[Split])
         wrong = folds[1]._replace(test=torch.cat([folds[1].test, getattr(folds[1], part)[:1]]))
         with pytest.raises(ValueError, match=r"splits must not test .* of fold 1"):
             evaluate(graphs, [folds[0], wrong], [Recipe(epochs=1)])
+    last = folds[1]._replace(train=torch.tensor([0, len(graphs) - 1]), test=torch.tensor([-1]))
+    with pytest.raises(ValueError, match=rf"splits must not test .* graph {len(graphs) - 1} of fold 0"):
+        evaluate(graphs, [last], [Recipe(epochs=1)])
 
 
 def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Split]) -> None:
