@@ -150,13 +150,18 @@ def check_is_file(path: Path, format: str) -> None:
         raise FileNotFoundError(f"{kind} {path} {'is a folder' if path.is_dir() else 'does not exist'}")
 
 
-def check_format(path: Path, found: Any, expected: str) -> None:
-    """Raise a ValueError unless formats such as ``spin_fast features 1`` are the same; it tells a newer version."""
-    if found == expected:
-        return
+def check_format(path: Path, found: Any, expected: str, *, oldest: int | None = None) -> None:
+    """Raise a ValueError unless formats such as ``spin_fast features 1`` are the same; it tells a newer version.
+
+    Args:
+        oldest: an earlier version, from which on they are read as well.
+    """
     kind, version = expected.rsplit(" ", 1)
     of, _, number = str(found).rpartition(" ")
-    if of == kind and number.isdecimal() and int(number) > int(version):
+    is_kind, newest = of == kind and number.isdecimal(), int(version)
+    if is_kind and (newest if oldest is None else oldest) <= int(number) <= newest:
+        return
+    if is_kind and int(number) > newest:
         raise ValueError(f"{path} has format {found!r}, and this version reads {expected!r}; upgrade spin_fast")
     raise ValueError(f"{path} is no file of {kind}: its format is {found!r}, not {expected!r}")
 
@@ -237,12 +242,16 @@ def write_json(path: Path, format: str, content: dict[str, Any], *, indent: int 
         temporary.write_text(json.dumps({"format": format} | content, indent=indent) + "\n")
 
 
-def read_json(path: Path, format: str) -> dict[str, Any]:
-    """Read what :func:`write_json` has written; errors as of :func:`read_tensors`."""
+def read_json(path: Path, format: str, *, oldest: int | None = None) -> dict[str, Any]:
+    """Read what :func:`write_json` has written, of versions as in :func:`check_format`.
+
+    Raises:
+        FileNotFoundError, ValueError: as of :func:`read_tensors`.
+    """
     check_is_file(path, format)
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not a JSON file: {error}") from error
-    check_format(path, content.get("format") if isinstance(content, dict) else None, format)
+    check_format(path, content.get("format") if isinstance(content, dict) else None, format, oldest=oldest)
     return content

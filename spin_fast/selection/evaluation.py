@@ -26,7 +26,7 @@ from ..training.ensemble import mean_scores
 from .training_set import Settings, TrainingSet, facts_of
 from .trials import Trial, check_ensemble, run, search
 
-EVALUATION_FORMAT = "spin_fast evaluation 1"
+EVALUATION_FORMAT = "spin_fast evaluation 2"
 
 
 @dataclass
@@ -44,6 +44,8 @@ class Fold:
         trials: all that was tried: candidate, budget of epochs, validation metric (None if it diverged), CPU seconds.
         seconds: how long selection and final runs took together.
         cpu_seconds: how long one CPU thread would have taken, which does not depend on what else a machine does.
+        unscored: of each run, the test graphs without a finite score by one of its models, all if training diverged;
+            they count as scores of 0. Empty in files of format 1, which do not tell.
     """
 
     number: int
@@ -56,6 +58,7 @@ class Fold:
     trials: list[list[Any]]
     seconds: float
     cpu_seconds: float
+    unscored: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -99,7 +102,7 @@ class Evaluation:
         Raises:
             FileNotFoundError: no such file. ValueError: it is another file, damaged, or of another format.
         """
-        content = files.read_json(Path(path), EVALUATION_FORMAT)
+        content = files.read_json(Path(path), EVALUATION_FORMAT, oldest=1)
         try:
             return cls(content["about"], content["candidates"], [_fold(of) for of in content["folds"]])
         except (KeyError, TypeError) as error:
@@ -147,7 +150,8 @@ def evaluate(
         TypeError, ValueError: an argument that is wrong; ``resume_from`` with other settings, which it names.
 
     Warns:
-        UserWarning: a final model has diverged, or test graphs have scores that are not finite; they count as 0.
+        UserWarning: a final model has diverged, or test graphs have scores that are not finite; they count as 0, and
+            ``Fold.unscored`` tells how many.
     """
     check.integer("num_runs", num_runs, 1)
     check_ensemble(ensemble, len(candidates), len(budgets))
@@ -194,7 +198,7 @@ def evaluate(
         test = graphs[split.test]
         target = _labels(test)
         tasks = target.is_floating_point()
-        scores = [_scores(trial, test, data.num_outputs, number) for trial in finals]
+        scores, unscored = zip(*(_scores(trial, test, data.num_outputs, number) for trial in finals), strict=True)
         per_run = [slice(first, first + len(chosen)) for first in range(0, len(models), len(chosen))]
         best = (found.ranking[0] if trials else finals[0]).trained
         done.folds.append(
@@ -217,6 +221,7 @@ def evaluate(
                 ],
                 seconds=time.perf_counter() - start,
                 cpu_seconds=sum(trial.seconds for trial in [*trials, *finals]),
+                unscored=[len(torch.cat(unscored[of]).unique()) for of in per_run],
             )
         )
         if on_fold is not None:
@@ -229,16 +234,16 @@ def _labels(graphs: GraphBatch) -> Tensor:
     return graphs.y
 
 
-def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> Tensor:
-    """The class scores of the test graphs; 0, which says nothing, where training diverged or a score is not finite."""
+def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> tuple[Tensor, Tensor]:
+    """The class scores of the test graphs, and those that have none: they are 0, which says nothing."""
     if trial.trained is None:
         warnings.warn(f"training diverged in a final run of fold {fold}, which counts as scores of 0", stacklevel=3)
-        return torch.zeros(len(test), num_outputs)
+        return torch.zeros(len(test), num_outputs), torch.arange(len(test))
     scores = trial.trained.scores(test)
     if len(wrong := not_finite(scores)):
         warnings.warn(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite: 0", stacklevel=3)
         scores[wrong] = 0
-    return scores
+    return scores, wrong
 
 
 def _check_same(wanted: Evaluation, found: Evaluation) -> None:
