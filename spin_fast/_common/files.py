@@ -24,19 +24,21 @@ from torch import Tensor
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that lock it out of a folder. It is made if need be, and then removed if it stays empty.
+def locked(place: Path, *, is_file: bool = False) -> Iterator[None]:
+    """Keep other processes that lock it out of a folder, or off one file in it.
 
-    The lock of a process that has been killed is free. Who only reads needs none.
+    The folder is made if need be, and then removed if it stays empty. The lock of a process that has been killed is
+    free. Who only reads needs none.
 
     Raises:
         BlockingIOError: another process has it; says which, and since when.
     """
     from filelock import FileLock, Timeout
 
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder, of = (place.parent, f".{place.name}") if is_file else (place, "")
+    made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    file, told = folder / ".lock", folder / ".locked-by"  # two, since filelock may empty its own
+    file, told = folder / f"{of}.lock", folder / f"{of}.locked-by"  # two, since filelock may empty its own
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -45,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             holder = told.read_text()
         holder = holder or "another process"
-        raise BlockingIOError(f"{folder} is being written by {holder}; wait for it, or choose another") from None
+        raise BlockingIOError(f"{place} is being written by {holder}; wait for it, or choose another") from None
     try:
         told.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
         yield
@@ -53,9 +55,9 @@ def locked(folder: Path) -> Iterator[None]:
         for mine in (told, file):
             mine.unlink(missing_ok=True)
         lock.release()
-        for place in made:
+        for empty in made:
             with suppress(OSError):
-                place.rmdir()
+                empty.rmdir()
 
 
 def temporary_name(path: Path, tag: str) -> Path:
