@@ -250,10 +250,13 @@ def test_joining_what_does_not_belong_together(place: Path) -> None:
     join = ("precompute", "set/", "--out", "f.safetensors", "--join")
     assert "f.safetensors has no shards beside it, such as f-00001-of-00016" in invoke(*join, exit_code=1)
     invoke(*PRECOMPUTE, "f.safetensors", "--shard", "1/2")
-    assert "features f-00002-of-00002.safetensors does not exist" in invoke(*join, exit_code=1)
+    made_by = "f-00002-of-00002.safetensors by spin-fast precompute DATASET --out f.safetensors --shard 2/2\n"
+    assert f"the options of the others, such as {made_by}" in invoke(*join, exit_code=1)
     second = (*PRECOMPUTE, "f.safetensors", "--shard", "2/2")
     invoke(*second, "--undirected")
-    assert "f-00002-of-00002.safetensors must be like the shards before it" in invoke(*join, exit_code=1)
+    differ = "read {'features': None}, here {'features': None, 'undirected': True}\n"
+    told = f"f-00002-of-00002.safetensors must be like the shards before it, but they differ: {differ}"
+    assert told in invoke(*join, exit_code=1)
     Path("f-00001-of-00003.safetensors").write_bytes(Path("f-00001-of-00002.safetensors").read_bytes())
     assert "got one of 2 and one of 3; remove those of the others" in invoke(*join, exit_code=1)
     assert "is one of 3 shards, and there are to be 2" in invoke(*second, exit_code=1)
