@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -141,8 +140,6 @@ def _chunks(
                 description.tell()
             graphs, number = read.graphs, len(read.names)
             del read
-            if data.coalesce == "sum" and reader.whole is None and graphs.edge_weight is None:
-                graphs = replace(graphs, edge_weight=graphs.x.new_ones(graphs.num_edges))  # other chunks may have some
             yield graphs
             del graphs  # which need not be in memory when the next are read
             advance("", number)

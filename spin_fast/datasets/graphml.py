@@ -19,7 +19,7 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import MOST_CATEGORIES, Column, Words, as_task, holds_words, task_of, text_of
 from .common import DatasetError, Folder, check_is_regular, one_line, reading
 from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
-from .reader import Reader
+from .reader import Reader, with_weights
 from .tables import Table, open_graphs
 
 
@@ -274,10 +274,7 @@ class GraphMLReader(Reader):
 def _joined(parts: list[GraphBatch]) -> GraphBatch:
     """One batch; where coalescing gave some graphs weights, the weights of the others are 1."""
     if any(part.edge_weight is not None for part in parts):
-        parts = [
-            part if part.edge_weight is not None else replace(part, edge_weight=part.x.new_ones(part.num_edges))
-            for part in parts
-        ]
+        parts = [with_weights(part) for part in parts]
     return GraphBatch.concatenate(parts)
 
 
