@@ -23,13 +23,15 @@ from .reader import Reader, with_weights
 from .tables import Table, open_graphs
 
 
-def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | None:
+def _classes(labels: list[Any], label: str, files: list[Path], *, required: bool = False) -> list[str] | None:
+    """The class of each file, or None if no file has one, unless they are ``required``."""
     missing = [file for file, name in zip(files, labels, strict=True) if name is None]
     if not missing:
         return labels
-    if len(missing) < len(files):
+    if required or len(missing) < len(files):
+        why = "but other files have" if len(missing) < len(files) else "and classes are given"
         raise DatasetError(
-            f"{missing[0]} has no graph attribute {label!r}, but other files have; label all, ",
+            f"{missing[0]} has no graph attribute {label!r}, {why}; label all, ",
             *as_task(label, labels),
             "or read no labels by ",
             Argument("label", None),
@@ -136,7 +138,8 @@ class GraphMLReader(Reader):
         if self.table is not None and self.of_table is not None:
             labels, where = [self.of_table[name] for name in read.names], self.table.path
         elif isinstance(self.options.label, str):
-            labels = _classes(labels, self.options.label, files)
+            required = self.is_looked_through and self.options.classes is not None  # others may have labels
+            labels = _classes(labels, self.options.label, files, required=required)
         return with_labels(read, labels, self.options, where)
 
     def _graphs(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:

@@ -93,6 +93,21 @@ def test_chunks_with_repeated_edges_and_without_are_alike(suffix: str, tmp_path:
     assert all(chunk.graphs.edge_weight is None for chunk in iter_folder(tmp_path, 1, coalesce="max"))
 
 
+def test_chunks_without_labels(tmp_path: Path) -> None:
+    """They have none where no graph has; where classes are given they are as much a mistake as a gap."""
+    for number, label in enumerate(["a", "b", None, None]):
+        graph = networkx.DiGraph([(0, 1)], **({} if label is None else {"label": label}))
+        networkx.write_graphml(graph, tmp_path / f"{number}.graphml")
+    told = r"2\.graphml has no graph attribute 'label', (but|and) (?!.*task)"
+    for size in (1, 2, 3, 4):
+        with pytest.raises(datasets.DatasetError, match=told):
+            list(iter_folder(tmp_path, size, classes=["a", "b"]))
+    for number in (0, 1):
+        (tmp_path / f"{number}.graphml").unlink()
+    assert [chunk.graphs.y for chunk in iter_folder(tmp_path, 1)] == [None, None]
+    assert [chunk.graphs.y for chunk in iter_folder(tmp_path, 1, label=None)] == [None, None]
+
+
 def test_what_is_outside_is_not_read(tmp_path: Path) -> None:
     """Where options tell words and classes, files and row groups outside may be damaged."""
     known = load_folder(write_rows(tmp_path / "rows"))
