@@ -20,11 +20,10 @@ from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
-from ._graphs import Description, listed_twice, title_of
+from ._graphs import CHUNK_GRAPHS, Description, listed_twice, title_of
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
 from ._shards import Resume, ShardOption, ShardsOption, as_text, chosen, kept, paths_of
-from ._trained import CHUNK_GRAPHS
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
 UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
@@ -107,7 +106,7 @@ def precompute(
             _computed(source, data, reader, one, settings, node_rows).save(path, made_of=made_of)
     if num_shards is not None:
         return _report(title, shards.join(out), [*there.values()], index_of(out))
-    return _report(title_of(title, shard), [*paths.values()], [*there.values()], None)
+    return _report(title, [*paths.values()], [*there.values()], None, shard)
 
 
 def _computed(
@@ -173,7 +172,9 @@ def _counted(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerF
             advance(f"{number} file(s)", len(part))
 
 
-def _report(dataset: str, files: list[Path], there: list[Path], index: Path | None) -> Report:
+def _report(
+    dataset: str, files: list[Path], there: list[Path], index: Path | None, shard: Shard | None = None
+) -> Report:
     """What the files hold; ``there`` are those that have been kept."""
     num_graphs = num_nodes = 0
     stored: Any = 0
@@ -191,7 +192,7 @@ def _report(dataset: str, files: list[Path], there: list[Path], index: Path | No
         "kept": there,
         "index": index,
     }
-    table = Table(show_header=False, title=f"{part.num_hops} hops of {escape(dataset)}")
+    table = Table(show_header=False, title=f"{part.num_hops} hops of {escape(title_of(dataset, shard))}")
     table.add_row("nodes per stored row", f"{by_branch(facts['deduplication'])}  (by branch)")
     table.add_row("bytes", f"{facts['bytes']:,}")
     table.add_row("file" if len(files) == 1 else "files", escape(as_text(files)))

@@ -171,6 +171,7 @@ def test_features_in_shards_are_those_of_one_run(
     for one in range(1, number + 1):
         said = facts_of(*PRECOMPUTE, "out/f.safetensors", "--shard", f"{one}/{number}", *options)
         assert said["graphs"] == 55 * one // number - 55 * (one - 1) // number
+        assert said["dataset"] == "set"
         assert [Path(file).name for file in said["files"]] == [files[one - 1]]
     PowerFeatures.from_graphs(graphs, 0).save("out/f.safetensors")  # of an earlier run
     for _ in range(2):
