@@ -30,6 +30,7 @@ MOST_NODES = 10  # that the table names
 
 @command("spin-fast explain runs/NCI1/model.safetensors NCI1 --root data --graph 7 --out graph-7.png")
 def explain(
+    context: typer.Context,
     checkpoint: Checkpoint,
     dataset: Annotated[str, DATASET],
     graph: Annotated[
@@ -78,6 +79,7 @@ def explain(
     table = out.with_suffix(".csv")
     check_output(out, is_picture, source, checkpoint)
     check_output(table, is_explanation, source, checkpoint)
+    context.with_resource(files.locked(table, is_file=True))  # which x.png and x.svg share
     trained = Trained.load(checkpoint, place, operators)
     if download:
         source = source.downloaded()
@@ -87,8 +89,6 @@ def explain(
     wanted = _target(trained, target)
     explained = training.explain(trained.model, chosen.to(place), trained.operator, target=wanted)
     columns = _columns(explained)
-    with files.replacing(table) as temporary:
-        columns.to_csv(temporary, index_label="node")
     score, constant, probability = (
         float(value[0]) for value in (explained.scores, explained.constants, explained.probabilities)
     )
@@ -98,10 +98,11 @@ def explain(
     added, nodes = score - constant, f"{chosen.num_nodes:,} node{'s' * (chosen.num_nodes > 1)}"
     quantity, sign = explained.quantity, "+-"[added < 0]
     equation = f"{quantity} {score:.4g} = constant {constant:.4g} {sign} {abs(added):.4g}, added by {nodes}"
-    with console.status(f"drawing {nodes}"):
+    with console.status(f"drawing {nodes}"), files.replacing(table) as rows, files.replacing(out) as picture:
         from ..plots import explained_graph
 
-        explained_graph(out, draw(chosen, source.smiles(number)), explained, title=f"{title}\n{equation}")
+        columns.to_csv(rows, index_label="node")
+        explained_graph(picture, draw(chosen, source.smiles(number)), explained, title=f"{title}\n{equation}")
     totals, branches = columns["total"], columns.columns[1 : 1 + len(explained.branches)]
     sums = columns[branches].sum().to_dict()
     order = totals.abs().sort_values(ascending=False, kind="stable").index[:MOST_NODES]

@@ -134,7 +134,8 @@ def iter_folder(
     Several machines may share the graphs: with ``shard=(3, 16)`` each reads a sixteenth, this one the third. All have
     the same classes and columns. Row groups and files outside of it are not read, but to be looked through.
 
-    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once.
+    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once. So
+    that chunks are alike, all of them have weights with ``coalesce="sum"``, which are 1 where no edge is repeated.
 
     Args:
         path: as in :func:`load_folder`.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -172,7 +173,8 @@ class GraphClassifier(GraphModel):
         if not isinstance(rows, Tensor) and (ptr.numel() - 1) % branches:
             raise ValueError(f"ptr must have a multiple of {branches} segments (branches), got {ptr.numel() - 1}")
         if check_invariants:
-            ops.check_segments(ptr, index, count, num_rows)
+            of_branches = None if isinstance(rows, Tensor) else [0, *accumulate(x.shape[0] for x in rows)]
+            ops.check_segments(ptr, index, count, num_rows, of_branches)
 
     def check(self, features: PowerFeatures) -> None:
         """Check that ``features`` are of the kind that the model was made for.

@@ -12,6 +12,7 @@ import torch
 from helpers.cli import facts_of, folder_of_graphs, invoke
 
 from spin_fast import SPIN, datasets, training
+from spin_fast._common import files
 from spin_fast.nn import Ensemble, SubtreeLinear
 
 HOPS = ["within_0_hops", "within_1_hop"]
@@ -139,6 +140,29 @@ def test_explain_names_what_is_wrong(place: Path) -> None:
     training.save_checkpoint("model.safetensors", SPIN(1, 8, 2, 1), operator="sym")
     assert "--graph nothing: it has no nodes" in error("--graph", "nothing", dataset="new/")
     assert sorted(path.name for path in place.iterdir()) == ["model.safetensors", "new", "x.csv"]
+
+
+def test_a_picture_that_fails_leaves_no_table(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["explain", "model.safetensors", "digits", "--graph", 0, "--out", "new/x.png"]
+    invoke(*command)
+    before = [Path(f"new/x.{suffix}").read_bytes() for suffix in ("png", "csv")]
+
+    def fails(path: Path, *_: object, **__: object) -> None:
+        Path(path).write_bytes(b"half of it")
+        with (
+            pytest.raises(BlockingIOError, match=r"x\.csv is being written"),
+            files.locked(Path("new/x.csv"), is_file=True),
+        ):
+            pass
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("spin_fast.plots.explained_graph", fails)
+    command[4] = 1
+    assert "new/x.png cannot be written: the disk is full" in invoke(*command, exit_code=1)
+    assert [Path(f"new/x.{suffix}").read_bytes() for suffix in ("png", "csv")] == before
+    assert len([*Path("new").iterdir()]) == 2
+    with files.locked(Path("new/x.csv"), is_file=True):
+        assert "new/x.csv is being written by process" in invoke(*command, exit_code=1)
 
 
 def test_molecules_have_smiles(tmp_path: Path) -> None:
