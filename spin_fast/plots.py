@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WIDTH = 8  # inches of a graph
+SIGNED = "RdBu_r"  # colours of what may be added or taken away
 
 
 def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test: float | None = None) -> None:
@@ -90,6 +91,8 @@ def evaluation_picture(
 def explained_graph(path: str | Path, drawing: Drawing, explained: Explanation, *, title: str) -> None:
     """Draw a graph with nodes shaded by what they add to a class score; below, by their attention in each branch.
 
+    Of an ensemble they are shaded by what they add to the probability, and below by what they add to each member's.
+
     Args:
         path: where to write; its ending chooses the format, such as ``.png`` or ``.svg``.
         drawing: what :func:`spin_fast.graphs.drawing.draw` makes of the graph.
@@ -98,25 +101,34 @@ def explained_graph(path: str | Path, drawing: Drawing, explained: Explanation, 
     """
     from matplotlib.figure import Figure
 
-    totals, weights = explained.totals.cpu(), explained.attention
+    totals = explained.totals.cpu()
+    parts, colours, label = [], "Greys", "attention"
+    if members := explained.members:
+        names = [f"member {number}, probability {float(of.scores[0]):.3g}" for number, of in enumerate(members, 1)]
+        parts, colours, label = [*zip(names, [of.totals.cpu() for of in members], strict=True)], SIGNED, "added"
+    elif explained.attention is not None:
+        parts = [*zip(explained.branches, explained.attention.cpu(), strict=True)]
     shape = np.ptp(drawing.positions, axis=0) + 1
     height = float(np.clip(min(WIDTH / shape[0], 1.2) * shape[1], 2.5, 7))  # at most 1.2 inches to a unit
     columns = 4
-    rows = 0 if weights is None else math.ceil(len(weights) / columns)
+    rows = math.ceil(len(parts) / columns)
     small = height / columns + 0.3
     figure = Figure(figsize=(WIDTH + 1.2, height + rows * small + 1), layout="constrained")
     grid = figure.add_gridspec(1 + rows, columns, height_ratios=[height] + [small] * rows)
     axes = figure.add_subplot(grid[0, :])
     most = float(totals.abs().max()) or 1.0
-    shades = _shaded(axes, drawing, totals, "RdBu_r", (-most, most), min(WIDTH / shape[0], height / shape[1]))
-    figure.colorbar(shades, ax=axes, label="added to the score", shrink=0.9, aspect=30, panchor=False)
-    if weights is not None:
-        below = [figure.add_subplot(grid[1 + place // columns, place % columns]) for place in range(len(weights))]
-        limits, scale = (0.0, float(weights.max())), min(WIDTH / shape[0], height / shape[1]) / (columns + 0.5)
-        for axes, name, values in zip(below, explained.branches, weights.cpu(), strict=True):
-            shades = _shaded(axes, drawing, values, "Greys", limits, scale)
+    shades = _shaded(axes, drawing, totals, SIGNED, (-most, most), min(WIDTH / shape[0], height / shape[1]))
+    figure.colorbar(shades, ax=axes, label=f"added to the {explained.quantity}", shrink=0.9, aspect=30, panchor=False)
+    if parts:
+        below = [figure.add_subplot(grid[1 + place // columns, place % columns]) for place in range(rows * columns)]
+        most = max(float(values.abs().max()) for _, values in parts) or 1.0
+        limits, scale = (-most * (colours == SIGNED), most), min(WIDTH / shape[0], height / shape[1]) / (columns + 0.5)
+        for axes, (name, values) in zip(below, parts, strict=False):
+            shades = _shaded(axes, drawing, values, colours, limits, scale)
             axes.set_title(name, fontsize=8)
-        figure.colorbar(shades, ax=below).ax.set_title("attention", fontsize=8)
+        for axes in below[len(parts) :]:  # which keep their place, so that all are as large
+            axes.axis("off")
+        figure.colorbar(shades, ax=below).ax.set_title(label, fontsize=8)
     figure.suptitle(title, fontsize=11)
     note = "shaded by what its rows add, and a row of hop r describes the neighbourhood within r hops"
     figure.supxlabel(f"a node is {note}, not the node alone", fontsize=8)

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 import spin_fast
+from spin_fast._common.files import replacing
 
 from . import gpu
 from .floors import Bandwidth
@@ -358,8 +359,10 @@ def write(session: Session, info: dict[str, Any], folder: Path, plots: bool = Tr
         "curves": [asdict(curves) for curves in session.curves],
         "counted": [table._asdict() for table in session.counted],
     }
-    (folder / "results.json").write_text(json.dumps(_rounded(results)) + "\n")
-    (folder / "results.md").write_text(markdown(session, info, plots))
+    written = {"results.json": json.dumps(_rounded(results)) + "\n", "results.md": markdown(session, info, plots)}
+    for name, text in written.items():
+        with replacing(folder / name) as temporary:  # half a results.json would not be known as ours
+            temporary.write_text(text)
     if not plots:
         return
     from .plots import plot, plot_curves

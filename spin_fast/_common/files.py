@@ -24,19 +24,21 @@ from torch import Tensor
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other processes that lock it out of a folder. It is made if need be, and then removed if it stays empty.
+def locked(place: Path, *, is_file: bool = False) -> Iterator[None]:
+    """Keep other processes that lock it out of a folder, or off one file in it.
 
-    The lock of a process that has been killed is free. Who only reads needs none.
+    The folder is made if need be, and then removed if it stays empty. The lock of a process that has been killed is
+    free. Who only reads needs none.
 
     Raises:
         BlockingIOError: another process has it; says which, and since when.
     """
     from filelock import FileLock, Timeout
 
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder, of = (place.parent, f".{place.name}") if is_file else (place, "")
+    made = [missing for missing in (folder, *folder.parents) if not missing.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    file, told = folder / ".lock", folder / ".locked-by"  # two, since filelock may empty its own
+    file, told = folder / f"{of}.lock", folder / f"{of}.locked-by"  # two, since filelock may empty its own
     lock = FileLock(file)
     try:
         lock.acquire(timeout=0)
@@ -45,7 +47,7 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):
             holder = told.read_text()
         holder = holder or "another process"
-        raise BlockingIOError(f"{folder} is being written by {holder}; wait for it, or choose another") from None
+        raise BlockingIOError(f"{place} is being written by {holder}; wait for it, or choose another") from None
     try:
         told.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
         yield
@@ -53,9 +55,9 @@ def locked(folder: Path) -> Iterator[None]:
         for mine in (told, file):
             mine.unlink(missing_ok=True)
         lock.release()
-        for place in made:
+        for empty in made:
             with suppress(OSError):
-                place.rmdir()
+                empty.rmdir()
 
 
 def temporary_name(path: Path, tag: str) -> Path:
@@ -150,13 +152,18 @@ def check_is_file(path: Path, format: str) -> None:
         raise FileNotFoundError(f"{kind} {path} {'is a folder' if path.is_dir() else 'does not exist'}")
 
 
-def check_format(path: Path, found: Any, expected: str) -> None:
-    """Raise a ValueError unless formats such as ``spin_fast features 1`` are the same; it tells a newer version."""
-    if found == expected:
-        return
+def check_format(path: Path, found: Any, expected: str, *, oldest: int | None = None) -> None:
+    """Raise a ValueError unless formats such as ``spin_fast features 1`` are the same; it tells a newer version.
+
+    Args:
+        oldest: an earlier version, from which on they are read as well.
+    """
     kind, version = expected.rsplit(" ", 1)
     of, _, number = str(found).rpartition(" ")
-    if of == kind and number.isdecimal() and int(number) > int(version):
+    is_kind, newest = of == kind and number.isdecimal(), int(version)
+    if is_kind and (newest if oldest is None else oldest) <= int(number) <= newest:
+        return
+    if is_kind and int(number) > newest:
         raise ValueError(f"{path} has format {found!r}, and this version reads {expected!r}; upgrade spin_fast")
     raise ValueError(f"{path} is no file of {kind}: its format is {found!r}, not {expected!r}")
 
@@ -237,12 +244,16 @@ def write_json(path: Path, format: str, content: dict[str, Any], *, indent: int 
         temporary.write_text(json.dumps({"format": format} | content, indent=indent) + "\n")
 
 
-def read_json(path: Path, format: str) -> dict[str, Any]:
-    """Read what :func:`write_json` has written; errors as of :func:`read_tensors`."""
+def read_json(path: Path, format: str, *, oldest: int | None = None) -> dict[str, Any]:
+    """Read what :func:`write_json` has written, of versions as in :func:`check_format`.
+
+    Raises:
+        FileNotFoundError, ValueError: as of :func:`read_tensors`.
+    """
     check_is_file(path, format)
     try:
         content = json.loads(path.read_bytes())
     except ValueError as error:
         raise ValueError(f"{path} is not a JSON file: {error}") from error
-    check_format(path, content.get("format") if isinstance(content, dict) else None, format)
+    check_format(path, content.get("format") if isinstance(content, dict) else None, format, oldest=oldest)
     return content

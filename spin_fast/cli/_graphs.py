@@ -11,6 +11,7 @@ from rich.markup import escape
 from torch import Tensor
 
 from .. import datasets
+from ..datasets.reader import Shard
 from ..datasets.summary import directions_of
 from ..graphs.batch import GraphBatch
 from ._app import console
@@ -92,16 +93,20 @@ NO_NODES = "no nodes"
 BOTH_WAYS = "if each edge is listed once, for both directions, add --undirected"
 
 
+def title_of(dataset: str, shard: Shard | None) -> str:
+    return dataset if shard is None else f"{dataset}, shard {shard[0]} of {shard[1]}"
+
+
 class Description:
-    """What is told of graphs, which may come a chunk at a time.
+    """What is told of graphs, which may come a chunk at a time, and may be those of a shard.
 
     Attributes:
         facts: of reading, for a model's metadata.
         twice: whether each edge is listed twice, as far as there are any.
     """
 
-    def __init__(self, source: datasets.Source, chosen_features: object) -> None:
-        self._source, self._chosen_features = source, chosen_features
+    def __init__(self, source: datasets.Source, chosen_features: object, shard: Shard | None = None) -> None:
+        self._source, self._chosen_features, self._title = source, chosen_features, title_of(source.title, shard)
         self._columns: str | None = None
         self._unused: str | None = None
         self._num_graphs = self._num_nodes = self._num_edges = self._num_classes = self._num_features = 0
@@ -133,7 +138,7 @@ class Description:
         number = max(self._num_graphs, 1)
         classes = f"{self._num_classes} classes, " if self._num_classes else ""
         console.print(
-            f"[bold]{escape(self._source.title)}[/bold]: {self._num_graphs:,} graphs, {classes}"
+            f"[bold]{escape(self._title)}[/bold]: {self._num_graphs:,} graphs, {classes}"
             f"{self._num_nodes / number:.2f} nodes and {self._num_edges / number:.2f} directed edges on average, "
             f"{self._num_features} feature(s) per node"
         )

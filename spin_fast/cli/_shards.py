@@ -33,9 +33,20 @@ ShardOption = Annotated[
         show_default="all graphs",
     ),
 ]
+ShardsOption = Annotated[
+    int | None,
+    output_option("--shards", min=1, help="All of so many shards, one after the other.", show_default="one file"),
+]
 Resume = Annotated[
     bool, output_option("--resume", help="Keep files that are there; they must be of the same graphs and settings.")
 ]
+
+
+def chosen(shard: Shard | None, num_shards: int | None) -> list[Shard | None]:
+    """The shards that are made, or None for all graphs in one file."""
+    if shard is not None and num_shards is not None:
+        raise ValueError("--shard is one of the shards that --shards makes: give one of both")
+    return [shard] if num_shards is None else [(number, num_shards) for number in range(1, num_shards + 1)]
 
 
 def paths_of(out: Path, shards: Iterable[Shard | None]) -> dict[Shard | None, Path]:

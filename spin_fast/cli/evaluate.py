@@ -81,7 +81,8 @@ def evaluate(
     evaluation.png, beside what is published on the same folds. While a run writes there, another is refused.
 
     Keys of --json: dataset, space, metric, mean, std, ensemble_mean, ensemble_std, scores, ensemble_scores, folds,
-    runs, settings, duplicates, seconds, cpu_seconds, evaluation, table, picture.
+    runs, settings, duplicates, unscored, seconds, cpu_seconds, evaluation, table, picture. In unscored each run of each
+    fold has the number of test graphs whose scores count as 0, since training diverged or they are not finite.
     """
     source = datasets.find(dataset, data.root)
     if folds is not None and splits is not None:
@@ -193,6 +194,7 @@ def _report(found: Evaluation, written: dict[str, Path]) -> Report:
         "runs": about["runs"],
         "settings": len(found.candidates),
         "duplicates": about["duplicates"],
+        "unscored": [fold.unscored for fold in found.folds],
         "seconds": sum(fold.seconds for fold in found.folds),
         "cpu_seconds": sum(fold.cpu_seconds for fold in found.folds),
     }
@@ -250,6 +252,10 @@ def _summary(found: Evaluation) -> dict[str, str]:
     lines = {f"test {metric_name}": f"{of(False)} over {over}"}
     if about["ensemble"]:
         lines[f"of the best {about['ensemble']} together"] = of(True)
+    for fold in folds:
+        for run, number in enumerate(fold.unscored, 1):
+            if number:
+                lines[f"fold {fold.number}, run {run}"] = f"{number:,} test graphs without a finite score count as 0"
     for name, (mean, std) in _published(about).items():
         lines[f"published, {name}"] = f"{mean:.1f} ± {std:.1f}"
     seconds, cpu_seconds = (sum(times) for times in zip(*((of.seconds, of.cpu_seconds) for of in folds), strict=True))

@@ -17,7 +17,6 @@ from .._common import files
 from ..graphs.batch import GraphBatch
 from ..graphs.convert import library
 from ..graphs.drawing import draw
-from ..nn import SPIN, SubtreeLinear
 from ._app import Report, command, console
 from ._options import DATASET, Download, Root, device_of, out_option
 from ._outputs import check_output, is_explanation, is_picture
@@ -31,6 +30,7 @@ MOST_NODES = 10  # that the table names
 
 @command("spin-fast explain runs/NCI1/model.safetensors NCI1 --root data --graph 7 --out graph-7.png")
 def explain(
+    context: typer.Context,
     checkpoint: Checkpoint,
     dataset: Annotated[str, DATASET],
     graph: Annotated[
@@ -61,12 +61,15 @@ def explain(
     exactly. What a node adds in a branch of hop r is due to its neighbourhood within r hops, and not to the node alone.
     Where a model has attention, the picture and the table have its weights as well, which sum to 1 in each branch.
 
+    Of several models together (train --search --ensemble 5) the probability, the mean of theirs, is divided, again
+    exactly. In the place of attention the picture then has what nodes add to the probability that each of them gives.
+
     A row of the table has the number of the node, from 0, in the order of the files; what it adds in all; what it adds
     in each branch; and its attention weight in each. Molecules of OGB are drawn as such where RDKit is installed (pip
     install rdkit), with element and number of each atom.
 
-    Keys of --json: model, dataset, operator, graph, name, target, probability, score, constant, sum, branches, nodes,
-    top, out, table.
+    Keys of --json: model, dataset, operator, graph, name, target, probability, quantity, score, constant, sum,
+    branches, nodes, top, out, table. The quantity is what is divided, "score" or "probability", and score is its value.
     """
     place = device_of(device)
     if out.suffix not in (".png", ".svg"):
@@ -76,10 +79,8 @@ def explain(
     table = out.with_suffix(".csv")
     check_output(out, is_picture, source, checkpoint)
     check_output(table, is_explanation, source, checkpoint)
+    context.with_resource(files.locked(table, is_file=True))  # which x.png and x.svg share
     trained = Trained.load(checkpoint, place, operators)
-    if not isinstance(trained.model, SPIN | SubtreeLinear):
-        kind = type(trained.model).__name__
-        raise ValueError(f"{checkpoint} is of class {kind}, and only the scores of a single model can be divided")
     if download:
         source = source.downloaded()
     chosen, number, name = _chosen(trained.open(source, undirected).chunks(), graph, dataset)
@@ -88,8 +89,6 @@ def explain(
     wanted = _target(trained, target)
     explained = training.explain(trained.model, chosen.to(place), trained.operator, target=wanted)
     columns = _columns(explained)
-    with files.replacing(table) as temporary:
-        columns.to_csv(temporary, index_label="node")
     score, constant, probability = (
         float(value[0]) for value in (explained.scores, explained.constants, explained.probabilities)
     )
@@ -97,12 +96,15 @@ def explain(
     known = f"graph {number}" if name is None else f"graph {number}, {name}"
     title = f"{source.title}, {known}: {kind} {named}, probability {probability:.3g}"
     added, nodes = score - constant, f"{chosen.num_nodes:,} node{'s' * (chosen.num_nodes > 1)}"
-    equation = f"score {score:.4g} = constant {constant:.4g} {'+-'[added < 0]} {abs(added):.4g}, added by {nodes}"
-    with console.status(f"drawing {nodes}"):
+    quantity, sign = explained.quantity, "+-"[added < 0]
+    equation = f"{quantity} {score:.4g} = constant {constant:.4g} {sign} {abs(added):.4g}, added by {nodes}"
+    with console.status(f"drawing {nodes}"), files.replacing(table) as rows, files.replacing(out) as picture:
         from ..plots import explained_graph
 
-        explained_graph(out, draw(chosen, source.smiles(number)), explained, title=f"{title}\n{equation}")
+        columns.to_csv(rows, index_label="node")
+        explained_graph(picture, draw(chosen, source.smiles(number)), explained, title=f"{title}\n{equation}")
     totals, branches = columns["total"], columns.columns[1 : 1 + len(explained.branches)]
+    sums = columns[branches].sum().to_dict()
     order = totals.abs().sort_values(ascending=False, kind="stable").index[:MOST_NODES]
     facts = {
         "model": checkpoint,
@@ -112,21 +114,22 @@ def explain(
         "name": name,
         "target": named,
         "probability": probability,
+        "quantity": quantity,
         "score": score,
         "constant": constant,
         "sum": added,
-        "branches": columns[branches].sum().to_dict(),
+        "branches": sums,
         "nodes": chosen.num_nodes,
         "top": [{"node": node, "total": totals[node]} for node in order.tolist()],
         "out": out,
         "table": table,
     }
+    parts = {f"neighbourhoods {text}": sums[name] for text, name in zip(explained.branches, branches, strict=True)}
+    if members := explained.members:
+        parts = {f"by member {n}": float(of.totals.sum()) / len(members) for n, of in enumerate(members, 1)}
     sections = [
-        {"score": score, "constant": constant, f"added by {nodes}": added},
-        {
-            f"neighbourhoods {text}": facts["branches"][name]
-            for text, name in zip(explained.branches, branches, strict=True)
-        },
+        {quantity: score, "constant": constant, f"added by {nodes}": added},
+        parts,
         {f"neighbourhoods of node {node}": totals[node] for node in order},
     ]
     if others := len(totals) - len(order):
@@ -173,5 +176,6 @@ def _columns(explained: training.Explanation) -> pandas.DataFrame:
     names = [re.sub(r"\W+", "_", text) for text in explained.branches]
     columns = {"total": explained.totals, **dict(zip(names, explained.contributions, strict=True))}
     if explained.attention is not None:
-        columns |= {f"attention_{name}": weights for name, weights in zip(names, explained.attention, strict=True)}
+        named = zip(names, explained.attention, strict=True)
+        columns |= {f"attention_{name}": weights for name, weights in named if not weights.isnan().any()}
     return pandas.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,10 +20,10 @@ from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
-from ._graphs import CHUNK_GRAPHS, Description, listed_twice
+from ._graphs import CHUNK_GRAPHS, Description, listed_twice, title_of
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
-from ._shards import Resume, ShardOption, as_text, kept, paths_of
+from ._shards import Resume, ShardOption, ShardsOption, as_text, chosen, kept, paths_of
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
 UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}
@@ -54,6 +53,7 @@ def precompute(
         output_option(parser=_bytes, metavar="SIZE", help="Write files of at most so much, such as 2GB, and an index."),
     ] = None,
     shard: ShardOption = None,
+    num_shards: ShardsOption = None,
     join: Annotated[bool, output_option("--join", help="Only write the index of the files of all shards.")] = False,
     resume: Resume = False,
     node_rows: Annotated[
@@ -68,46 +68,61 @@ def precompute(
     replaced. Only some graphs are in memory at a time, unless they are of tables of nodes and edges, .nel, or built in.
 
     Several jobs may share the graphs: each makes the file of one --shard, and when all are there, --join makes their
-    index. With --resume a job whose file is there is done.
+    index. --shards makes all files and the index. With --resume files that are there are kept.
 
     Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, kept, index.
     """
     source = datasets.find(dataset, data.root)
     title = source.title
     out = Path(f"{title}.safetensors") if out is None else out
-    if shard_size is not None and shard is not None:
+    made = chosen(shard, num_shards)
+    if shard_size is not None and made != [None]:
         raise ValueError("--shard-size is for all graphs, --shard for some: give one of both")
-    if join and (shard_size is not None or shard is not None):
-        raise ValueError("--join is for files that are there: leave --shard and --shard-size out")
-    if resume and shard is None:
-        raise ValueError("--resume needs --shard, whose file may be there")
-    ((_, path),) = paths_of(out, [shard]).items()
-    check_output(path, shards.is_shard, source)
-    shards.check_path(path)
+    if join and (shard_size is not None or made != [None]):
+        raise ValueError("--join is for files that are there: leave --shard, --shards and --shard-size out")
+    if resume and made == [None]:
+        raise ValueError("--resume needs --shard or --shards, whose files may be there")
+    paths = paths_of(out, made)
+    for path in [*paths.values()] + ([] if num_shards is None else [out]):
+        check_output(path, shards.is_shard, source)
+        shards.check_path(path)
     if join:
         return _report(title, shards.join(out), [], index_of(out))
     source, reader = data.open(source)
     settings = (hops, operator_of(operators) or "sym", deduplicate)
+    if shard_size is not None:
+        chunks = _of_size(_chunks(source, data, reader, None, progress=False), shard_size, settings, node_rows)
+        of_size = shards.compute(chunks, *settings, max_bytes=shard_size, node_rows=node_rows)
+        written = shards.save(_counted(of_size, len(reader)), out)
+        return _report(title, written, [], None if len(written) == 1 else index_of(out))
     facts = dict(zip(("hops", "operator", "deduplicate"), settings, strict=True))
     facts |= {"dataset": title, "num_graphs": len(reader), "node_rows": node_rows, "read": data.read_options}
     made_of = json.dumps(facts)
-    if resume and kept({shard: path}, json.loads(made_of), storage.made_of):
-        return _report(title, [path], [path], None)
-    streams = reader.whole is None
-    chunks = _chunks(source, data, reader, shard, progress=streams and shard_size is None)
-    if shard_size is not None:
-        checked = _of_size(chunks, shard_size, settings, node_rows)
-        made = _counted(shards.compute(checked, *settings, max_bytes=shard_size, node_rows=node_rows), len(reader))
-    elif streams:
-        made = iter([PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)])
-    else:
-        (graphs,) = chunks
-        made = iter([PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)])
-    if shard is not None:
-        next(made).save(path, made_of=made_of)
-        return _report(title, [path], [], None)
-    written = shards.save(made, out)
-    return _report(title, written, [], None if len(written) == 1 else index_of(out))
+    there = kept(paths, json.loads(made_of), storage.made_of) if resume else {}
+    for one, path in paths.items():
+        if one is None:
+            shards.save([_computed(source, data, reader, one, settings, node_rows)], path)
+        elif one not in there:
+            _computed(source, data, reader, one, settings, node_rows).save(path, made_of=made_of)
+    if num_shards is not None:
+        return _report(title, shards.join(out), [*there.values()], index_of(out))
+    return _report(title, [*paths.values()], [*there.values()], None, shard)
+
+
+def _computed(
+    source: datasets.Source,
+    data: DataOptions,
+    reader: datasets.Reader,
+    shard: Shard | None,
+    settings: tuple[int, str, bool],
+    node_rows: bool,
+) -> PowerFeatures:
+    """The features of all graphs, or of a shard."""
+    chunks = _chunks(source, data, reader, shard, progress=reader.whole is None)
+    if reader.whole is None:
+        return PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)
+    (graphs,) = chunks
+    return PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)
 
 
 def _chunks(
@@ -115,7 +130,7 @@ def _chunks(
 ) -> Iterator[GraphBatch]:
     """Yield the graphs of a shard, those that are in memory at once; describe them when all have been read."""
     begin, end = (0, len(reader)) if shard is None else range_of_shard(shard, len(reader))
-    description = Description(source, data.node_features)
+    description = Description(source, data.node_features, shard)
     size = CHUNK_GRAPHS if reader.whole is None else max(end - begin, 1)
     with progress_bar("graphs", end - begin, progress) as advance:
         for read in reader.chunks(size, shard):
@@ -124,8 +139,6 @@ def _chunks(
                 description.tell()
             graphs, number = read.graphs, len(read.names)
             del read
-            if data.coalesce == "sum" and reader.whole is None and graphs.edge_weight is None:
-                graphs = replace(graphs, edge_weight=graphs.x.new_ones(graphs.num_edges))  # other chunks may have some
             yield graphs
             del graphs  # which need not be in memory when the next are read
             advance("", number)
@@ -159,7 +172,9 @@ def _counted(parts: Iterable[PowerFeatures], num_graphs: int) -> Iterator[PowerF
             advance(f"{number} file(s)", len(part))
 
 
-def _report(dataset: str, files: list[Path], there: list[Path], index: Path | None) -> Report:
+def _report(
+    dataset: str, files: list[Path], there: list[Path], index: Path | None, shard: Shard | None = None
+) -> Report:
     """What the files hold; ``there`` are those that have been kept."""
     num_graphs = num_nodes = 0
     stored: Any = 0
@@ -177,12 +192,12 @@ def _report(dataset: str, files: list[Path], there: list[Path], index: Path | No
         "kept": there,
         "index": index,
     }
-    table = Table(show_header=False, title=f"{part.num_hops} hops of {escape(dataset)}")
+    table = Table(show_header=False, title=f"{part.num_hops} hops of {escape(title_of(dataset, shard))}")
     table.add_row("nodes per stored row", f"{by_branch(facts['deduplication'])}  (by branch)")
     table.add_row("bytes", f"{facts['bytes']:,}")
     table.add_row("file" if len(files) == 1 else "files", escape(as_text(files)))
     if there:
-        table.add_row("kept", "the file was there")
+        table.add_row("kept", f"{len(there)} file(s) that were there")
     if index is not None:
         table.add_row("index", escape(str(index)))
     return Report(facts, [table])

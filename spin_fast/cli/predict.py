@@ -22,9 +22,9 @@ from ..datasets.reader import range_of_shard
 from ..graphs.convert import library
 from ._app import Report, command
 from ._graphs import NO_NODES, Odd
-from ._options import DATASET, Download, Root, device_of, out_option, output_option
+from ._options import DATASET, Download, Root, device_of, out_option
 from ._outputs import check_output, is_predictions
-from ._shards import Resume, ShardOption, as_text, kept, num_graphs_of, paths_of
+from ._shards import Resume, ShardOption, ShardsOption, as_text, chosen, kept, num_graphs_of, paths_of
 from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained
 
 ROWS = 1 << 16  # of a row group
@@ -42,9 +42,7 @@ def predict(
     operators: OperatorsAsTrained = None,
     device: ComputeDevice = "auto",
     shard: ShardOption = None,
-    shards: Annotated[
-        int | None, output_option(min=1, help="All of so many shards, one after the other.", show_default="one file")
-    ] = None,
+    shards: ShardsOption = None,
     resume: Resume = False,
 ) -> Report:
     """Write the class probabilities of all graphs of DATASET, chunk by chunk, in their order.
@@ -69,9 +67,7 @@ def predict(
         library("pyarrow", f"--out {out}, other than .csv,")
     elif resume:
         raise ValueError(f"--resume needs --out with a name *.parquet, whose files tell what they are of, got {out}")
-    if shard is not None and shards is not None:
-        raise ValueError("--shard is one of the shards that --shards makes: give one of both")
-    paths = paths_of(out, [shard] if shards is None else [(number, shards) for number in range(1, shards + 1)])
+    paths = paths_of(out, chosen(shard, shards))
     source = datasets.find(dataset, root)
     for path in paths.values():
         check_output(path, is_predictions, source, checkpoint)

@@ -144,5 +144,5 @@ def as_categories(name: str) -> tuple[str | Argument, ...]:
 
 def as_task(label: str, labels: Sequence[str | None]) -> tuple[str | Argument, ...]:
     """How to read labels with gaps, for messages; empty unless they are 0 and 1."""
-    binary = {*labels} <= {None, "0", "1", "0.0", "1.0"}
+    binary = set() < {*labels} - {None} <= {"0", "1", "0.0", "1.0"}
     return ("read it as a task with missing labels by ", Argument("label", [label]), ", ") if binary else ()

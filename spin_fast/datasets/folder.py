@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ..graphs.batch import EdgeOptions, GraphBatch
-from ..graphs.convert import Parts
+from ..graphs.batch import EdgeOptions
 from . import graphml, nel, parquet, tables, tu
 from .common import DatasetError, Folder, impossible
-from .options import LABEL, WEIGHT, Features, Label, ReadOptions
+from .options import LABEL, WEIGHT, Features, Label, ReadOptions, with_edges
 from .reader import Reader, Shard, Whole
 
 if TYPE_CHECKING:
@@ -137,7 +135,8 @@ def iter_folder(
     the same classes and columns. Row groups and files outside of it are not read, but to be looked through; of text the
     lines before it have to be read.
 
-    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once.
+    With :meth:`spin_fast.PowerFeatures.from_chunks` neither the graphs nor their powers are ever in memory at once. So
+    that chunks are alike, all of them have weights with ``coalesce="sum"``, which are 1 where no edge is repeated.
 
     Args:
         path: as in :func:`load_folder`.
@@ -163,17 +162,13 @@ def open_folder(path: Path, options: ReadOptions) -> Reader:
         return Whole(tables.load(path, options))
     if options.label not in (None, LABEL):
         raise impossible("label", options.label, f"{path}, whose labels have no names; leave it out")
-    change = partial(_with_edges, options=options)
-    features, dtype, has_labels = options.features, options.dtype, options.label is not None
-    classes = options.classes if has_labels else None
     if kind == "tu":
-        return tu.TUReader(
-            _files_of(path), features=features, dtype=dtype, with_labels=has_labels, classes=classes, change=change
-        )
-    read = nel.read(path, features=features, dtype=dtype, classes=classes)
-    if not has_labels:
+        return tu.TUReader(_files_of(path), options)
+    classes = None if options.label is None else options.classes
+    read = nel.read(path, features=options.features, dtype=options.dtype, classes=classes)
+    if options.label is None:
         read = read._replace(graphs=replace(read.graphs, y=None), classes=None)
-    return Whole(change(read))
+    return Whole(with_edges(read, options))
 
 
 def kind_of(path: Path) -> str:
@@ -203,17 +198,6 @@ def kind_of(path: Path) -> str:
             f"{path} {held}; it must hold NAME_A.txt, *.graphml, edges.csv (.csv.gz, .parquet), or else *.parquet"
         )
     return kinds[0]
-
-
-def _with_edges(read: Folder, options: ReadOptions) -> Folder:
-    """The graphs with the edges that options make of those of a set."""
-    if not options.edge_options:
-        return read
-    graphs = read.graphs
-    batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
-    x = None if read.features == "degree" else graphs.x
-    parts = Parts(graphs.edge_index, batch, len(graphs), x, graphs.y, None)
-    return read._replace(graphs=GraphBatch._from_parts(parts, options.dtype, options.edge_options))
 
 
 def _files_of(path: Path) -> tu.Files:

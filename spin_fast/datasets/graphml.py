@@ -19,17 +19,19 @@ from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import MOST_CATEGORIES, Column, Words, as_task, holds_words, task_of, text_of
 from .common import DatasetError, Folder, check_is_regular, one_line, reading
 from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
-from .reader import Reader
+from .reader import Reader, with_weights
 from .tables import Table, open_graphs
 
 
-def _classes(labels: list[Any], label: str, files: list[Path]) -> list[str] | None:
+def _classes(labels: list[Any], label: str, files: list[Path], *, required: bool = False) -> list[str] | None:
+    """The class of each file, or None if no file has one, unless they are ``required``."""
     missing = [file for file, name in zip(files, labels, strict=True) if name is None]
     if not missing:
         return labels
-    if len(missing) < len(files):
+    if required or len(missing) < len(files):
+        why = "but other files have" if len(missing) < len(files) else "and classes are given"
         raise DatasetError(
-            f"{missing[0]} has no graph attribute {label!r}, but other files have; label all, ",
+            f"{missing[0]} has no graph attribute {label!r}, {why}; label all, ",
             *as_task(label, labels),
             "or read no labels by ",
             Argument("label", None),
@@ -136,7 +138,8 @@ class GraphMLReader(Reader):
         if self.table is not None and self.of_table is not None:
             labels, where = [self.of_table[name] for name in read.names], self.table.path
         elif isinstance(self.options.label, str):
-            labels = _classes(labels, self.options.label, files)
+            required = self.is_looked_through and self.options.classes is not None  # others may have labels
+            labels = _classes(labels, self.options.label, files, required=required)
         return with_labels(read, labels, self.options, where)
 
     def _graphs(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
@@ -274,10 +277,7 @@ class GraphMLReader(Reader):
 def _joined(parts: list[GraphBatch]) -> GraphBatch:
     """One batch; where coalescing gave some graphs weights, the weights of the others are 1."""
     if any(part.edge_weight is not None for part in parts):
-        parts = [
-            part if part.edge_weight is not None else replace(part, edge_weight=part.x.new_ones(part.num_edges))
-            for part in parts
-        ]
+        parts = [with_weights(part) for part in parts]
     return GraphBatch.concatenate(parts)
 
 

@@ -14,6 +14,7 @@ import torch
 from .._common import check
 from .._common.check import ArgumentTypeError, ArgumentValueError
 from ..graphs.batch import EdgeOptions, GraphBatch
+from ..graphs.convert import Parts
 from .columns import Column
 from .common import WIDEST_ONE_HOT, DatasetError, Folder, class_numbers
 
@@ -118,6 +119,17 @@ def with_labels(read: Folder, labels: Sequence[Any] | None, options: ReadOptions
     classes = sorted_classes({*labels}, where) if options.classes is None else list(options.classes)
     y = class_numbers(labels, classes, where)
     return read._replace(graphs=replace(read.graphs, y=y), classes=classes)
+
+
+def with_edges(read: Folder, options: ReadOptions) -> Folder:
+    """The graphs with the edges that options make of those of a set."""
+    if not options.edge_options:
+        return read
+    graphs = read.graphs
+    batch = torch.arange(len(graphs)).repeat_interleave(graphs.num_nodes_per_graph)
+    x = None if read.features == "degree" else graphs.x
+    parts = Parts(graphs.edge_index, batch, len(graphs), x, graphs.y, None)
+    return read._replace(graphs=GraphBatch._from_parts(parts, options.dtype, options.edge_options))
 
 
 def sorted_classes(labels: set[str], where: str | Path) -> list[str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import replace
 
 from .._common import check
 from .._common.check import ArgumentTypeError, ArgumentValueError
+from ..graphs.batch import GraphBatch
 from .common import Folder
+from .options import ReadOptions
 
 Shard = tuple[int, int]  # (3, 16): the third of 16, counted from 1
 
@@ -27,8 +30,21 @@ def cuts_of(begin: int, end: int, num_graphs: int) -> list[int]:
     return [*range(begin, end, num_graphs), end]
 
 
+def with_weights(graphs: GraphBatch) -> GraphBatch:
+    """The graphs, whose weights are 1 if they have none."""
+    if graphs.edge_weight is not None:
+        return graphs
+    return replace(graphs, edge_weight=graphs.x.new_ones(graphs.num_edges))
+
+
 class Reader(ABC):
-    """The graphs of a data set, which are read when they are asked for; ``len(reader)`` is their number."""
+    """The graphs of a data set, which are read when they are asked for; ``len(reader)`` is their number.
+
+    Attributes:
+        options: what is read, where it is not the whole.
+    """
+
+    options = ReadOptions()
 
     @property
     def whole(self) -> Folder | None:
@@ -45,12 +61,17 @@ class Reader(ABC):
     def chunks(self, num_graphs: int, shard: Shard | None = None) -> Iterator[Folder]:
         """Read ``num_graphs`` graphs at a time; arguments and errors are those of :func:`iter_folder`."""
         check.integer("num_graphs", num_graphs, 1)
-        if shard is None:
-            return self._read(0, None, num_graphs)
-        begin, end = range_of_shard(shard, len(self))
-        if begin < end:
-            return self._read(begin, end, num_graphs)
-        return (first._replace(graphs=first.graphs[:0], names=[]) for first in self._read(0, 1, 1))
+        begin, end = (0, None) if shard is None else range_of_shard(shard, len(self))
+        if end is None or begin < end:
+            return map(self._alike, self._read(begin, end, num_graphs))
+        firsts = map(self._alike, self._read(0, 1, 1))
+        return (first._replace(graphs=first.graphs[:0], names=[]) for first in firsts)
+
+    def _alike(self, read: Folder) -> Folder:
+        """A chunk that has weights if others may have some, which repeated edges get as their sum."""
+        if self.options.edge_options.get("coalesce") != "sum":
+            return read
+        return read._replace(graphs=with_weights(read.graphs))
 
     @abstractmethod
     def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:

@@ -352,7 +352,7 @@ class TU(Known):
     def _open(self, features: Features, dtype: torch.dtype) -> Reader:
         files = tu.Files(self.path, self.name)
         files.require("A", "graph_indicator", "graph_labels")
-        return tu.TUReader(files, features=features, dtype=dtype, first_name=0)
+        return tu.TUReader(files, ReadOptions(features=features, dtype=dtype), first_name=0)
 
 
 class Nel(Known):

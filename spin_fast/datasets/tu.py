@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import pairwise
@@ -28,6 +28,7 @@ from .common import (
     class_labels,
     reading,
 )
+from .options import ReadOptions, with_edges
 from .reader import Reader, Whole, cuts_of
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
@@ -134,30 +135,14 @@ class TUReader(Reader):
     are kept once.
 
     Args:
-        features, dtype: as in ``load``.
-        with_labels: whether to read ``NAME_graph_labels.txt``, which may be missing.
-        classes: the names of the classes in their order; None for those that occur.
         first_name: the name of the first graph, which is a number.
-        change: made of each chunk before it is given away.
     """
 
-    def __init__(
-        self,
-        files: Files,
-        *,
-        features: object = None,
-        dtype: torch.dtype = torch.float32,
-        with_labels: bool = True,
-        classes: Sequence[str] | None = None,
-        first_name: int = 1,
-        change: Callable[[Folder], Folder] = lambda read: read,
-    ) -> None:
+    def __init__(self, files: Files, options: ReadOptions, *, first_name: int = 1) -> None:
         files.require("A", "graph_indicator")
         has = [part for part in ("label", "attribute") if files.has(f"node_{part}s")]
-        self._node_data = NodeData.chosen(features, files.name, files.path, has)
-        self._files, self._dtype, self._classes = files, dtype, classes
-        self._with_labels = with_labels and files.has("graph_labels")
-        self._first_name, self._change = first_name, change
+        self._node_data = NodeData.chosen(options.features, files.name, files.path, has)
+        self.options, self._files, self._first_name = options, files, first_name
         self._tables: dict[str, np.ndarray] | None = None  # of the files that are kept as a whole
 
     def __len__(self) -> int:
@@ -189,17 +174,18 @@ class TUReader(Reader):
     def _graphs(self, first: int, last: int, ends: np.ndarray, tables: Sequence[np.ndarray]) -> Folder:
         """The graphs ``first`` to ``last`` from their edges and node data."""
         node_ptr, y, data = self._known.node_ptr, self._known.y, self._known.node_data
+        dtype = self.options.dtype
         graphs = assemble(
             ends.T - int(1 + node_ptr[first]),
             torch.from_numpy(node_ptr[first : last + 1] - node_ptr[first]),
-            data.columns(tables, self._dtype),
+            data.columns(tables, dtype),
             None if y is None else y[first:last],
-            dtype=self._dtype,
+            dtype=dtype,
         )
         names = [str(self._first_name + graph) for graph in range(first, last)]
         num_attributes = tables[0].shape[1] if "attribute" in data.parts else 0
         read = Folder(graphs, names, self._known.classes, data.features, num_attributes, unused=data.unused)
-        return self._change(read)
+        return with_edges(read, self.options)
 
     @cached_property
     def _known(self) -> _Known:
@@ -222,7 +208,7 @@ class TUReader(Reader):
                 data = data.settled(np.min(lowest, axis=0), np.max(highest, axis=0), where)
         y, classes = None, None
         if values is not None:
-            y, classes = class_labels(values, self._classes, files.where("graph_labels"))
+            y, classes = class_labels(values, self.options.classes, files.where("graph_labels"))
         num_edges, in_order = self._num_edges(node_ptr)
         edge_ptr = np.append(0, num_edges.cumsum())
         return _Known(node_ptr, edge_ptr, in_order, y, classes, data)
@@ -242,7 +228,7 @@ class TUReader(Reader):
             found.append(np.unique(graph, return_counts=True))
             line, last = line + len(graph), int(graph[-1])
         values = None
-        if self._with_labels:
+        if self.options.label is not None and files.has("graph_labels"):
             with files.numbers("graph_labels", np.float64) as lines:
                 values = _graph_labels(lines.read(), files, last)
         elif last > line:
@@ -290,7 +276,7 @@ class TUReader(Reader):
             "A": ("int32", 2),
             "graph_indicator": ("int32", 1),
             "node_labels": ("int32", None),
-            "node_attributes": (str(self._dtype).removeprefix("torch."), None),
+            "node_attributes": (str(self.options.dtype).removeprefix("torch."), None),
         }[part]
         if self._tables is None:
             with self._files.numbers(part, kind, columns) as lines:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -164,14 +166,22 @@ def join(path: str | Path) -> list[Path]:
     if len(numbers) > 1:
         told = " and ".join(f"one of {of}" for of in numbers)
         raise ValueError(f"{path} must have shards of one number beside it, got {told}; remove those of the others")
+    (of,) = numbers
+    paths = {number: files.shard_path(path, number, of) for number in range(1, of + 1)}
+    if missing := [number for number, shard in paths.items() if not shard.exists()]:
+        raise FileNotFoundError(
+            f"{path} lacks {len(missing)} of {of} shards; make each with the options of the others, such as "
+            f"{paths[missing[0]]} by spin-fast precompute DATASET --out {path} --shard {missing[0]}/{of}"
+        )
     sizes, first = {}, None
-    for number in range(1, numbers[0] + 1):
-        shard = files.shard_path(path, number, numbers[0])
+    for shard in paths.values():
         part = PowerFeatures.load(shard)
-        kind = f"{part._kind}, made of {storage.made_of(shard)}"
-        first = first or kind
-        if kind != first:
-            raise ValueError(f"{shard} must be like the shards before it, {first}, got {kind}")
+        facts = _facts_of(shard, part)
+        first = first or facts
+        if facts != first:
+            names = [name for name in {**first, **facts} if first.get(name) != facts.get(name)]
+            told = "; ".join(f"{name} {first.get(name)}, here {facts.get(name)}" for name in names)
+            raise ValueError(f"{shard} must be like the shards before it, but they differ: {told}")
         sizes[shard] = len(part)
     write_index(index_of(path), [*sizes.items()])
     path.unlink(missing_ok=True)
@@ -334,6 +344,14 @@ def _read_ahead(file: Path) -> None:
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError), file.open("rb") as opened:  # a mapped file may be gone, or its relative path
             os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+
+
+def _facts_of(shard: Path, part: PowerFeatures) -> dict[str, Any]:
+    """What shards that are joined have in common: their arrays, and what they were made of."""
+    made_of: Any = storage.made_of(shard)
+    with suppress(TypeError, ValueError):  # it may be any text
+        made_of = json.loads(made_of)
+    return (made_of if isinstance(made_of, dict) else {"made of": made_of}) | {"arrays": part._kind}
 
 
 def _remove_unused(path: Path) -> None:

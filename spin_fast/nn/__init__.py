@@ -1,6 +1,7 @@
 """Models as torch modules: from graphs, or the rows of the branches, to class scores."""
 
 from .base import GraphClassifier, GraphModel
+from .ensemble import Ensemble
 from .export import export
 from .layers import BranchLinear, BranchNorm
 from .pagnn import PAGNN, AttentionReadout, BranchAttention, LinkPredictor
@@ -14,6 +15,7 @@ __all__ = [
     "BranchAttention",
     "BranchLinear",
     "BranchNorm",
+    "Ensemble",
     "GraphClassifier",
     "GraphModel",
     "LinkPredictor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from .._common import check, torch_compat
 from ..features.chunks import power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import NodeFeatures
+from ..graphs.node_features import NodeFeatures, check_graphs
 from .layers import Rows
 
 
@@ -60,6 +61,24 @@ class GraphModel(nn.Module):
         """
         raise TypeError(f"model must be a GraphClassifier, as features are given, got {type(self).__name__}")
 
+    def prepared(
+        self, graphs: GraphBatch, operator: str | Sequence[str] | None = None
+    ) -> tuple[GraphBatch, str | None]:
+        """The graphs with the node features of the training, and the operator; the model evaluates from here on.
+
+        Arguments and errors are those of ``training.predict_proba``.
+        """
+        check_graphs(graphs)
+        if self.node_features is not None:
+            graphs = self.node_features.transform(graphs)
+        if self.in_features not in (None, graphs.num_features):
+            raise ValueError(f"graphs must have {self.in_features} features as the model, got {graphs.num_features}")
+        if graphs.x.device != (device := next((weight.device for weight in self.parameters()), graphs.x.device)):
+            raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
+        name = self.check_operator(operator)
+        self.eval()
+        return graphs, name
+
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores ``[g, C]`` of consecutive chunks of graphs; of no graphs one chunk without rows.
 
@@ -70,15 +89,17 @@ class GraphModel(nn.Module):
         """
         raise NotImplementedError
 
+    def has_tasks(self, scores: Tensor) -> bool:
+        """``multilabel``; where that is unknown, a single score is taken for that of a task."""
+        return scores.shape[1] == 1 if self.multilabel is None else self.multilabel
+
     def probabilities(self, scores: Tensor) -> Tensor:
         """``[G, C]`` of class scores ``[G, C]``: their softmax, or of binary tasks the sigmoid of each.
 
-        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN. Where
-        ``multilabel`` is unknown, a single score is taken for that of a task.
+        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN.
         """
-        of_tasks = scores.shape[1] == 1 if self.multilabel is None else self.multilabel
         finite = scores.isfinite()
-        if of_tasks:
+        if self.has_tasks(scores):
             return scores.sigmoid().where(finite, torch.nan)
         return scores.softmax(1).where(finite.all(1, keepdim=True), torch.nan)
 
@@ -152,7 +173,8 @@ class GraphClassifier(GraphModel):
         if not isinstance(rows, Tensor) and (ptr.numel() - 1) % branches:
             raise ValueError(f"ptr must have a multiple of {branches} segments (branches), got {ptr.numel() - 1}")
         if check_invariants:
-            ops.check_segments(ptr, index, count, num_rows)
+            of_branches = None if isinstance(rows, Tensor) else [0, *accumulate(x.shape[0] for x in rows)]
+            ops.check_segments(ptr, index, count, num_rows, of_branches)
 
     def check(self, features: PowerFeatures) -> None:
         """Check that ``features`` are of the kind that the model was made for.

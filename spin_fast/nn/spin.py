@@ -283,7 +283,7 @@ class SPIN(GraphClassifier):
             rows: dense ``[R + 1, N, d]`` with ``ptr [G + 1]``, or ``R + 1`` tensors ``[U_r, d]`` with the segments of
                 the ragged form (see :func:`spin_fast.sum_readout`).
             ptr: int64 offsets.
-            index: ``[nnz]`` row of each entry, the rows of all branches counted one after the other.
+            index: ``[nnz]`` row of each entry, one of its own branch; the rows of all are counted one after the other.
             count: ``[nnz]`` int32, how often.
             joint: with the ragged form the joint rows of a model that has a branch of them, see
                 :attr:`spin_fast.PowerFeatures.joint`.

@@ -6,6 +6,8 @@ whose results are as large as what it finds.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -63,7 +65,7 @@ def check_segments(
     index: Tensor | None,
     count: Tensor | None,
     num_rows: int,
-    row_ptr: Tensor | None = None,
+    row_ptr: Tensor | Sequence[int] | None = None,
     *,
     check_invariants: bool = True,
 ) -> None:
@@ -85,6 +87,7 @@ def check_segments(
         check.tensor("count", count, (num_entries,), (torch.int32,), ptr.device)
     if not check_invariants or not contents_are_readable(ptr):
         return
+    row_ptr = None if row_ptr is None else torch.as_tensor(row_ptr)
     if native.library is None:
         problem = reference.check_segments(ptr, index, count, num_rows, row_ptr)
     else:

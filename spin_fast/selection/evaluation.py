@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from .._common import check, files
+from .._common.indexing import graph_ids
 from ..datasets import Split
 from ..graphs.batch import GraphBatch
+from ..nn.ensemble import mean_scores
 from ..training import Metric, accuracy, not_finite
-from ..training.ensemble import mean_scores
 from .training_set import Settings, TrainingSet, facts_of
 from .trials import Trial, check_ensemble, run, search
 
-EVALUATION_FORMAT = "spin_fast evaluation 1"
+EVALUATION_FORMAT = "spin_fast evaluation 2"
 
 
 @dataclass
@@ -43,6 +44,8 @@ class Fold:
         trials: all that was tried: candidate, budget of epochs, validation metric (None if it diverged), CPU seconds.
         seconds: how long selection and final runs took together.
         cpu_seconds: how long one CPU thread would have taken, which does not depend on what else a machine does.
+        unscored: of each run, the test graphs without a finite score by one of its models, all if training diverged;
+            they count as scores of 0. Empty in files of format 1, which do not tell.
     """
 
     number: int
@@ -55,6 +58,7 @@ class Fold:
     trials: list[list[Any]]
     seconds: float
     cpu_seconds: float
+    unscored: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -98,7 +102,7 @@ class Evaluation:
         Raises:
             FileNotFoundError: no such file. ValueError: it is another file, damaged, or of another format.
         """
-        content = files.read_json(Path(path), EVALUATION_FORMAT)
+        content = files.read_json(Path(path), EVALUATION_FORMAT, oldest=1)
         try:
             return cls(content["about"], content["candidates"], [_fold(of) for of in content["folds"]])
         except (KeyError, TypeError) as error:
@@ -146,10 +150,12 @@ def evaluate(
         TypeError, ValueError: an argument that is wrong; ``resume_from`` with other settings, which it names.
 
     Warns:
-        UserWarning: a final model has diverged, or test graphs have scores that are not finite; they count as 0.
+        UserWarning: a final model has diverged, or test graphs have scores that are not finite; they count as 0, and
+            ``Fold.unscored`` tells how many.
     """
     check.integer("num_runs", num_runs, 1)
     check_ensemble(ensemble, len(candidates), len(budgets))
+    splits = [Split(*(graph_ids(part, len(graphs)) for part in split)) for split in splits]
     for number, split in enumerate(splits):
         if len(seen := split.test[torch.isin(split.test, torch.cat(split[:2]))]):
             raise ValueError(f"splits must not test what is selected by, but graph {int(seen[0])} of fold {number} is")
@@ -159,6 +165,7 @@ def evaluate(
             "graphs": len(graphs),
             "folds": len(splits),
             "splits_sha256": _digest([[part.tolist() for part in split] for split in splits]),
+            "labels_sha256": None if graphs.y is None else _digest(graphs.y.tolist()),
             "budgets": list(budgets),
             "runs": num_runs,
             "ensemble": ensemble,
@@ -191,7 +198,7 @@ def evaluate(
         test = graphs[split.test]
         target = _labels(test)
         tasks = target.is_floating_point()
-        scores = [_scores(trial, test, data.num_outputs, number) for trial in finals]
+        scores, unscored = zip(*(_scores(trial, test, data.num_outputs, number) for trial in finals), strict=True)
         per_run = [slice(first, first + len(chosen)) for first in range(0, len(models), len(chosen))]
         best = (found.ranking[0] if trials else finals[0]).trained
         done.folds.append(
@@ -214,6 +221,7 @@ def evaluate(
                 ],
                 seconds=time.perf_counter() - start,
                 cpu_seconds=sum(trial.seconds for trial in [*trials, *finals]),
+                unscored=[len(torch.cat(unscored[of]).unique()) for of in per_run],
             )
         )
         if on_fold is not None:
@@ -226,16 +234,16 @@ def _labels(graphs: GraphBatch) -> Tensor:
     return graphs.y
 
 
-def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> Tensor:
-    """The class scores of the test graphs; 0, which says nothing, where training diverged or a score is not finite."""
+def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> tuple[Tensor, Tensor]:
+    """The class scores of the test graphs, and those that have none: they are 0, which says nothing."""
     if trial.trained is None:
         warnings.warn(f"training diverged in a final run of fold {fold}, which counts as scores of 0", stacklevel=3)
-        return torch.zeros(len(test), num_outputs)
+        return torch.zeros(len(test), num_outputs), torch.arange(len(test))
     scores = trial.trained.scores(test)
     if len(wrong := not_finite(scores)):
         warnings.warn(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite: 0", stacklevel=3)
         scores[wrong] = 0
-    return scores
+    return scores, wrong
 
 
 def _check_same(wanted: Evaluation, found: Evaluation) -> None:

@@ -59,12 +59,16 @@ class TrainingSet:
 
     @contextmanager
     def shared(self, n_jobs: int) -> Iterator[TrainingSet]:
-        """The same for so many processes, which share what they make while this lasts."""
+        """The same for so many processes, which share what they make while this lasts.
+
+        They do so in a temporary folder; those of processes that have been killed are removed.
+        """
         if n_jobs == 1 or self.folder is not None:
             yield self
             return
-        with tempfile.TemporaryDirectory(prefix="spin_fast-") as folder:
-            yield replace(self, folder=Path(folder), _made={})
+        with files.temporary_folder(Path(tempfile.gettempdir()) / "spin_fast-search") as folder:
+            folder.chmod(0o700)  # it is beside those of other users
+            yield replace(self, folder=folder, _made={})
 
     def made(self, key: str, make: Callable[[], Made]) -> Made:
         """What ``make`` returns for ``key``, such as features that several settings share; the last few are kept."""

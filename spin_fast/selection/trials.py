@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 
 from .._common import check
-from ..nn import GraphModel
-from ..training import Diverged, Ensemble
+from ..nn import Ensemble, GraphModel
+from ..training import Diverged
 from .training_set import Settings, Trained, TrainingSet, differing, facts_of
 
 Told = list[tuple[str, type[Warning]]]
@@ -68,7 +68,7 @@ class Search:
         return rows
 
     def model(self, ensemble: int = 0) -> GraphModel:
-        """The best model, or an :class:`spin_fast.training.Ensemble` of so many of the best; fewer if others diverged.
+        """The best model, or an :class:`spin_fast.nn.Ensemble` of so many of the best; fewer if others diverged.
 
         Raises:
             TypeError: the settings are of another method, whose models are no

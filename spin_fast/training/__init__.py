@@ -1,7 +1,6 @@
 """Train a model, stop early, go on after an interruption; predict, and explain what is predicted; models in files."""
 
 from .checkpoints import load_checkpoint, save_checkpoint
-from .ensemble import Ensemble
 from .explanation import Explanation, explain
 from .fit import Diverged, Epoch, Fit, fit
 from .losses import Metric, accuracy, loss_of, rocauc
@@ -12,7 +11,6 @@ from .trainer import Trainer
 __all__ = [
     "SCHEDULES",
     "Diverged",
-    "Ensemble",
     "Epoch",
     "Explanation",
     "Fit",

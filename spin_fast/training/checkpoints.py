@@ -11,8 +11,7 @@ import torch
 
 from .._common import files
 from ..graphs.node_features import NodeFeatures
-from ..nn import SPIN, GraphClassifier, GraphModel, SubtreeLinear
-from .ensemble import Ensemble
+from ..nn import SPIN, Ensemble, GraphClassifier, GraphModel, SubtreeLinear
 
 CHECKPOINT_FORMAT = "spin_fast checkpoint 4"  # another hash of subtree patterns is another format, too
 Saved = SPIN | SubtreeLinear | Ensemble

@@ -14,7 +14,6 @@ from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import check_graphs
 from ..nn import GraphClassifier, GraphModel
 
 CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
@@ -89,27 +88,8 @@ def predict_chunks(
 
     Arguments and errors are those of :func:`predict_proba`.
     """
-    graphs, name = prepared(model, graphs, operator)
+    graphs, name = model.prepared(graphs, operator)
     return _scores_of_chunks(model, graphs, name, progress)
-
-
-def prepared(
-    model: GraphModel, graphs: GraphBatch, operator: str | Sequence[str] | None
-) -> tuple[GraphBatch, str | None]:
-    """The graphs with the node features of the model's training, and its operator; the model evaluates from here on.
-
-    Arguments and errors are those of :func:`predict_proba`.
-    """
-    check_graphs(graphs)
-    if model.node_features is not None:
-        graphs = model.node_features.transform(graphs)
-    if model.in_features not in (None, graphs.num_features):
-        raise ValueError(f"graphs must have {model.in_features} features as the model, got {graphs.num_features}")
-    if graphs.x.device != (device := next((weight.device for weight in model.parameters()), graphs.x.device)):
-        raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-    name = model.check_operator(operator)
-    model.eval()
-    return graphs, name
 
 
 @torch.inference_mode()

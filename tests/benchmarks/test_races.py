@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers import run_benchmarks
+from helpers import benchmark_module, run_benchmarks
 
 
 def races(folder: Path, *options: str) -> set[str]:
@@ -39,6 +39,23 @@ def test_results_replace_nothing_of_others(tmp_path: Path) -> None:
         result = run_benchmarks(tmp_path, "", "--datasets", "digits", "--collect-only", "-q", "--results", str(folder))
         assert result.returncode == (4 if wrong else 0), result.stdout + result.stderr
         assert f"--results {folder} {wrong}" in result.stderr or not wrong
+
+
+def test_results_that_cannot_be_written_leave_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = benchmark_module("harness.report")
+    report.write(report.Session(), report.machine(), tmp_path, plots=False)
+    before = {path: path.read_text() for path in tmp_path.iterdir()}
+    write = Path.write_text
+
+    def half(path: Path, text: str) -> None:
+        write(path, text[: len(text) // 2])
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Path, "write_text", half)
+    with pytest.raises(OSError, match="the disk is full"):
+        report.write(report.Session(notes=["new"]), report.machine(), tmp_path, plots=False)
+    assert {path: path.read_text() for path in tmp_path.iterdir()} == before
+    report.check_folder(tmp_path)
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pandas
 import pytest
 from helpers.cli import facts_of, folder_of_graphs, invoke
 
-from spin_fast import datasets, training
+from spin_fast import datasets, nn, training
 from spin_fast.selection import Evaluation
 
 SPACE = {"num_hops": [0, 1], "hidden_features": [4], "num_layers": [1], "epochs": [2], "batch_size": [400]}
@@ -36,9 +36,11 @@ def test_files_and_facts(tmp_path: Path, space: Path, monkeypatch: pytest.Monkey
     assert facts["ensemble_mean"] == found.mean_and_std(ensemble=True)[0]
     assert (facts["dataset"], facts["space"], facts["folds"], facts["settings"]) == ("digits", "small.json", 2, 2)
     assert len(facts["duplicates"]) == 2
+    assert facts["unscored"] == [[0, 0], [0, 0]]
     assert found.about["budgets"] == [1, 1, None]
     table = (folder / "evaluation.md").read_text()
     assert table.startswith("# Evaluation: small.json on digits\n")
+    assert "count as 0" not in table
     assert table.count("\n| ") == 3
     assert (folder / "evaluation.png").read_bytes().startswith(b"\x89PNG")
 
@@ -49,6 +51,17 @@ def test_files_and_facts(tmp_path: Path, space: Path, monkeypatch: pytest.Monkey
     assert again["scores"] == facts["scores"]
     assert Evaluation.load(folder / "evaluation.json").folds[1].trials[0][:3] == before.trials[0][:3]
     assert "but it has runs: 2, not 1" in invoke(*arguments[:-4], "--runs", 1, "--resume", exit_code=1)
+
+
+def test_what_diverges_is_marked(tmp_path: Path) -> None:
+    space = tmp_path / "far.json"
+    space.write_text(json.dumps(SPACE | {"num_hops": [0], "learning_rate": [1e20]}))
+    arguments = ["--space", space, "--folds", 2, "--runs", 1, "--jobs", 1, "--out", tmp_path]
+    said = facts_of("evaluate", "digits", *arguments)["unscored"]
+    assert said == [[899], [898]]
+    assert [fold.unscored for fold in Evaluation.load(tmp_path / "evaluation.json").folds] == said
+    marked = "- fold 1, run 1: 898 test graphs without a finite score count as 0\n"
+    assert marked in (tmp_path / "evaluation.md").read_text()
 
 
 def test_an_own_folder_and_the_family(tmp_path: Path) -> None:
@@ -98,7 +111,7 @@ def test_train_by_search(tmp_path: Path, ensemble: int) -> None:
     assert len(facts["chosen"]) == max(ensemble, 1)
     model, metadata = training.load_checkpoint(out / "model.safetensors")
     assert metadata["test"] == facts["test"]
-    assert isinstance(model, training.Ensemble) == (ensemble > 0)
+    assert isinstance(model, nn.Ensemble) == (ensemble > 0)
     rows = pandas.read_csv(out / "trials.csv")
     assert len(rows) == 12 + 4 + 2
     if not ensemble:

@@ -12,6 +12,8 @@ import torch
 from helpers.cli import facts_of, folder_of_graphs, invoke
 
 from spin_fast import SPIN, datasets, training
+from spin_fast._common import files
+from spin_fast.nn import Ensemble, SubtreeLinear
 
 HOPS = ["within_0_hops", "within_1_hop"]
 
@@ -75,6 +77,30 @@ def test_attention(branches: str, place: Path) -> None:
     assert Path("explanation.png").stat().st_size > 1000
 
 
+def test_an_ensemble(place: Path) -> None:
+    linear = SubtreeLinear(3, 10, 64, num_hops=0, num_columns=64)
+    torch.nn.init.normal_(linear.weight)
+    members = [SPIN(3, 8, 10, 1), linear, SPIN(3, 8, 10, 0, attention=False)]
+    members[0].operator = members[2].operator = "sym"
+    training.save_checkpoint("several.safetensors", Ensemble(members))
+    command = ["explain", "several.safetensors", "digits", "--graph", 7, "--out", "x.png"]
+    facts = facts_of(*command)
+    graph, model = datasets.load("digits")[[7]], training.load_checkpoint("several.safetensors")[0]
+    explained, probabilities = training.explain(model, graph), training.predict_proba(model, graph)[0]
+    assert facts["quantity"] == "probability"
+    assert facts["score"] == facts["probability"] == pytest.approx(float(probabilities.max()))
+    assert facts["target"] == str(int(probabilities.argmax()))
+    table = pandas.read_csv("x.csv")
+    names = [f"member_1_{name}" for name in HOPS] + ["member_2_within_0_hops", "member_3_within_0_hops"]
+    assert list(table) == ["node", "total", *names, *(f"attention_{name}" for name in names[:2])]
+    np.testing.assert_allclose(table[names].to_numpy().T, explained.contributions)
+    assert facts["constant"] + table["total"].sum() == pytest.approx(facts["probability"])
+    assert [*facts["branches"]] == names
+    shown = invoke(*command)  # over the files that are there
+    assert "by member 3" in shown
+    assert "digits, graph 7: class" in shown
+
+
 def test_a_name_goes_before_a_number(place: Path) -> None:
     training.save_checkpoint("own.safetensors", SPIN(1, 8, 2, 1), operator="sym")
     folder_of_graphs(place / "new", None, num_graphs=4)
@@ -114,6 +140,29 @@ def test_explain_names_what_is_wrong(place: Path) -> None:
     training.save_checkpoint("model.safetensors", SPIN(1, 8, 2, 1), operator="sym")
     assert "--graph nothing: it has no nodes" in error("--graph", "nothing", dataset="new/")
     assert sorted(path.name for path in place.iterdir()) == ["model.safetensors", "new", "x.csv"]
+
+
+def test_a_picture_that_fails_leaves_no_table(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["explain", "model.safetensors", "digits", "--graph", 0, "--out", "new/x.png"]
+    invoke(*command)
+    before = [Path(f"new/x.{suffix}").read_bytes() for suffix in ("png", "csv")]
+
+    def fails(path: Path, *_: object, **__: object) -> None:
+        Path(path).write_bytes(b"half of it")
+        with (
+            pytest.raises(BlockingIOError, match=r"x\.csv is being written"),
+            files.locked(Path("new/x.csv"), is_file=True),
+        ):
+            pass
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr("spin_fast.plots.explained_graph", fails)
+    command[4] = 1
+    assert "new/x.png cannot be written: the disk is full" in invoke(*command, exit_code=1)
+    assert [Path(f"new/x.{suffix}").read_bytes() for suffix in ("png", "csv")] == before
+    assert len([*Path("new").iterdir()]) == 2
+    with files.locked(Path("new/x.csv"), is_file=True):
+        assert "new/x.csv is being written by process" in invoke(*command, exit_code=1)
 
 
 def test_molecules_have_smiles(tmp_path: Path) -> None:

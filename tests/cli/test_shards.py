@@ -173,6 +173,7 @@ def test_features_in_shards_are_those_of_one_run(
     for one in range(1, number + 1):
         said = facts_of(*PRECOMPUTE, "out/f.safetensors", "--shard", f"{one}/{number}", *options)
         assert said["graphs"] == 55 * one // number - 55 * (one - 1) // number
+        assert said["dataset"] == "set"
         assert [Path(file).name for file in said["files"]] == [files[one - 1]]
     PowerFeatures.from_graphs(graphs, 0).save("out/f.safetensors")  # of an earlier run
     for _ in range(2):
@@ -267,11 +268,38 @@ def test_words_and_classes_are_those_of_all_graphs(tmp_path: Path, monkeypatch: 
     assert not Path("g.safetensors").exists()
 
 
+@pytest.mark.parametrize("dataset", ["set/", "digits"])
+def test_all_shards_of_features_one_after_the_other(dataset: str, place: Path) -> None:
+    command = ("precompute", dataset, "--hops", 2, "--out", "f.safetensors", "--shards", 4, "--resume")
+    whole = PowerFeatures.from_graphs(datasets.load(dataset), 2)
+    files = [f"f-{one:05}-of-00004.safetensors" for one in range(1, 5)]
+    PowerFeatures.from_graphs(datasets.load(dataset), 0).save("f.safetensors")  # of an earlier run
+    said = facts_of(*command)
+    assert ([*map(str, said["files"])], said["kept"], said["graphs"]) == (files, [], len(whole))
+    assert said["index"] == "f.safetensors.index.json"
+    assert_same_features(PowerFeatures.load("f.safetensors"), whole)
+    before = {file: Path(file).stat().st_mtime_ns for file in files}
+    Path(files[1]).unlink()
+    assert facts_of(*command)["kept"] == [files[0], *files[2:]]
+    assert [file for file in files if Path(file).stat().st_mtime_ns != before[file]] == files[1:2]
+    assert_same_features(PowerFeatures.load("f.safetensors"), whole)
+    assert "4 file(s) that were there" in invoke(*command)
+    for options, told in (
+        (("--shard", "1/4"), "--shard is one of the shards that --shards makes"),
+        (("--join",), "leave --shard, --shards and --shard-size out"),
+        (("--shard-size", "1MB"), "give one of both"),
+        (("--hops", 3), "f-00001-of-00004.safetensors has hops 2, and this run 3"),
+    ):
+        assert told in invoke(*command, *options, exit_code=1)
+
+
 def test_a_set_that_is_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     for one in (1, 2, 3):
-        assert "599 graphs, 10 classes" in invoke("precompute", "digits", "--hops", 1, "--shard", f"{one}/3")
+        said = invoke("precompute", "digits", "--hops", 1, "--shard", f"{one}/3")
+        assert f"digits, shard {one} of 3: 599 graphs, 10 classes" in said
+        assert f"1 hops of digits, shard {one} of 3" in said
     assert "digits-00001-of-00003.safetensors to digits-00003-of" in invoke("precompute", "digits", "--join")
     whole = PowerFeatures.from_graphs(datasets.load("digits"), 1)
     assert_same_features(PowerFeatures.load("digits.safetensors"), whole)
@@ -281,10 +309,13 @@ def test_joining_what_does_not_belong_together(place: Path) -> None:
     join = ("precompute", "set/", "--out", "f.safetensors", "--join")
     assert "f.safetensors has no shards beside it, such as f-00001-of-00016" in invoke(*join, exit_code=1)
     invoke(*PRECOMPUTE, "f.safetensors", "--shard", "1/2")
-    assert "features f-00002-of-00002.safetensors does not exist" in invoke(*join, exit_code=1)
+    made_by = "f-00002-of-00002.safetensors by spin-fast precompute DATASET --out f.safetensors --shard 2/2\n"
+    assert f"the options of the others, such as {made_by}" in invoke(*join, exit_code=1)
     second = (*PRECOMPUTE, "f.safetensors", "--shard", "2/2")
     invoke(*second, "--undirected")
-    assert "f-00002-of-00002.safetensors must be like the shards before it" in invoke(*join, exit_code=1)
+    differ = "read {'features': None}, here {'features': None, 'undirected': True}\n"
+    told = f"f-00002-of-00002.safetensors must be like the shards before it, but they differ: {differ}"
+    assert told in invoke(*join, exit_code=1)
     Path("f-00001-of-00003.safetensors").write_bytes(Path("f-00001-of-00002.safetensors").read_bytes())
     assert "got one of 2 and one of 3; remove those of the others" in invoke(*join, exit_code=1)
     assert "is one of 3 shards, and there are to be 2" in invoke(*second, exit_code=1)
@@ -308,7 +339,7 @@ def test_resuming_a_shard_of_features(place: Path) -> None:
     assert "has hops 2, and this run 3" in invoke(*command, "--hops", 3, exit_code=1)
     for options, message in (
         (("--shard", "1/2", "--shard-size", "1MB"), "give one of both"),
-        (("--shard", "1/2", "--join"), "leave --shard and --shard-size out"),
+        (("--shard", "1/2", "--join"), "leave --shard, --shards and --shard-size out"),
         (("--resume",), "--resume needs --shard"),
     ):
         assert message in invoke(*PRECOMPUTE, "f.safetensors", *options, exit_code=1)

@@ -66,6 +66,17 @@ def test_newer_formats_ask_for_an_upgrade(path: Path) -> None:
         files.read_tensors(path, "spin_fast things 3")
 
 
+def test_older_formats_that_are_read_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "things.json"
+    files.write_json(path, "spin_fast things 2", {})
+    assert files.read_json(path, "spin_fast things 4", oldest=2) == {"format": "spin_fast things 2"}
+    for oldest in (None, 3):
+        with pytest.raises(ValueError, match="is no file of spin_fast things: its format is 'spin_fast things 2'"):
+            files.read_json(path, "spin_fast things 4", oldest=oldest)
+    with pytest.raises(ValueError, match="upgrade spin_fast"):
+        files.read_json(path, "spin_fast things 1", oldest=1)
+
+
 def test_what_is_no_file(path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"things .*nosuch does not exist"):
         files.read_tensors(path.parent / "nosuch", FORMAT)

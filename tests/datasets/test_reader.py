@@ -9,10 +9,10 @@ from typing import Any
 import networkx
 import pytest
 import torch
-from helpers import equal, random_graphs
+from helpers import assert_same_features, equal, random_graphs
 from helpers.cli import folder_of_graphs
 
-from spin_fast import GraphBatch, datasets
+from spin_fast import GraphBatch, PowerFeatures, datasets
 from spin_fast.datasets import Folder, iter_folder, load_folder, write_parquet
 
 WORDS = ["C", "N", "O", "Cl", "Xe"]
@@ -73,6 +73,39 @@ def test_shards_are_the_whole(write: Any, tmp_path: Path) -> None:
         chunks = [chunk for chunks in shards for chunk in chunks]
         assert [name for chunk in chunks for name in chunk.names] == whole.names
         assert equal(joined(chunks), whole.graphs)
+
+
+@pytest.mark.parametrize("suffix", ["graphml", "parquet"])
+def test_chunks_with_repeated_edges_and_without_are_alike(suffix: str, tmp_path: Path) -> None:
+    for number in range(4):
+        graph = networkx.MultiDiGraph([(0, 1), *[(1, 0)] * number])
+        if suffix == "graphml":
+            networkx.write_graphml(graph, tmp_path / f"{number}.graphml")
+        else:
+            pytest.importorskip("pyarrow")
+            write_parquet(GraphBatch.from_networkx([graph]), tmp_path / f"{number}.parquet")
+    chunks = [chunk for number in (1, 2, 3) for chunk in iter_folder(tmp_path, 1, shard=(number, 3), coalesce="sum")]
+    assert equal(joined(chunks), load_folder(tmp_path, coalesce="sum").graphs)
+    (empty,) = iter_folder(tmp_path, 1, shard=(1, 5), coalesce="sum")
+    assert empty.graphs.edge_weight.tolist() == []
+    features = PowerFeatures.from_chunks((chunk.graphs for chunk in chunks), 1)
+    assert_same_features(features, PowerFeatures.from_graphs(joined(chunks), 1))
+    assert all(chunk.graphs.edge_weight is None for chunk in iter_folder(tmp_path, 1, coalesce="max"))
+
+
+def test_chunks_without_labels(tmp_path: Path) -> None:
+    """They have none where no graph has; where classes are given they are as much a mistake as a gap."""
+    for number, label in enumerate(["a", "b", None, None]):
+        graph = networkx.DiGraph([(0, 1)], **({} if label is None else {"label": label}))
+        networkx.write_graphml(graph, tmp_path / f"{number}.graphml")
+    told = r"2\.graphml has no graph attribute 'label', (but|and) (?!.*task)"
+    for size in (1, 2, 3, 4):
+        with pytest.raises(datasets.DatasetError, match=told):
+            list(iter_folder(tmp_path, size, classes=["a", "b"]))
+    for number in (0, 1):
+        (tmp_path / f"{number}.graphml").unlink()
+    assert [chunk.graphs.y for chunk in iter_folder(tmp_path, 1)] == [None, None]
+    assert [chunk.graphs.y for chunk in iter_folder(tmp_path, 1, label=None)] == [None, None]
 
 
 def test_what_is_outside_is_not_read(tmp_path: Path) -> None:

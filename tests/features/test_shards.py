@@ -319,12 +319,13 @@ def test_files_made_apart_are_joined(graphs: spin_fast.GraphBatch, tmp_path: Pat
     assert_same_features(PowerFeatures.load(path), whole)
     assert [len(shard) for shard in shards.load(path).shards] == [100, 0, 140]
     PowerFeatures.from_graphs(graphs[100:], 1).save(files[2], made_of="other settings")
-    with pytest.raises(ValueError, match=rf"{files[2]} must be like the shards before it, .*, got .* other settings"):
+    told = f"{files[2]} must be like the shards before it, but they differ: made of None, here other settings$"
+    with pytest.raises(ValueError, match=told):
         shards.join(path)
     PowerFeatures.from_graphs(graphs[100:], 2).save(files[2])
-    with pytest.raises(ValueError, match="got 2 hops"):
+    with pytest.raises(ValueError, match=r"they differ: arrays 1 hops of .*, here 2 hops"):
         shards.join(path)
     assert_same_features(PowerFeatures.load(files[1]), PowerFeatures.from_graphs(graphs[:0], 1))
     files[2].unlink()
-    with pytest.raises(FileNotFoundError, match=str(files[2])):
+    with pytest.raises(FileNotFoundError, match=f"lacks 1 of 3 shards; .*{files[2]} by spin-fast .* --shard 3/3$"):
         shards.join(path)

@@ -15,8 +15,8 @@ from helpers import random_graphs
 from torch._inductor import cpp_builder
 
 import spin_fast
-from spin_fast import SPIN, GraphBatch
-from spin_fast.nn import SubtreeLinear, export
+from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, training
+from spin_fast.nn import Ensemble, SubtreeLinear, export
 
 SIZES = ([4, 0, 1, 6, 3], [5, 9], [2] * 30, [3], [1], [0], [])
 
@@ -87,7 +87,7 @@ def test_the_ragged_form_is_exported_too(native) -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(TypeError, match="model must be a SPIN or a SubtreeLinear, got Linear"):
+    with pytest.raises(TypeError, match="model must be a SPIN, a SubtreeLinear or an Ensemble of these, got Linear"):
         export(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="operator must be one of adj, sym"):
         export(SPIN(3, 4, 2, 2), "gcn")
@@ -197,7 +197,67 @@ def test_a_linear_model_of_subtree_counts(native, options: dict) -> None:
         types = torch.arange(graphs.num_edges) % 3.0 if weighted else None
         graphs = replace(graphs, x=graphs.x.sign(), edge_weight=types)
         torch.testing.assert_close(program.module()(*arguments_of(graphs, "sym")), model(graphs))
-    with pytest.raises(ValueError, match="operator None, as a SubtreeLinear takes graphs"):
+    with pytest.raises(ValueError, match="operator None: only a SPIN takes them, and model is of SubtreeLinear"):
         export(model, "sym", edge_weight=weighted)
     with pytest.raises(ValueError, match=f"edge_weight must be {weighted}"):
         export(model, edge_weight=not weighted)
+
+
+def ensemble_of(out_features: int, edge_types: bool = False) -> Ensemble:
+    """Members of unlike operators, hops, branches and node features."""
+    torch.manual_seed(0)
+    graphs = random_graphs([9, 20], dtype=torch.float32)
+    wide = NodeFeatures("log", keep_x=True, standardize=True).fit(graphs)
+    one, two = SPIN(4, 8, out_features, 1), SPIN(3, 4, out_features, 2, num_operators=2, branches="both", dropout=0.5)
+    one.node_features, one.operator, two.operator = wide, "rw", "sym,adj"
+    linear = SubtreeLinear(3, out_features, 64, num_hops=2, num_columns=64, features=[0], edge_types=edge_types)
+    torch.nn.init.normal_(linear.weight)
+    return Ensemble([linear, one, two])
+
+
+def ensemble_arguments(model: Ensemble, graphs: GraphBatch) -> tuple:
+    x = tuple(member.prepared(graphs)[0].x for member in model.members)
+    weight = () if graphs.edge_weight is None else (graphs.edge_weight,)
+    return graphs.edge_index.long(), x, graphs.ptr.diff(), *weight
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("multilabel", [False, True])
+def test_ensembles(native, weighted: bool, multilabel: bool) -> None:
+    """One program, with node features for each member; as exported, saved and loaded."""
+    model = ensemble_of(3, edge_types=weighted)
+    model.multilabel = multilabel
+    model.members[1].train()
+    model.members[2].eval()
+    file = io.BytesIO()
+    torch.export.save(export(model, edge_weight=weighted), file)
+    assert [member.training for member in model.members] == [True, True, False]
+    file.seek(0)
+    program = torch.export.load(file).module()
+    for seed, sizes in enumerate(SIZES):
+        graphs = random_graphs(sizes, dtype=torch.float32, seed=seed)
+        types = torch.arange(graphs.num_edges) % 3 + 1.0 if weighted else None
+        graphs = replace(graphs, x=graphs.x.sign(), edge_weight=types)
+        scores = program(*ensemble_arguments(model, graphs))
+        assert scores.dtype == torch.float32
+        torch.testing.assert_close(model.probabilities(scores), training.predict_proba(model, graphs))
+
+
+def test_ensembles_name_wrong_input(native) -> None:
+    model = ensemble_of(2)
+    edge_index, x, sizes = ensemble_arguments(model, random_graphs([3, 2], dtype=torch.float32))
+    program = export(model, edge_weight=True).module()  # which the linear model does not read
+    with pytest.raises((RuntimeError, AssertionError)):
+        program(edge_index, (x[0], x[1][:4], x[2]), sizes, torch.ones(edge_index.shape[1]))
+    for options in ({"from_rows": True}, {"operator": "sym"}):
+        with pytest.raises(ValueError, match="only a SPIN takes them, and model is of Ensemble"):
+            export(model, **options)
+    with pytest.raises(ValueError, match="edge_weight must be True, as edge_types of the model"):
+        export(ensemble_of(2, edge_types=True))
+    with pytest.raises(ValueError, match="edge_weight must be False, as edge_types of the model"):
+        export(Ensemble([model.members[0]]), edge_weight=True)
+    with pytest.raises(TypeError, match="an Ensemble of these, got PAGNN"):
+        export(Ensemble([PAGNN([torch.nn.Linear(3, 10) for _ in range(3)])]))
+    model.members[1].register_forward_hook(print)
+    with pytest.raises(ValueError, match="model must have the forward of SPIN and no hooks"):
+        export(model)

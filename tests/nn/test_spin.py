@@ -248,6 +248,7 @@ def test_wrong_tensors_are_named(make: Callable[[], torch.nn.Module]) -> None:
         ((rows[:2], segments, index, count), "rows must have 3 branches, got 2"),
         ((rows, segments[:-1], index, count), r"ptr must have a multiple of 3 segments"),
         ((rows, segments, index + 1000, count), "index must be in"),
+        ((rows, segments, index.roll(1), count), r"index must be in \[0, .*the rows of branch 0, got index\[0\]"),
         ((rows, segments, index, count[1:]), "count must have shape"),
         (((rows[0], rows[1], rows[2][0]), segments, index, count), r"rows\[2\] must have shape"),
         ((3, ptr), "rows must be a tensor, or a sequence of one per branch, got int"),

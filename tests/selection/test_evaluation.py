@@ -107,6 +107,9 @@ def test_it_goes_on_from_a_file(graphs: GraphBatch, folds: list[Split], tmp_path
         evaluate(graphs, folds, RECIPES[:2], num_runs=2, about={"dataset": "digits"}, resume_from=before)
     with pytest.raises(ValueError, match="it has other candidates to select from"):
         evaluate(graphs, folds, RECIPES[1:], **options, resume_from=before)
+    relabelled = replace(graphs, y=graphs.y.roll(1))
+    with pytest.raises(ValueError, match=r"it has labels_sha256: '[0-9a-f]{16}', not '[0-9a-f]{16}'$"):
+        evaluate(relabelled, folds, RECIPES[:2], **options, resume_from=before)
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"folds": [{"number": 0}]}))
     with pytest.raises(ValueError, match=r"evaluation.json is a damaged evaluation: .*missing"):
@@ -158,6 +161,9 @@ def test_test_graphs_are_not_selected_by(graphs: GraphBatch, folds: list[Split])
         wrong = folds[1]._replace(test=torch.cat([folds[1].test, getattr(folds[1], part)[:1]]))
         with pytest.raises(ValueError, match=r"splits must not test .* of fold 1"):
             evaluate(graphs, [folds[0], wrong], [Recipe(epochs=1)])
+    last = folds[1]._replace(train=torch.tensor([0, len(graphs) - 1]), test=torch.tensor([-1]))
+    with pytest.raises(ValueError, match=rf"splits must not test .* graph {len(graphs) - 1} of fold 0"):
+        evaluate(graphs, [last], [Recipe(epochs=1)])
 
 
 def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Split]) -> None:
@@ -175,5 +181,24 @@ def test_what_diverges_counts_as_zeros(graphs: GraphBatch, folds: list[Split]) -
     with pytest.warns(UserWarning, match="diverged in a final run of fold 0"):
         (fold,) = evaluate(graphs, folds[:1], [Known(0.0, diverges=True)], num_runs=1).folds
     assert fold.test == [training.accuracy(torch.zeros(len(folds[0].test), 10), graphs.y[folds[0].test])]
+    assert fold.unscored == [len(folds[0].test)]
     with pytest.warns(UserWarning, match="1 test graph.s. of fold 0"):
-        evaluate(graphs, folds[:1], [Known(0.0, finite=False)], num_runs=1)
+        (fold,) = evaluate(graphs, folds[:1], [Known(0.1, finite=False), Known(0.2)], num_runs=2, ensemble=2).folds
+    assert fold.unscored == [1, 1]
+    with pytest.warns(UserWarning, match="diverged in a final run of fold 0"):
+        (fold,) = evaluate(graphs, folds[:1], [Known(0.2), Known(0.3, diverges=True)], num_runs=1, ensemble=2).folds
+    assert fold.unscored == [len(folds[0].test)]
+
+
+def test_files_that_do_not_tell_what_has_no_score(graphs: GraphBatch, folds: list[Split], tmp_path: Path) -> None:
+    path = tmp_path / "evaluation.json"
+    found = evaluate(graphs, folds[:1], [Known(0.1)], num_runs=2)
+    found.save(path)
+    assert Evaluation.load(path) == found
+    assert found.folds[0].unscored == [0, 0]
+    content = json.loads(path.read_text())
+    assert content["format"] == "spin_fast evaluation 2"
+    del content["folds"][0]["unscored"]
+    path.write_text(json.dumps(content | {"format": "spin_fast evaluation 1"}))
+    assert Evaluation.load(path).folds[0].unscored == []
+    assert Evaluation.load(path).scores() == found.scores()

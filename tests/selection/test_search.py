@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -50,6 +54,33 @@ def test_the_loss_decides_between_equals(data: TrainingSet) -> None:
     assert ranking[:3] == [candidates[1], candidates[0], candidates[2]]
     nan = [Learner(float("nan"), loss) for loss in (2.0, 1.0)]
     assert search(data, nan).ranking[0].settings is nan[1]
+
+
+KILLED = """
+import os, signal, torch
+from spin_fast import datasets, training
+from spin_fast.selection import TrainingSet
+data = TrainingSet.of(datasets.load("digits")[:9], torch.arange(5), torch.arange(5, 9), training.accuracy)
+with data.shared(2) as shared:
+    shared.made("ones", lambda: torch.ones(3))
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_search_leaves_is_removed(
+    data: TrainingSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (own := tmp_path / "spin_fast-notes").mkdir()
+    with data.shared(2) as at_work:
+        subprocess.run([sys.executable, "-c", KILLED], env=os.environ | {"TMPDIR": str(tmp_path)}, check=False)
+        assert len([*tmp_path.glob("*/*.pt")]) == 1
+        with data.shared(2):
+            assert [*tmp_path.glob("*/*.pt")] == []
+            assert at_work.folder is not None
+            assert at_work.folder.is_dir()
+            assert at_work.folder.stat().st_mode & 0o777 == 0o700
+    assert [*tmp_path.iterdir()] == [own]
 
 
 @pytest.mark.parametrize("n_jobs", [1, 2])

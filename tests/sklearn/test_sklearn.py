@@ -28,9 +28,9 @@ from sklearn.utils.estimator_checks import check_sample_weight_equivalence_on_de
 from sklearn.utils.validation import check_array
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
+from spin_fast.nn import Ensemble
 from spin_fast.selection import Recipe, SubtreeRecipe
 from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier, SubtreeCounts
-from spin_fast.training import Ensemble
 
 NAMES = np.array(["ring", "path", "star"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ from helpers import dense_powers, random_graphs
 from torch.nn import functional as F
 
 from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
-from spin_fast.nn import SubtreeLinear
+from spin_fast.nn import Ensemble, SubtreeLinear
 from spin_fast.nn.branches import Branches
 
 SIZES = [4, 1, 9, 3, 0, 1, 12]
@@ -166,7 +167,7 @@ def test_the_model_is_as_it_was() -> None:
 
 def test_errors() -> None:
     model, graphs = model_of(), random_graphs(SIZES)
-    with pytest.raises(TypeError, match="model must be a SPIN or a SubtreeLinear, which add up nodes, got PAGNN"):
+    with pytest.raises(TypeError, match="a SubtreeLinear or an Ensemble, which add up nodes, got PAGNN"):
         training.explain(PAGNN([torch.nn.Linear(3, 4)] * 3, torch.nn.Linear(12, 2)), graphs)
     for target, message in ((4, "less than 4, the number of class scores, got 4"), (-1, "at least 0"), ("a", "int")):
         with pytest.raises((TypeError, ValueError), match=f"target must be .*{message}"):
@@ -197,3 +198,111 @@ def test_a_linear_model_of_subtree_counts(norm: str | None) -> None:
     alone = training.explain(model, graphs[[0]])  # the first graph, whose predicted class it is
     assert alone.contributions.shape == (3, 5)
     assert int(alone.targets) == int(model(graphs[[0]]).argmax())
+
+
+def ensemble_of(out_features: int, multilabel: bool | None = None) -> tuple[Ensemble, GraphBatch]:
+    """Members of unlike operators, hops, branches and node features; in float64."""
+    graphs = random_graphs(SIZES, density=0.5)
+    graphs = replace(graphs, x=graphs.x.sign())
+    torch.manual_seed(1)
+    linear = SubtreeLinear(3, out_features, 64, num_hops=1, num_columns=64)
+    torch.nn.init.normal_(linear.weight)
+    torch.nn.init.normal_(linear.bias)
+    wide = SPIN(4, 8, out_features, 1, branches="both").double()
+    wide.node_features, wide.operator = NodeFeatures("log", keep_x=True).fit(graphs), "rw"
+    model = Ensemble([model_of(out_features, num_operators=2, attention=False), wide, linear])
+    model.multilabel = multilabel
+    return model, graphs
+
+
+@pytest.mark.parametrize("target", [None, 0, 2])
+def test_the_probability_of_an_ensemble(target: int | None) -> None:
+    """Against a loop over members and pairs of classes."""
+    model, graphs = ensemble_of(3)
+    explained, expected = training.explain(model, graphs, target=target), training.predict_proba(model, graphs)
+    targets = expected.argmax(1) if target is None else torch.full((len(graphs),), target)
+    assert torch.equal(explained.targets, targets)
+    assert explained.quantity == "probability"
+    torch.testing.assert_close(explained.probabilities, expected.gather(1, targets[:, None])[:, 0])
+    torch.testing.assert_close(explained.constants + sums(explained), explained.scores, rtol=1e-12, atol=1e-12)
+    contributions, constants = [], torch.zeros(len(graphs)).double()
+    for member in model.members:
+        classes = [training.explain(member, graphs, target=number) for number in range(3)]
+        after = torch.stack([of.scores for of in classes], 1)
+        before = torch.stack([of.constants for of in classes], 1)
+        added = torch.zeros_like(classes[0].contributions)
+        for graph, (begin, end) in enumerate(itertools.pairwise(graphs.ptr.tolist())):
+            of, (p, q) = targets[graph], (scores[graph].softmax(0) for scores in (after, before))
+            constants[graph] += q[of] / len(model.members)
+            for other in {0, 1, 2} - {int(of)}:
+                nodes = (classes[of].contributions - classes[other].contributions)[:, begin:end]
+                step = (after - before)[graph, of] - (after - before)[graph, other]
+                gained = p[of] * q[other] - p[other] * q[of]
+                added[:, begin:end] += nodes * gained / step if end > begin else 0
+        contributions.append(added / len(model.members))
+    torch.testing.assert_close(explained.contributions, torch.cat(contributions), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(explained.constants, constants)
+
+
+@pytest.mark.parametrize(("out_features", "multilabel"), [(1, None), (4, True)])
+def test_the_tasks_of_an_ensemble(out_features: int, multilabel: bool | None) -> None:
+    model, graphs = ensemble_of(out_features, multilabel)
+    graphs = graphs[[0, 1, 2, 3, 5, 6]]
+    explained = training.explain(model, graphs, target=out_features - 1)
+    expected = training.predict_proba(model, graphs)[:, -1]
+    torch.testing.assert_close(explained.constants + sums(explained), expected)
+    for member, of in zip(model.members, explained.members, strict=True):
+        one = training.explain(member, graphs, target=out_features - 1)
+        after, before = one.scores.sigmoid(), one.constants.sigmoid()
+        slopes = ((after - before) / (one.scores - one.constants)).repeat_interleave(graphs.num_nodes_per_graph)
+        torch.testing.assert_close(of.contributions, one.contributions * slopes)
+        torch.testing.assert_close((of.constants, of.scores), (before, after))
+    with pytest.raises(ValueError, match="target must be given: the model has 4 tasks"):
+        training.explain(ensemble_of(4, True)[0], graphs)
+
+
+def test_the_branches_of_an_ensemble() -> None:
+    model, graphs = ensemble_of(2)
+    explained = training.explain(model, graphs)
+    assert [len(of.branches) for of in explained.members] == [5, 3, 2]
+    assert explained.branches[4:8] == [
+        "member 1, within 2 hops by adj",
+        *(f"member 2, within {text}" for text in ("0 hops", "1 hop", "1 hop, joint")),
+    ]
+    assert explained.attention.isnan().all(1).tolist() == [True] * 5 + [False] * 3 + [True] * 2
+    assert torch.equal(explained.attention[5:8], explained.members[1].attention)
+    assert training.explain(Ensemble([model.members[2]]), graphs).attention is None
+    assert explained.contributions.shape == (10, graphs.num_nodes)
+    torch.testing.assert_close(explained.totals, torch.stack([of.totals for of in explained.members]).mean(0))
+    assert training.explain(model, graphs[:0]).contributions.shape == (10, 0)
+
+
+@pytest.mark.parametrize("out_features", [1, 3])
+@pytest.mark.parametrize("size", [0.0, 1.0, 1e4])
+def test_ensembles_that_know_nothing_and_that_are_certain(out_features: int, size: float) -> None:
+    """Neither is 0 divided by 0, nor does an exponential overflow."""
+    graphs = random_graphs([4, 1, 7], dtype=torch.float32)
+    graphs = replace(graphs, x=graphs.x.sign())
+    linear = SubtreeLinear(3, out_features, 64, num_hops=1, num_columns=64, norm=None)
+    torch.nn.init.normal_(linear.weight, std=size) if size else None
+    for target in range(out_features):
+        explained = training.explain(Ensemble([linear, copy.deepcopy(linear)]), graphs, target=target)
+        assert explained.contributions.isfinite().all()
+        torch.testing.assert_close(explained.constants, torch.full((3,), 1 / max(out_features, 2)).double())
+        torch.testing.assert_close(explained.constants + sums(explained), explained.probabilities)
+        assert bool(explained.contributions.any()) == (size > 0)
+
+
+def test_ensembles_that_cannot_be_explained() -> None:
+    model, graphs = ensemble_of(2)
+    with pytest.raises(ValueError, match="operator must be left out, as Ensemble has none, got 'sym'"):
+        training.explain(model, graphs, "sym")
+    with pytest.raises(ValueError, match="target must be less than 2"):
+        training.explain(model, graphs, target=2)
+    other = PAGNN([torch.nn.Linear(3, 4)] * 3, torch.nn.Linear(12, 2)).double()
+    other.operator = "sym"
+    with pytest.raises(TypeError, match="members that are a SPIN or a SubtreeLinear, got PAGNN"):
+        training.explain(Ensemble([other]), graphs)
+    model.members[1].register_forward_hook(lambda *_: torch.ones(len(SIZES), 2).double())
+    with pytest.raises(ValueError, match="model must compute what its branches and classifier do in turn"):
+        training.explain(model, graphs)

@@ -10,10 +10,9 @@ import torch
 from helpers.cli import invoke
 
 from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, datasets, training
-from spin_fast.nn import GraphModel, SubtreeLinear
+from spin_fast.nn import Ensemble, GraphModel, SubtreeLinear
+from spin_fast.nn.ensemble import mean_scores
 from spin_fast.selection import SubtreeRecipe, TrainingSet
-from spin_fast.training import Ensemble
-from spin_fast.training.ensemble import mean_scores
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +94,8 @@ def test_bad_members(graphs: GraphBatch, tmp_path: Path) -> None:
         Ensemble([torch.nn.Linear(2, 2)])  # type: ignore[list-item]
     with pytest.raises(TypeError, match="members must be models of graphs, at least one, and no ensembles"):
         Ensemble([Ensemble(members(graphs))])
+    with pytest.raises(ValueError, match="members must be different models"):
+        Ensemble(members(graphs)[:1] * 2)
     with pytest.raises(ValueError, match="members must have the same out_features, got"):
         Ensemble([*members(graphs), *members(graphs, out_features=3)])
     with pytest.raises(ValueError, match="graphs must have 3 features as fitted, got 2"):

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from ..features.chunks import chunks_of
 from ..graphs.batch import GraphBatch
-from ..nn import GraphModel
-from .prediction import predict_chunks
+from .base import GraphModel
 
 
 class Ensemble(GraphModel):
@@ -35,6 +34,8 @@ class Ensemble(GraphModel):
         kinds = [*map(type, members)]
         if not members or not all(issubclass(kind, GraphModel) and kind is not Ensemble for kind in kinds):
             raise TypeError(f"members must be models of graphs, at least one, and no ensembles, got {kinds}")
+        if len({*map(id, members)}) < len(members):
+            raise ValueError("members must be different models: a file keeps each parameter once")
         for name in ("out_features", "multilabel"):
             if len(found := {getattr(member, name) for member in members}) > 1:
                 raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")
@@ -47,15 +48,21 @@ class Ensemble(GraphModel):
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, see :meth:`GraphModel.score_chunks`."""
         if len(graphs) == 0:
-            yield self._scores(graphs)
+            yield self._scores(graphs, num_bytes)
         nodes = num_bytes // max(graphs.num_features * graphs.x.element_size(), 1)
         for begin, end in chunks_of(graphs.ptr, nodes):
-            yield self._scores(graphs[begin:end])
+            yield self._scores(graphs[begin:end], num_bytes)
 
-    def _scores(self, graphs: GraphBatch) -> Tensor:
-        scores = [torch.cat(list(predict_chunks(member, graphs))) for member in self.members]
-        of_tasks = self.out_features == 1 if self.multilabel is None else self.multilabel
-        return mean_scores(scores, of_tasks).to(graphs.x.dtype)
+    def _scores(self, graphs: GraphBatch, num_bytes: int) -> Tensor:
+        scores = []
+        for member in self.members:
+            own, operator = member.prepared(graphs)
+            scores.append(torch.cat(list(member.score_chunks(own, operator, num_bytes))))
+        return self.mean(scores).to(graphs.x.dtype)
+
+    def mean(self, scores: Sequence[Tensor]) -> Tensor:
+        """Class scores, in float64, whose probabilities are the mean of those of the members' scores."""
+        return mean_scores(scores, self.has_tasks(scores[0]))
 
 
 def mean_scores(scores: Sequence[Tensor], multilabel: bool) -> Tensor:
