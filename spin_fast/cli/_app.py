@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
@@ -115,7 +115,12 @@ def command(example: str, *, takes_ranks: bool = False) -> Callable[[Callable[..
         expanded: list[inspect.Parameter] = []
         for name, parameter in parameters.items():
             group = groups.get(name)
-            expanded += [parameter] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+            if group is None:
+                expanded.append(parameter)
+                continue
+            hints = get_type_hints(group, include_extras=True)  # each by the names of the module of its class
+            options = inspect.signature(group).parameters.values()
+            expanded += [option.replace(annotation=hints[option.name]) for option in options]
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in expanded]
         run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return app.command(epilog=f"Example: {example}")(one_line_errors(run))

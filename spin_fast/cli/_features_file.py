@@ -8,10 +8,24 @@ from torch import Tensor
 from .. import sum_readout
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures, ids_sha256
 from ._options import operator_of
 from ._train_options import FeatureOptions
 
 SAMPLE = 256  # graphs whose hops are computed again for comparison; all would take the time that the file saves
+
+
+def check_fitted(options: FeatureOptions, node_features: NodeFeatures | None, train: Tensor) -> None:
+    """Check that the node features of a file were fitted to the graphs ``train``, and so to no test graph.
+
+    Raises:
+        ValueError: they learnt from others.
+    """
+    if node_features is not None and node_features.learns and node_features.ids_sha256_ != ids_sha256(train):
+        raise ValueError(
+            f"--features {options.precomputed}: its node features were fitted to other graphs than these training "
+            "graphs; give --seed, --fold and --splits as to spin-fast precompute"
+        )
 
 
 def check_features(
@@ -25,10 +39,14 @@ def check_features(
         ValueError: says what differs.
     """
     source, operator = f"--features {options.precomputed}", operator_of(options.operators)
-    of_graphs, of_file = (f"{of.num_graphs} graphs with {of.num_features} feature(s)" for of in (graphs, features))
+    made = features.node_features
+    width = features.num_features if made is None else made.num_features_
+    of_graphs = f"{graphs.num_graphs} graphs with {graphs.num_features} feature(s)"
+    of_file = f"{features.num_graphs} graphs with {width} feature(s)"
     other = f"{source} is not of {dataset}: its graphs have other"
     if of_graphs != of_file:
         raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
+    graphs = graphs if made is None else made.transform(graphs)
     if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
         raise ValueError(f"{other} sizes or labels; see --label")
     edges = "--undirected, --coalesce and --self-loops"

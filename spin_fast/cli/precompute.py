@@ -21,6 +21,7 @@ from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
+from ._fitting import Fitting, fit_report, is_node_features
 from ._graphs import Description, listed_twice
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
@@ -44,9 +45,10 @@ def _bytes(text: str) -> int:
 def precompute(
     dataset: Annotated[str, DATASET],
     data: DataOptions,
+    fitting: Fitting,
     out: Annotated[
         Path | None,
-        out_option(help="Where to write.", show_default="DATASET.safetensors", rich_help_panel="Output"),
+        out_option(help="Where to write.", show_default="DATASET.safetensors, or .json", rich_help_panel="Output"),
     ] = None,
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
@@ -64,46 +66,66 @@ def precompute(
 ) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
-    They are hops of the features as DATASET has them: what train --degree, --one-hot and --standardize make of those
-    depends on the training graphs, which are not chosen yet. The files of an earlier call with the same --out are
-    replaced. Of Parquet with a row per graph, and of GraphML, only some graphs are in memory at a time.
+    They are hops of the features as DATASET has them, or of what --degree, --one-hot and --standardize make of these.
+    That depends on the training graphs: those of train with the same --seed, --splits and --fold. The files of an
+    earlier call with the same --out are replaced. Of Parquet with a row per graph, and of GraphML, only some graphs are
+    in memory at a time.
 
     Several jobs may share the graphs: each makes the file of one --shard, and when all are there, --join makes their
-    index. With --resume a job whose file is there is done.
+    index. With --resume a job whose file is there is done. Node features are fitted before, by a job with --fit-only,
+    whose file the others take by --fitted.
 
-    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, kept, index.
+    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, kept, index. With --fit-only: dataset,
+    features, standardized, file.
     """
     source = datasets.find(dataset, data.root)
     title = source.title
-    out = Path(f"{title}.safetensors") if out is None else out
+    out = Path(f"{title}.json" if fitting.only else f"{title}.safetensors") if out is None else out
+    fitting.check(shard)
     if shard_size is not None and shard is not None:
         raise ValueError("--shard-size is for all graphs, --shard for some: give one of both")
     if join and (shard_size is not None or shard is not None):
         raise ValueError("--join is for files that are there: leave --shard and --shard-size out")
     if resume and shard is None:
         raise ValueError("--resume needs --shard, whose file may be there")
+    if fitting.only:
+        check_output(out, is_node_features, source, fitting.splits)
+        source, reader = data.open(source)
+        made_by = fitting.fit(source, reader, _chunks(source, data, reader, progress=reader.whole is None))
+        made_by.save(out)
+        return fit_report(title, made_by, out)
     ((_, path),) = paths_of(out, [shard]).items()
-    check_output(path, shards.is_shard, source)
+    check_output(path, shards.is_shard, source, fitting.fitted, fitting.splits)
     shards.check_path(path)
     if join:
         return _report(title, shards.join(out), [], index_of(out))
+    node_features = fitting.load()
     source, reader = data.open(source)
     settings = (hops, operator_of(operators) or "sym", deduplicate)
     facts = dict(zip(("hops", "operator", "deduplicate"), settings, strict=True))
     facts |= {"dataset": title, "num_graphs": len(reader), "node_rows": node_rows, "read": data.read_options}
+    facts |= {"node_features": None if node_features is None else node_features.fingerprint}
     made_of = json.dumps(facts)
     if resume and kept({shard: path}, json.loads(made_of), storage.made_of):
         return _report(title, [path], [path], None)
     streams = reader.whole is None
-    chunks = _chunks(source, data, reader, shard, progress=streams and shard_size is None)
+    if fitting.given is not None:
+        node_features = fitting.fit(source, reader, _chunks(source, data, reader, progress=streams))
+    shown = streams and shard_size is None
+    chunks = _chunks(source, data, reader, shard, progress=shown, is_told=fitting.given is not None)
+    if node_features is not None:
+        chunks = map(node_features.transform, chunks)
     if shard_size is not None:
-        checked = _of_size(chunks, shard_size, settings, node_rows)
-        made = _counted(shards.compute(checked, *settings, max_bytes=shard_size, node_rows=node_rows), len(reader))
+        told = "" if node_features is None else json.dumps(json.dumps(node_features.to_dict()))  # in the header
+        room = max(shard_size - len(told), 1)
+        checked = _of_size(chunks, shard_size, len(told), settings, node_rows)
+        made = _counted(shards.compute(checked, *settings, max_bytes=room, node_rows=node_rows), len(reader))
     elif streams:
         made = iter([PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)])
     else:
         (graphs,) = chunks
         made = iter([PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)])
+    made = (part.prepared_by(node_features) for part in made)
     if shard is not None:
         next(made).save(path, made_of=made_of)
         return _report(title, [path], [], None)
@@ -112,16 +134,25 @@ def precompute(
 
 
 def _chunks(
-    source: datasets.Source, data: DataOptions, reader: datasets.Reader, shard: Shard | None, *, progress: bool
+    source: datasets.Source,
+    data: DataOptions,
+    reader: datasets.Reader,
+    shard: Shard | None = None,
+    *,
+    progress: bool,
+    is_told: bool = False,
 ) -> Iterator[GraphBatch]:
-    """Yield the graphs of a shard, those that are in memory at once; describe them when all have been read."""
+    """Yield the graphs of a shard, those that are in memory at once.
+
+    Describe them when all have been read, unless that is told already.
+    """
     begin, end = (0, len(reader)) if shard is None else range_of_shard(shard, len(reader))
     description = Description(source, data.node_features)
     size = CHUNK_GRAPHS if reader.whole is None else max(end - begin, 1)
     with progress_bar("graphs", end - begin, progress) as advance:
         for read in reader.chunks(size, shard):
             description.add(read)
-            if reader.whole is not None:
+            if reader.whole is not None and not is_told:
                 description.tell()
             graphs, number = read.graphs, len(read.names)
             del read
@@ -130,14 +161,14 @@ def _chunks(
             yield graphs
             del graphs  # which need not be in memory when the next are read
             advance("", number)
-    if reader.whole is None:
+    if reader.whole is None and not is_told:
         if data.undirected and description.twice and shard is None:  # some graphs may be symmetric by chance
             raise listed_twice(source)
         description.tell()
 
 
 def _of_size(
-    chunks: Iterable[GraphBatch], max_bytes: int, settings: tuple[int, str, bool], node_rows: bool
+    chunks: Iterable[GraphBatch], max_bytes: int, told_bytes: int, settings: tuple[int, str, bool], node_rows: bool
 ) -> Iterator[GraphBatch]:
     """The chunks, if each graph fits in a file, which holds whole graphs."""
     most = -1
@@ -146,7 +177,7 @@ def _of_size(
         if len(graphs) and int(sizes.max()) > most:
             most = int(sizes.max())
             alone = PowerFeatures.from_graphs(graphs[int(sizes.argmax())], *settings, node_rows=node_rows)
-            if max_bytes < (needed := alone.nbytes + shards.HEADER_BYTES):
+            if max_bytes < (needed := alone.nbytes + shards.HEADER_BYTES + told_bytes):
                 expected = f"--shard-size must be at least {needed:,} bytes, which a graph of {most:,} nodes takes"
                 raise ValueError(f"{expected}, got {max_bytes:,}")
         yield graphs

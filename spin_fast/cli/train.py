@@ -25,7 +25,7 @@ from ..selection import Recipe
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
 from ._errors import ended_by_sigterm, one_line_warnings
-from ._features_file import check_features
+from ._features_file import check_features, check_fitted
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, tested
 from ._options import (
@@ -121,11 +121,9 @@ def train(
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None
     if features.precomputed is not None:
-        if features.degree is not None or features.one_hot or features.standardize:
-            option = "--one-hot" if features.one_hot else "--standardize"
-            option = option if features.degree is None else f"--degree {features.degree}"
-            stored = f"--features {features.precomputed}"
-            raise ValueError(f"{option}: {stored} has the hops already, and it comes before them")
+        if features.given is not None:
+            stored = f"--features {features.precomputed} has the hops already, and it comes before them"
+            raise ValueError(f"{features.given}: {stored}; give it to spin-fast precompute")
         power = PowerFeatures.load(features.precomputed)
     board = TensorBoardLog(out, metric_name) if tensorboard else None
     goes_on = resume and outputs.state.exists()
@@ -168,9 +166,11 @@ def train(
         preprocessing, graphs = _prepare(read.graphs, split.train, recipe)
         power, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
     else:
+        check_fitted(features, power.node_features, split.train)
         check_features(features, power, source.title, read.graphs, model_options.needs_node_rows)
         power = power.to(place)
-        if features.standardize is None and NodeFeatures().fit(read.graphs, split.train).columns_:
+        is_raw = features.standardize is None and power.node_features is None
+        if is_raw and NodeFeatures().fit(read.graphs, split.train).columns_:
             console.print("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))

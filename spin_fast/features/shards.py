@@ -15,6 +15,7 @@ from torch import Tensor
 from .._common import check, files
 from .._common.indexing import GraphIds, graph_ids, offsets
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures
 from . import storage
 from .chunks import Stream, num_branches_of
 from .power_features import PowerFeatures
@@ -252,6 +253,11 @@ class ShardedFeatures:
     def operator(self) -> str:
         """The graph operator, or several with commas between them."""
         return self.shards[0].operator
+
+    @property
+    def node_features(self) -> NodeFeatures | None:
+        """What the graphs went through before."""
+        return self.shards[0].node_features
 
     @cached_property
     def y(self) -> Tensor | None:

@@ -251,8 +251,8 @@ class NodeFeatures:
                 made.mean_, made.scale_ = ([float(value) for value in state[name]] for name in ("mean_", "scale_"))
                 if not len(made.columns_) == len(made.mean_) == len(made.scale_):
                     raise ValueError("columns_, mean_ and scale_ must be of one length")
-                if max(made.columns_, default=-1) >= made._num_columns:
-                    raise ValueError(f"columns_ must be below {made._num_columns}, the number of columns")
+                if max(made.columns_, default=-1) >= made.num_columns:
+                    raise ValueError(f"columns_ must be below {made.num_columns}, the number of columns")
                 if not all(map(math.isfinite, made.mean_)) or not all(0 < scale < math.inf for scale in made.scale_):
                     raise ValueError("mean_ and scale_ must be finite, and scale_ above 0")
                 if made.to_dict() != state:
@@ -263,12 +263,17 @@ class NodeFeatures:
         return made
 
     @property
-    def _num_columns(self) -> int:
-        """Columns of the result."""
+    def num_columns(self) -> int:
+        """Columns of the result, once it is fitted."""
         of_x = sum(1 if values is None else len(values) for values in self.categories_) if self.keeps_x_ else 0
         if self.max_degree_ is not None:
             return of_x + self.max_degree_ + 1
         return of_x + {None: 0, "profile": 5}.get(self.degree, 1)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything was fitted, so that other training graphs may lead to other features."""
+        return bool(self.columns_) or any(self.categories_) or self.max_degree_ is not None
 
     @property
     def fingerprint(self) -> str:
