@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -118,9 +118,11 @@ def command(example: str, *, takes_ranks: bool = False) -> Callable[[Callable[..
             if group is None:
                 expanded.append(parameter)
                 continue
-            hints = get_type_hints(group, include_extras=True)  # each by the names of the module of its class
+            kinds: dict[str, Any] = {}
+            for base in reversed(group.__mro__):  # whose annotations are names of its own module
+                kinds |= inspect.get_annotations(base, eval_str=True)
             options = inspect.signature(group).parameters.values()
-            expanded += [option.replace(annotation=hints[option.name]) for option in options]
+            expanded += [option.replace(annotation=kinds[option.name]) for option in options]
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in expanded]
         run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return app.command(epilog=f"Example: {example}")(one_line_errors(run))
