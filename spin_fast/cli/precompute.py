@@ -88,6 +88,8 @@ def precompute(
         raise ValueError("--join is for files that are there: leave --shard and --shard-size out")
     if resume and shard is None:
         raise ValueError("--resume needs --shard, whose file may be there")
+    if fitting.only and (join or shard_size is not None or out.suffix != ".json"):
+        raise ValueError("--fit-only writes one --out FILE.json: leave --join and --shard-size out")
     if fitting.only:
         check_output(out, is_node_features, source, fitting.splits)
         source, reader = data.open(source)

@@ -166,8 +166,8 @@ def train(
         preprocessing, graphs = _prepare(read.graphs, split.train, recipe)
         power, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
     else:
-        check_fitted(features, power.node_features, split.train)
         check_features(features, power, source.title, read.graphs, model_options.needs_node_rows)
+        check_fitted(features, power.node_features, split.train)
         power = power.to(place)
         is_raw = features.standardize is None and power.node_features is None
         if is_raw and NodeFeatures().fit(read.graphs, split.train).columns_:

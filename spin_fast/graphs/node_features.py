@@ -61,7 +61,7 @@ class NodeFeatures:
 
     Attributes:
         num_features_: columns of the ``x`` it was fitted on.
-        ids_sha256_: a hash of the numbers of the training graphs; None if they are not known.
+        ids_sha256_: a hash of the numbers of the training graphs; None if these are not known.
         keeps_x_: whether the result has them.
         max_degree_: the largest degree that has a column; None but for ``"one-hot"``.
         categories_: the values of each column of ``x`` that has them, ascending; None for columns left as they are.
@@ -278,7 +278,7 @@ class NodeFeatures:
     @property
     def fingerprint(self) -> str:
         """A hash of all arguments and of what was fitted: that of another one differs if it transforms otherwise."""
-        return hashlib.sha256(json.dumps(self.to_dict()).encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
         """Write to a JSON file, from which :meth:`load` reads.
