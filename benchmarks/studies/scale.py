@@ -60,6 +60,7 @@ KEPT: dict[str, Callable[[Any], str]] = {
     "bytes": lambda number: f"{number / 1e9:.2f} GB of features",
     "seconds to make": lambda seconds: f"{seconds:.1f} s to make it",
     "seconds of an epoch": lambda seconds: f"{seconds:.1f} s for the second epoch",
+    "seconds_per_epoch": lambda seconds: f"{seconds:.1f} s for an epoch",
     "mapped over in memory": lambda ratio: f"an epoch on mapped files takes {ratio:.2f} times as long as in memory",
 }
 """What is told of a step beside its cost, by its name in the document that it prints."""
@@ -224,6 +225,12 @@ def steps(folder: Path, num_graphs: int) -> Iterator[Step]:
     yield Step("precompute", (*precompute, features, graphs), num_graphs)
     yield Step("fit, two epochs over the shards", (*worker, "ours"), num_graphs)
     yield Step("predict", (*predict, folder / MODEL, graphs), num_graphs)
+    run = ("--epochs", "2", "--batch-size", str(BATCH_SIZE), "--threads", "1", "--out", folder / "run")
+    yield Step(
+        "train, two epochs of joint rows",
+        (*command, "train", "--json", "--features", features, graphs, *run),
+        num_graphs,
+    )
     yield Step("epochs over one shard, mapped and in memory", (*worker, "mapped"), 2 * EPOCHS * FEW)
     yield Step("precompute", (*precompute, folder / "few.safetensors", few), FEW)
     yield Step("precompute --no-deduplicate", (*precompute, folder / "dense.safetensors", few, "--no-deduplicate"), FEW)

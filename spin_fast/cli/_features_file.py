@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import sum_readout
+from .. import datasets, sum_readout
+from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures, ids_sha256
-from ._options import operator_of
+from ._graphs import CHUNK_GRAPHS, Description
+from ._options import DataOptions, operator_of
 from ._train_options import FeatureOptions
 
 SAMPLE = 256  # graphs whose hops are computed again for comparison; all would take the time that the file saves
@@ -28,10 +31,8 @@ def check_fitted(options: FeatureOptions, node_features: NodeFeatures | None, tr
         )
 
 
-def check_features(
-    options: FeatureOptions, features: PowerFeatures, dataset: str, graphs: GraphBatch, needs_node_rows: str | None
-) -> None:
-    """Check that the features of a file are of just these graphs and options.
+def check_settings(options: FeatureOptions, features: ShardedFeatures, needs_node_rows: str | None) -> None:
+    """Check that the features of a file were made with these options.
 
     ``needs_node_rows`` is the option for which they must know the row of each node, if there is one.
 
@@ -39,56 +40,97 @@ def check_features(
         ValueError: says what differs.
     """
     source, operator = f"--features {options.precomputed}", operator_of(options.operators)
-    made = features.node_features
-    width = features.num_features if made is None else made.num_features_
-    of_graphs = f"{graphs.num_graphs} graphs with {graphs.num_features} feature(s)"
-    of_file = f"{features.num_graphs} graphs with {width} feature(s)"
-    other = f"{source} is not of {dataset}: its graphs have other"
-    if of_graphs != of_file:
-        raise ValueError(f"{source} is not of {dataset}: it has {of_file}, {dataset} {of_graphs}")
-    graphs = graphs if made is None else made.transform(graphs)
-    if not torch.equal(features.node_ptr, graphs.ptr) or not _equal(features.labels, graphs.y):
-        raise ValueError(f"{other} sizes or labels; see --label")
-    edges = "--undirected, --coalesce and --self-loops"
-    if not _close(_sums(features, 0), sum_readout(graphs.x.double(), graphs.ptr), 1e-6):
-        raise ValueError(f"{other} node features; see --node-features, or, of degrees, {edges}")
-    if not _equal_hops(features, graphs):
-        raise ValueError(f"{other} edges; give {edges} as to precompute")
     if options.hops not in (None, features.num_hops):
         raise ValueError(f"--hops {options.hops}: {source} has {features.num_hops}")
     if operator not in (None, features.operator):
         raise ValueError(f"--operator {operator}: {source} has {features.operator}")
-    if needs_node_rows is not None and features.index is not None and features.row_of_node is None:
+    is_deduplicated = [shard.index is not None for shard in features.shards]
+    knows_rows = all(shard.index is None or shard.row_of_node is not None for shard in features.shards)
+    if needs_node_rows is not None and not knows_rows:
         without = "--branches hops without dropout takes it"
         raise ValueError(f"{needs_node_rows}: {source} was made by spin-fast precompute --no-node-rows; {without}")
-    if not options.deduplicate and features.index is not None:
+    if not options.deduplicate and any(is_deduplicated):
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
 
 
+def check_graphs(
+    file: str, features: ShardedFeatures, source: datasets.Source, data: DataOptions, description: Description
+) -> None:
+    """Check that the features of a file are of just these graphs, and describe these; a chunk is in memory at a time.
+
+    Raises:
+        ValueError: says what differs.
+    """
+    _, reader = data.open(source)
+    streams, other = reader.whole is None, f"{file} is not of {source.title}"
+    number = min(len(reader), SAMPLE)
+    sample = torch.arange(number) * len(reader) // max(number, 1)  # at equal distances
+    made, begin = features.node_features, 0
+    width = features.num_features if made is None else made.num_features_
+    with progress_bar("graphs", len(reader), streams) as advance:
+        for read in reader.chunks(CHUNK_GRAPHS if streams else len(reader)):
+            description.add(read)
+            of_graphs, of_file = (
+                f"{number} graphs with {of_node} feature(s)"
+                for number, of_node in ((len(reader), read.graphs.num_features), (len(features), width))
+            )
+            if of_graphs != of_file:
+                raise ValueError(f"{other}: it has {of_file}, {source.title} {of_graphs}")
+            if made is not None:
+                read = read._replace(graphs=made.transform(read.graphs))
+            ids = torch.arange(begin, begin := begin + len(read.graphs))
+            for shard, of_shard, places in features.parts(ids):
+                chosen = sample[torch.isin(sample, ids[places])] - ids[places[0]]
+                graphs = read.graphs[int(places[0]) : int(places[-1]) + 1]
+                if wrong := _difference(shard, int(of_shard[0]), graphs, chosen):
+                    raise ValueError(f"{other}: its graphs have other {wrong}")
+            advance("", len(read.graphs))
+
+
+def _difference(shard: PowerFeatures, begin: int, graphs: GraphBatch, chosen: Tensor) -> str | None:
+    """What is different in the graphs of a shard from ``begin`` on, if anything; hops of the ``chosen`` ones alone."""
+    end = begin + len(graphs)
+    labels = None if shard.labels is None else shard.labels[begin:end]
+    if not torch.equal(shard.node_ptr[begin : end + 1].diff(), graphs.ptr.diff()) or not _equal(labels, graphs.y):
+        return "sizes or labels; see --label"
+    edges = "--undirected, --coalesce and --self-loops"
+    if not _close(_sums(shard, 0, begin, end), sum_readout(_with_size(graphs.x), graphs.ptr), 1e-6):
+        return f"node features; see --node-features, or, of degrees, {edges}"
+    if len(chosen) and not _equal_hops(shard[begin + chosen].take(), graphs[chosen]):
+        return f"edges; give {edges} as to precompute"
+    return None
+
+
 def _equal_hops(features: PowerFeatures, graphs: GraphBatch) -> bool:
-    """Whether the first hop of each operator has the same sums, in a sample of graphs at equal distances."""
+    """Whether the first hop of each operator has the same sums."""
     if features.num_hops == 0:
         return True
-    number = min(len(graphs), SAMPLE)
-    some = torch.arange(number) * len(graphs) // max(number, 1)
-    features, graphs = features[some].take(), graphs[some]
     wanted = PowerFeatures.from_graphs(graphs, 1, features.operator, deduplicate=False)
     firsts = range(1, features.num_branches, features.num_hops)
     return all(_close(_sums(features, first), _sums(wanted, number), 1e-5) for number, first in enumerate(firsts, 1))
 
 
-def _sums(features: PowerFeatures, branch: int) -> Tensor:
-    """Sum the rows of a branch over each graph: ``[G, d]``."""
-    ptr = features.ptr[branch * len(features) : (branch + 1) * len(features) + 1]
-    first, last = features.row_ptr[branch : branch + 2].tolist()
+def _sums(features: PowerFeatures, branch: int, begin: int = 0, end: int | None = None) -> Tensor:
+    """Sum the rows of a branch, and their sizes, over each of the graphs ``begin`` to ``end``: ``[G, 2 d]``."""
+    num_graphs = len(features)
+    ptr = features.ptr[branch * num_graphs + begin : branch * num_graphs + (num_graphs if end is None else end) + 1]
     entries = slice(int(ptr[0]), int(ptr[-1]))
-    index = None if features.index is None else features.index[entries] - first
+    if features.index is None:
+        return sum_readout(_with_size(features.rows[entries]), ptr - ptr[0])
+    used, index = features.index[entries].unique(return_inverse=True)
     count = None if features.count is None else features.count[entries]
-    return sum_readout(features.rows[first:last].double(), ptr - ptr[0], index=index, count=count)
+    return sum_readout(_with_size(features.rows[used]), ptr - ptr[0], index=index, count=count)
+
+
+def _with_size(rows: Tensor) -> Tensor:
+    """Rows beside their absolute values, by whose sums rounding is judged: the rows' own may cancel."""
+    return torch.cat([rows, rows.abs()], dim=1).double()
 
 
 def _close(found: Tensor, wanted: Tensor, tolerance: float) -> bool:
-    return bool(((found - wanted).abs() <= tolerance * wanted.abs().amax(0)).all())
+    """Whether sums are equal but for rounding."""
+    differ, (_, size) = (found - wanted).abs(), wanted.chunk(2, dim=1)
+    return bool((differ <= tolerance * size.repeat(1, 2)).all())
 
 
 def _equal(one: Tensor | None, other: Tensor | None) -> bool:

@@ -18,9 +18,9 @@ from ..datasets.reader import Shard
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import FORMAT, NodeFeatures
 from ._app import Report, console
+from ._graphs import CHUNK_GRAPHS
 from ._metric import labels_of
 from ._options import Fold, NodeFeatureOptions, Splits, data_option, output_option
-from ._trained import CHUNK_GRAPHS
 
 is_node_features = partial(files.has_format, format=FORMAT)
 

@@ -15,6 +15,8 @@ from ..datasets.summary import directions_of
 from ..graphs.batch import GraphBatch
 from ._app import console
 
+CHUNK_GRAPHS = 1024  # that are read at a time
+
 
 def read_dataset(source: datasets.Source, **options: Any) -> datasets.Folder:
     """Read a dataset by ``source.read`` while the terminal says so; refuse ``--undirected`` if edges have a reverse."""
@@ -94,7 +96,8 @@ class Description:
     """What is told of graphs, which may come a chunk at a time.
 
     Attributes:
-        twice: whether each edge is listed twice, as far as any are; told of one's own graphs alone.
+        facts: of reading, for a model's metadata.
+        twice: whether each edge is listed twice, as far as there are any.
     """
 
     def __init__(self, source: datasets.Source, chosen_features: object) -> None:
@@ -103,7 +106,7 @@ class Description:
         self._unused: str | None = None
         self._num_graphs = self._num_nodes = self._num_edges = self._num_classes = self._num_features = 0
         self._empty = Odd(NO_NODES)
-        self._one_way = False
+        self.facts: dict[str, Any] = {"weighted": False, "directed": False}
         self.twice: bool | None = None
 
     def add(self, read: datasets.Folder) -> None:
@@ -117,10 +120,12 @@ class Description:
         elif graphs.y is not None and not graphs.y.is_floating_point() and len(graphs):
             self._num_classes = max(self._num_classes, int(graphs.y.max()) + 1)
         self._empty.add_empty(graphs, read.names)
-        if self._source.is_own and graphs.num_edges:
+        if graphs.num_edges:
             directions = directions_of(graphs)
-            self._one_way |= directions.one_way
+            self.facts["directed"] |= directions.one_way
             self.twice = directions.twice and self.twice is not False
+        self.facts["weighted"] |= bool(read.weighted)
+        self.facts |= {"node_features": read.features, "classes": read.classes, "task_names": read.tasks}
         self._columns, self._unused = columns_of(read), hint_on_features(read, self._chosen_features)
 
     def tell(self) -> None:
@@ -135,7 +140,7 @@ class Description:
         if self._columns is not None:
             console.print(f"node features: {escape(self._columns)}")
         self._empty.warn(self._num_graphs)
-        if self._one_way:
+        if self._source.is_own and self.facts["directed"]:
             console.print(f"edges are directed: {BOTH_WAYS}")
         if self._unused is not None:
             console.print(f"there are also: {self._unused}")

@@ -28,8 +28,8 @@ class Alone:
         """Print the line of an error, on the rank that meets one first: torchrun then ends the others."""
         print(line, file=sys.stderr)
 
-    def after_first(self, function: Callable[[], object]) -> None:
-        """Call a function on the first rank, and when it has returned there, on the others."""
+    def on_first(self, function: Callable[[], object]) -> None:
+        """Call a function on the first rank alone, while the others wait."""
         function()
 
     @contextmanager
@@ -49,6 +49,7 @@ class Rank(Alone):
         store, self.rank, self.number = next(dist.rendezvous("env://"))
         self._store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)  # it outlives a restart
         self._stderr = sys.stderr
+        self._num_calls = 0  # of on_first
         self.is_first = self.rank == 0
 
     @contextmanager
@@ -75,12 +76,14 @@ class Rank(Alone):
         if not is_told:
             print(line, file=self._stderr, flush=True)
 
-    def after_first(self, function: Callable[[], object]) -> None:
-        if not self.is_first:
-            self._store.wait(["spin-fast first"], timedelta(days=1))
-        function()
+    def on_first(self, function: Callable[[], object]) -> None:
+        self._num_calls += 1
+        done = f"spin-fast first {self._num_calls}"
         if self.is_first:
-            self._store.set("spin-fast first", "")
+            function()
+            self._store.set(done, "")
+        else:
+            self._store.wait([done], timedelta(days=1))
 
     @contextmanager
     def process_group(self, device: torch.device) -> Iterator[dist.ProcessGroup | None]:

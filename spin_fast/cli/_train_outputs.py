@@ -14,7 +14,7 @@ from rich.table import Table
 
 from .. import datasets, training
 from .._common import files
-from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures
 from ..nn import SPIN
 from ..training.checkpoints import CHECKPOINT_FORMAT
 from ..training.resume import STATE_FORMAT
@@ -55,7 +55,7 @@ def score_in(result: Path) -> str:
 def write_and_report(
     outputs: Outputs,
     dataset: str,
-    features: PowerFeatures,
+    features: ShardedFeatures,
     model: SPIN,
     fit: training.Fit,
     patience: int,
@@ -96,7 +96,7 @@ def write_and_report(
         "precomputation_seconds": precomputation if isinstance(precomputation, float) else None,
         "deduplication": features.deduplication,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "kernels": kernels_on(features.rows.device),
+        "kernels": kernels_on(features.device),
         "ranks": settings["ranks"],
     }
     written = {"model": outputs.model, "training_curve": outputs.curve, "log": outputs.log, "result": outputs.result}
@@ -118,7 +118,7 @@ def write_and_report(
         "branches": model.config["branches"],
         "settings": chosen,
         "epochs": f"{len(fit.epochs)}, kept epoch {fit.best_epoch + 1}{ended}",
-        "time per epoch": f"{1000 * seconds:.1f} ms (median)",
+        "time per epoch": f"{seconds:.1f} s (median)" if seconds >= 10 else f"{1000 * seconds:.1f} ms (median)",
         "graphs per second": f"{facts['graphs_per_second']:,.0f} in training",
         "precomputation": made,
         "nodes per stored row": f"{by_branch(features.deduplication)}  (by branch)",

@@ -20,10 +20,8 @@ from ..nn import GraphClassifier
 from ..training.checkpoints import Saved
 from ._app import console
 from ._errors import as_option
-from ._graphs import read_dataset
+from ._graphs import CHUNK_GRAPHS, read_dataset
 from ._options import Device, data_option, operator_of, operator_option
-
-CHUNK_GRAPHS = 1024  # of a folder that are read at a time
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that spin-fast train has written.")]
 UndirectedAsTrained = Annotated[

@@ -22,11 +22,10 @@ from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
 from ._fitting import Fitting, fit_report, is_node_features
-from ._graphs import Description, listed_twice
+from ._graphs import CHUNK_GRAPHS, Description, listed_twice
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
 from ._shards import Resume, ShardOption, as_text, kept, paths_of
-from ._trained import CHUNK_GRAPHS
 
 UNITS = {"": 1} | {f"{prefix}B": 1000**power for power, prefix in enumerate(("", "K", "M", "G", "T"))}
 UNITS |= {f"{prefix}IB": 1024**power for power, prefix in enumerate("KMGT", 1)}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,16 +18,17 @@ from torch import Tensor
 
 from .. import datasets, training
 from .._common import files
-from ..datasets.summary import directions_of
+from ..features import shards
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures, sharded
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from ..selection import Recipe
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
 from ._errors import ended_by_sigterm, one_line_warnings
-from ._features_file import check_features, check_fitted
-from ._graphs import tell
+from ._features_file import check_fitted, check_graphs, check_settings
+from ._graphs import Description
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, tested
 from ._options import (
     DATASET,
@@ -120,32 +122,32 @@ def train(
         context.with_resource(files.locked(out))
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None
-    if features.precomputed is not None:
+    if (stored := features.precomputed) is not None:
         if features.given is not None:
-            stored = f"--features {features.precomputed} has the hops already, and it comes before them"
-            raise ValueError(f"{features.given}: {stored}; give it to spin-fast precompute")
-        power = PowerFeatures.load(features.precomputed)
+            why = "has the hops already, and it comes before them; give it to spin-fast precompute"
+            raise ValueError(f"{features.given}: --features {stored} {why}")
+        power = shards.load(stored)
+        check_settings(features, power, model_options.needs_node_rows)
     board = TensorBoardLog(out, metric_name) if tensorboard else None
     goes_on = resume and outputs.state.exists()
     if resume and not goes_on:
         console.print(escape(f"nothing to go on from in {out}: starting"))
     if data.download:
-        ranks.after_first(source.downloaded)
-    source, read = data.read(source)
-    y, num_outputs = labels_of(source, read.graphs.y, metric_choice)
+        ranks.on_first(source.downloaded)
+        source = source.downloaded()
+    description = Description(source, data.node_features)
+    if power is None:
+        source, read = data.read(source)
+        description.add(read)
+        y = read.graphs.y
+    else:
+        ranks.on_first(partial(check_graphs, f"--features {stored}", power, source, data, description))
+        y = power.y
+    y, num_outputs = labels_of(source, y, metric_choice)
     split = source.split(y, seed=seed, splits=splits, fold=fold)
-    tell(source, read, data.node_features)
-    metadata: dict[str, Any] = {
-        "seed": seed,
-        "fold": fold,
-        "node_features": read.features,
-        "classes": read.classes,
-        "task_names": read.tasks,
-        "weighted": bool(read.weighted),
-        "edge_options": data.edge_options,
-        "directed": directions_of(read.graphs).one_way,
-        "ranks": ranks.number,
-    }
+    description.tell()
+    metadata: dict[str, Any] = {"seed": seed, "fold": fold, "edge_options": data.edge_options, "ranks": ranks.number}
+    metadata |= description.facts
     if search:
         return train_by_search(search_options, outputs, source, read, split, metric, metric_name, metadata)
     recipe = Recipe(
@@ -161,16 +163,15 @@ def train(
         calibrate=model_options.calibrate,
     )
     preprocessing: NodeFeatures | None = None
-    made: float | Path | None = features.precomputed
+    made: float | Path | None = stored
     if power is None:
         preprocessing, graphs = _prepare(read.graphs, split.train, recipe)
-        power, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
+        computed, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
+        power = sharded(computed)
     else:
-        check_features(features, power, source.title, read.graphs, model_options.needs_node_rows)
         check_fitted(features, power.node_features, split.train)
         power = power.to(place)
-        is_raw = features.standardize is None and power.node_features is None
-        if is_raw and NodeFeatures().fit(read.graphs, split.train).columns_:
+        if features.standardize is None and power.node_features is None and not _are_whole(power):
             console.print("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
@@ -208,7 +209,7 @@ def train(
     exit_code = 128 + (signals[0] if signals else signal.SIGINT) if fit.interrupted else 0
     if not ranks.is_first:
         return Report({}, [], exit_code)
-    test = tested(training.predict(model, power, split.test), power[split.test].y, split.test, metric)
+    test = tested(training.predict(model, power, split.test), y[split.test], split.test, metric)
     told = (split, metric_name, test, made, metadata)
     report = write_and_report(outputs, source.title, power, model, fit, fit_options.patience, *told)
     report.exit_code = exit_code
@@ -225,6 +226,12 @@ def _prepare(graphs: GraphBatch, train: Tensor, recipe: Recipe) -> tuple[NodeFea
     if recipe.degree is not None or recipe.one_hot or standardized:
         console.print(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
     return preprocessing, graphs
+
+
+def _are_whole(features: ShardedFeatures) -> bool:
+    """Whether all node features are whole numbers."""
+    rows = (shard.rows[: int(shard.row_ptr[1])] for shard in features.shards)
+    return all(torch.equal(of_shard, of_shard.round()) for of_shard in rows)
 
 
 def _compute(graphs: GraphBatch, options: FeatureOptions, node_rows: bool) -> tuple[PowerFeatures, float]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+from .. import ops
 from .._common.indexing import ragged_arange
 from ..ops import reference
+
+if TYPE_CHECKING:
+    from .power_features import PowerFeatures
+
+ODD = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
+INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
 def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:
@@ -18,8 +27,7 @@ def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: 
     sizes, starts = ptr.diff().view(num_branches, -1), ptr[:-1].view(num_branches, -1)
     first = torch.arange(sizes.shape[1], device=ptr.device)
     graph_of_entry = first.repeat(num_branches).repeat_interleave(sizes.flatten())
-    key = (index.long() ^ (count.long() << 32)) * -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
-    key = (key ^ (key >> 32)) * -0x61C8864680B583EB
+    key = _mixed(index.long() ^ (count.long() << 32))
     key = torch.zeros_like(first).index_add(0, graph_of_entry, key)
     key = key if hash_bits == 64 else key & ((1 << hash_bits) - 1)
     left = first.clone()
@@ -35,3 +43,35 @@ def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: 
         first[left[same]] = candidate[same]
         left = left[~same]
     return first
+
+
+def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
+    """A hash of what each selected graph has, ``[G]`` int64: the rows of every branch, or its joint rows.
+
+    Equal for two graphs that have the same equally often, wherever these are stored; by chance for one other pair in
+    2^64.
+    """
+    keys = torch.full((len(features.rows),), ODD, device=features.rows.device)  # not 0, for rows of zeros count, too
+    for column in features.rows.view(INTEGERS[features.rows.element_size()]).unbind(1):
+        keys = _mixed(keys + column)
+    segments: PowerFeatures | ops.JointRows = features
+    if joint:
+        segments, of_parts = features.joint, keys
+        keys = torch.zeros_like(segments.parts[:, 0], dtype=torch.int64)
+        for part in segments.parts.unbind(1):
+            keys = _mixed(keys + of_parts.index_select(0, part))
+    keys = keys if segments.index is None else keys.index_select(0, segments.index)
+    keys = keys if segments.count is None else keys * segments.count
+    sizes = segments.ptr.diff()
+    of_entry = torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes)
+    sums = torch.zeros_like(sizes).index_add(0, of_entry, keys).view(1 if joint else features.num_branches, -1)
+    key = torch.zeros_like(sums[0])
+    for of_branch in sums:
+        key = _mixed(key + of_branch)
+    return key if features.ids is None else key[features.ids]
+
+
+def _mixed(key: Tensor) -> Tensor:
+    """Numbers of which each bit depends on all lower ones, and on higher ones, too."""
+    key = key * ODD
+    return (key ^ (key >> 32)) * ODD

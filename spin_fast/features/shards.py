@@ -16,8 +16,10 @@ from .._common import check, files
 from .._common.indexing import GraphIds, graph_ids, offsets
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
+from ..ops import reference
 from . import storage
 from .chunks import Stream, num_branches_of
+from .identical import graph_keys
 from .power_features import PowerFeatures
 from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, is_indexed, naming, read_index, write_index
 
@@ -259,6 +261,18 @@ class ShardedFeatures:
         """What the graphs went through before."""
         return self.shards[0].node_features
 
+    @property
+    def device(self) -> torch.device:
+        """Where the shards are."""
+        return self.shards[0].rows.device
+
+    @property
+    def deduplication(self) -> list[float]:
+        """Nodes per stored row of each branch, over all shards."""
+        num_nodes = sum(int(shard.node_ptr[-1]) for shard in self.shards)
+        stored = torch.stack([shard.row_ptr.diff() for shard in self.shards]).sum(0)
+        return [num_nodes / size if size else 1.0 for size in stored.tolist()]
+
     @cached_property
     def y(self) -> Tensor | None:
         """Labels of all graphs, in memory."""
@@ -281,6 +295,21 @@ class ShardedFeatures:
         first = offsets(torch.tensor([shard.node_ptr.numel() - 1 for shard in self.shards])).tolist()
         of_shards = [shard.storage_ids(slice(None)).cpu() for shard in self.shards]
         return torch.cat([stored + begin for begin, stored in zip(first, of_shards, strict=False)])[ids]
+
+    def to(self, device: str | torch.device) -> ShardedFeatures:
+        """The same on a device; in memory, unless that is where the files are mapped."""
+        device = torch.device(device)
+        return self if device == self.device else ShardedFeatures(shard.to(device) for shard in self.shards)
+
+    def identical_graphs(self, *, joint: bool = False) -> Tensor:
+        """Find the graphs that no SPIN can tell apart, as :meth:`spin_fast.PowerFeatures.identical_graphs` does.
+
+        Graphs of several shards are compared by a hash of 64 bits.
+        """
+        if len(self.shards) == 1:
+            return self.shards[0].identical_graphs(joint=joint)
+        check.flag("joint", joint)
+        return reference.first_positions(torch.cat([graph_keys(shard, joint=joint) for shard in self.shards]))
 
     def parts(self, ids: Tensor) -> Iterator[tuple[PowerFeatures, Tensor, Tensor]]:
         """Yield the shards that have some of the graphs ``ids``, and the numbers of these there.

@@ -16,6 +16,8 @@ from .base import GraphClassifier
 from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
+CALIBRATION_GRAPHS = 512  # enough to estimate means and deviations
+
 
 class SPIN(GraphClassifier):
     """Graph classifier with parallel neighbourhood aggregation (Doshi & Chepuri, arXiv 2111.11482).
@@ -243,7 +245,7 @@ class SPIN(GraphClassifier):
         and one that is not as constructed (:meth:`is_as_constructed`, ``to_train=True``).
         """
         self.check(features)
-        selected = features[:512].take()
+        selected = features[:CALIBRATION_GRAPHS].take()
         if selected.num_nodes == 0 or not self.is_as_constructed(to_train=True):
             return
         with torch.autocast(selected.rows.device.type, enabled=False):

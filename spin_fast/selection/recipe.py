@@ -10,11 +10,12 @@ import torch
 
 from .. import training
 from .._common import check
-from .._common.indexing import GraphIds
+from .._common.indexing import GraphIds, graph_ids
 from ..features.power_features import PowerFeatures
+from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
-from ..nn import SPIN
+from ..nn.spin import CALIBRATION_GRAPHS, SPIN
 from ..training.losses import ClassWeight
 from ..training.schedules import Schedule
 from .training_set import Trained, TrainingSet
@@ -86,8 +87,9 @@ class Recipe:
         made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
         return made, node_features
 
-    def new_model(self, features: PowerFeatures, train: GraphIds, out_features: int) -> SPIN:
+    def new_model(self, features: PowerFeatures | ShardedFeatures, train: GraphIds, out_features: int) -> SPIN:
         """A model with random weights, calibrated on the graphs ``train`` where the recipe says so."""
+        some = features[graph_ids(train, len(features))[:CALIBRATION_GRAPHS]]
         model = SPIN(
             features.num_features,
             self.hidden_features,
@@ -101,9 +103,9 @@ class Recipe:
             batch_norm=self.batch_norm,
             dropout=self.dropout,
             classifier_features=self.classifier_features,
-        ).to(features.rows.device, features.rows.dtype)
+        ).to(some.rows.device, some.rows.dtype)
         if self.calibrate:
-            model.calibrate(features[train])
+            model.calibrate(some)
         return model
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from helpers.cli import edges_once, folder_of_graphs, invoke
+from helpers import random_graphs
+from helpers.cli import edges_once, facts_of, folder_of_graphs, invoke
 
 from spin_fast import GraphBatch, PowerFeatures, datasets, training
+from spin_fast.cli import _features_file
+from spin_fast.features import shards
+from spin_fast.selection import Recipe
 
 
 def test_features_of_something_else(tmp_path: Path) -> None:
@@ -82,6 +87,74 @@ def test_edges_of_some_graphs_are_compared(tmp_path: Path, monkeypatch: pytest.M
     )
     PowerFeatures.from_graphs(every, 1, "sym,adj").save(path)
     assert "its graphs have other edges" in invoke("train", "digits", *options, exit_code=1)
+
+
+def graphs_of(number: int, seed: int) -> GraphBatch:
+    graphs = random_graphs([3, 5, 0, 7, 2, 4, 6, 1, 8, 3, 5, 4][:number] * 4, dtype=torch.float32, seed=seed)
+    return replace(graphs, x=graphs.x - graphs.x.mean(), y=torch.arange(len(graphs)) % 2)
+
+
+def test_no_more_than_a_chunk_of_graphs_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training from shards needs the graphs only to check that they are the same."""
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    Path("set").mkdir()
+    for number in (1, 2):
+        datasets.write_parquet(graphs_of(10 + number, number), f"set/{number}.parquet")
+    invoke("precompute", "set/", "--hops", 2, "--shard-size", "6KB", "--out", "f.safetensors")
+    features = shards.load("f.safetensors")
+    assert (len(features.shards) > 3, len(features)) == (True, 92)
+    small = ("--epochs", 4, "--hidden", 8, "--layers", 2)
+
+    alive: list[weakref.ref] = []
+    most = 0
+    from_parts = GraphBatch._from_parts.__func__
+
+    def watched(cls: type[GraphBatch], *arguments: Any) -> GraphBatch:
+        nonlocal most
+        most = max(most, sum(x() is not None for x in alive))
+        graphs = from_parts(cls, *arguments)
+        alive.append(weakref.ref(graphs.x))
+        return graphs
+
+    monkeypatch.setattr(_features_file, "CHUNK_GRAPHS", 7)
+    monkeypatch.setattr(GraphBatch, "_from_parts", classmethod(watched))
+    facts = facts_of("train", "set/", "--features", "f.safetensors", *small, "--out", "run")
+    assert (len(alive), most) == (14, 1)  # the last one while the next is made
+
+    source = datasets.find("set/")
+    split, recipe = source.split(features.y, seed=0), Recipe(hidden_features=8, num_layers=2, num_hops=2)
+    torch.manual_seed(0)
+    model = recipe.new_model(features, split.train, 2)
+    fit = training.fit(model, features, split.train, split.validation, epochs=4)
+    trained, metadata = training.load_checkpoint("run/model.safetensors")
+    torch.testing.assert_close(trained.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert facts["validation"] == fit.validation
+    assert facts["graphs"] == {"train": 73, "validation": 9, "test": 10}
+    seen = torch.isin(features.identical_graphs(joint=True)[split.test], split.train)
+    assert facts["test_seen"] == int(seen.sum())
+    assert (metadata["directed"], metadata["weighted"], metadata["classes"]) == (True, False, ["0", "1"])
+    invoke("predict", "run/model.safetensors", "set/", "--out", "p.csv")
+    written = torch.tensor(pandas.read_csv("p.csv").iloc[:, 3:].to_numpy(), dtype=torch.float32)
+    torch.testing.assert_close(written, training.predict(model, features).softmax(1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("what", ["sizes or labels", "node features", "edges"])
+def test_one_graph_of_the_last_chunk_is_another(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_features_file, "CHUNK_GRAPHS", 7)
+    graphs = graphs_of(12, 0)
+    datasets.write_parquet(graphs, "set.parquet")
+    invoke("precompute", "set.parquet", "--shard-size", "6KB", "--out", "f.safetensors")
+    changed = {
+        "sizes or labels": lambda: replace(graphs, y=torch.cat([graphs.y[:-1], 1 - graphs.y[-1:]])),
+        "node features": lambda: replace(graphs, x=torch.cat([graphs.x[:-1], graphs.x[-1:] * 1.001])),
+        "edges": lambda: replace(graphs, indices=torch.cat([graphs.indices[:-1], graphs.indices[-1:] ^ 1])),
+    }
+    datasets.write_parquet(changed[what](), "set.parquet")
+    error = invoke("train", "set.parquet", "--features", "f.safetensors", "--out", "run", exit_code=1)
+    assert f"f.safetensors is not of set.parquet: its graphs have other {what}" in error
 
 
 @pytest.mark.parametrize("options", [["--operator", "sym,adj"], ["--operator", "sym", "--operator", "adj"]])

@@ -69,15 +69,18 @@ def test_training_is_that_on_the_graphs(options: tuple[object, ...], place: Path
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    ("name", "options", "split"),
     [
-        ("set", ("--standardize", "--fold", 1)),
-        ("whole", ("--degree", "profile", "--seed", 2)),
-        ("whole", ("--one-hot", "--degree", "one-hot")),
+        ("set", ("--standardize",), ("--fold", 1)),
+        ("whole", ("--degree", "profile"), ("--seed", 2)),
+        ("whole", ("--one-hot", "--degree", "one-hot"), ()),
     ],
 )
 @pytest.mark.parametrize("number", [1, 4])
-def test_shards_are_those_of_one_run(name: str, options: tuple[object, ...], number: int, place: Path) -> None:
+def test_shards_are_those_of_one_run(
+    name: str, options: tuple[object, ...], split: tuple[object, ...], number: int, place: Path
+) -> None:
+    options = (*options, *split)
     invoke("precompute", name + "/", *options, *OUT)
     whole = PowerFeatures.load("f.safetensors")
     said = json.loads(invoke("precompute", name + "/", *options, "--fit-only", "--json"))
@@ -91,6 +94,10 @@ def test_shards_are_those_of_one_run(name: str, options: tuple[object, ...], num
     joined = PowerFeatures.load("o/f.safetensors")
     assert_same_features(joined, whole)
     assert [of.node_features.fingerprint for of in (joined, shards.load("o/f.safetensors"))] == [fitted.fingerprint] * 2
+    invoke("train", name + "/", "--features", "o/f.safetensors", *QUICK[:2], *QUICK[4:], *split, "--out", "run")
+    learnt = training.load_checkpoint("run/model.safetensors")[0].node_features
+    assert learnt is not None
+    assert learnt.fingerprint == fitted.fingerprint
     invoke("precompute", name + "/", "--fitted", f"{name}.json", "--out", "g.safetensors")
     assert_same_features(PowerFeatures.load("g.safetensors"), whole)
 

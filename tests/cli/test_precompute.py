@@ -12,6 +12,7 @@ from helpers.cli import facts_of, folder_of_graphs, invoke
 from spin_fast import PowerFeatures, datasets, training
 from spin_fast.cli import precompute
 from spin_fast.datasets import registry
+from spin_fast.features import shards
 
 
 def test_precompute_and_train_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,7 +43,11 @@ def test_precompute_in_files_of_bounded_size(tmp_path: Path, data_root: Path, mo
     whole = PowerFeatures.from_graphs(datasets.load("PROTEINS", data_root), 2, "sym+adj")
     assert torch.equal(PowerFeatures.load(out).dense_rows(), whole.dense_rows())
     options = ["--features", out, "--root", data_root, "--epochs", 1, "--dropout", 0.1, "--out", tmp_path / "run"]
-    assert "0: 1.45e+04x" in invoke("train", "PROTEINS", *options)
+    shares = shards.load(out).deduplication
+    assert shares == pytest.approx(
+        [43471 / sum(len(PowerFeatures.load(file).branch_rows()[0][branch]) for file in files) for branch in range(3)]
+    )
+    assert f"0: {shares[0]:.3g}x" in invoke("train", "PROTEINS", *options)
     assert training.load_checkpoint(tmp_path / "run" / "model.safetensors")[1]["operator"] == "sym+adj"
 
 

@@ -57,6 +57,23 @@ def test_two_ranks_train_as_one_process_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_read_shards(tmp_path: Path) -> None:
+    """The first rank alone reads the graphs, to check that the features are of them."""
+    features = ("--features", tmp_path / "f.safetensors")
+    invoke("precompute", "digits", "--hops", 1, "--shard-size", "500KB", "--out", features[1])
+    assert len([*tmp_path.glob("f~*")]) > 2
+    process = torchrun("train", *SMALL, *features, "--json", "--out", "two", cwd=tmp_path)
+    invoke("train", *SMALL, *features, "--out", tmp_path / "one")
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode == 0, stderr
+    assert stderr.count("1,797 graphs") == 1
+    pandas.testing.assert_frame_equal(log_of(tmp_path / "two"), log_of(tmp_path / "one"), rtol=1e-4)
+    process = torchrun("train", "CSL", *SMALL, *features, "--out", "three", cwd=tmp_path)
+    _, stderr = process.communicate(timeout=100)
+    assert (process.returncode, stderr.count("f.safetensors is not of CSL")) == (1, 1)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -24,6 +24,7 @@ import spin_fast
 from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, shards, training
 from spin_fast.features import power_features as features
 from spin_fast.features.identical import identical_segments
+from spin_fast.features.shards import ShardedFeatures
 from spin_fast.features.storage import FORMAT
 
 
@@ -257,6 +258,11 @@ def test_identical_graphs(backend: str, data: st.DataObject, deduplicate: bool, 
         for chosen in (selected, selected.take(), selected.expand()):
             assert chosen.identical_graphs().tolist() == identical_by_multisets(chosen)
             assert chosen.identical_graphs(joint=True).tolist() == identical_by_multisets(chosen, joint=True)
+        several = ShardedFeatures([made[: len(sizes) // 2], selected, made.take()])
+        together = PowerFeatures._dense(several[:].dense_rows(), several[:].selected_ptr, None, "adj")
+        for joint in (False, True):
+            expected = identical_by_multisets(together, joint=joint)
+            assert several.identical_graphs(joint=joint).tolist() == expected
 
 
 @pytest.mark.parametrize("deduplicate", [True, False])
