@@ -115,7 +115,14 @@ def command(example: str, *, takes_ranks: bool = False) -> Callable[[Callable[..
         expanded: list[inspect.Parameter] = []
         for name, parameter in parameters.items():
             group = groups.get(name)
-            expanded += [parameter] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+            if group is None:
+                expanded.append(parameter)
+                continue
+            kinds: dict[str, Any] = {}
+            for base in reversed(group.__mro__):  # whose annotations are names of its own module
+                kinds |= inspect.get_annotations(base, eval_str=True)
+            options = inspect.signature(group).parameters.values()
+            expanded += [option.replace(annotation=kinds[option.name]) for option in options]
         keywords = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in expanded]
         run.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
         return app.command(epilog=f"Example: {example}")(one_line_errors(run))

@@ -10,11 +10,25 @@ from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures, ids_sha256
 from ._graphs import CHUNK_GRAPHS, Description
 from ._options import DataOptions, operator_of
 from ._train_options import FeatureOptions
 
 SAMPLE = 256  # graphs whose hops are computed again for comparison; all would take the time that the file saves
+
+
+def check_fitted(options: FeatureOptions, node_features: NodeFeatures | None, train: Tensor) -> None:
+    """Check that the node features of a file were fitted to the graphs ``train``, and so to no test graph.
+
+    Raises:
+        ValueError: they learnt from others.
+    """
+    if node_features is not None and node_features.learns and node_features.ids_sha256_ != ids_sha256(train):
+        raise ValueError(
+            f"--features {options.precomputed}: its node features were fitted to other graphs than these training "
+            "graphs; give --seed, --fold and --splits as to spin-fast precompute"
+        )
 
 
 def check_settings(options: FeatureOptions, features: ShardedFeatures, needs_node_rows: str | None) -> None:
@@ -51,16 +65,19 @@ def check_graphs(
     streams, other = reader.whole is None, f"{file} is not of {source.title}"
     number = min(len(reader), SAMPLE)
     sample = torch.arange(number) * len(reader) // max(number, 1)  # at equal distances
-    begin = 0
+    made, begin = features.node_features, 0
+    width = features.num_features if made is None else made.num_features_
     with progress_bar("graphs", len(reader), streams) as advance:
         for read in reader.chunks(CHUNK_GRAPHS if streams else len(reader)):
             description.add(read)
             of_graphs, of_file = (
-                f"{number} graphs with {of.num_features} feature(s)"
-                for number, of in ((len(reader), read.graphs), (len(features), features))
+                f"{number} graphs with {of_node} feature(s)"
+                for number, of_node in ((len(reader), read.graphs.num_features), (len(features), width))
             )
             if of_graphs != of_file:
                 raise ValueError(f"{other}: it has {of_file}, {source.title} {of_graphs}")
+            if made is not None:
+                read = read._replace(graphs=made.transform(read.graphs))
             ids = torch.arange(begin, begin := begin + len(read.graphs))
             for shard, of_shard, places in features.parts(ids):
                 chosen = sample[torch.isin(sample, ids[places])] - ids[places[0]]

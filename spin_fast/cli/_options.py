@@ -16,6 +16,7 @@ from .. import datasets, native_available
 from .._common import check
 from ..datasets.options import LABEL
 from ..graphs.batch import EdgeOptions, Reduce
+from ..graphs.node_features import Degree, NodeFeatures
 from ._graphs import open_dataset, read_dataset
 
 HOPS = "How far message passing goes; each hop of each operator is a branch of the model."  # for --hops
@@ -111,6 +112,38 @@ def _columns(text: str) -> Any:
             raise typer.BadParameter(f"must be JSON where it starts with {text[0]}: {error}") from None
     names = re.split(r",(?![^\[]*\])", text)
     return [name.strip() for name in names if name.strip()] if len(names) > 1 else text or None
+
+
+@dataclass
+class NodeFeatureOptions:
+    """What becomes of node features before any hop."""
+
+    degree: Annotated[
+        Degree | None,
+        data_option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
+    ] = None
+    one_hot: Annotated[
+        bool, data_option("--one-hot", help="Encode features that are categories, such as OGB's of atoms.")
+    ] = False
+    standardize: Annotated[
+        bool | None,
+        data_option(
+            help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
+            show_default="where there are other than whole numbers",
+        ),
+    ] = None
+
+    @property
+    def given(self) -> str | None:
+        """One of the options that ask for something."""
+        if self.degree is not None:
+            return f"--degree {self.degree}"
+        return "--one-hot" if self.one_hot else "--standardize" if self.standardize else None
+
+    def node_features(self) -> NodeFeatures:
+        """What does it, not fitted yet."""
+        chosen = "auto" if self.standardize is None else self.standardize
+        return NodeFeatures(self.degree, one_hot=self.one_hot, standardize=chosen)  # type: ignore[arg-type]
 
 
 @dataclass

@@ -10,33 +10,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 from .. import training
-from ..graphs.node_features import Degree
-from ._options import DEFAULT_HOPS, HOPS, data_option, operator_option
+from ._options import DEFAULT_HOPS, HOPS, NodeFeatureOptions, data_option, operator_option
 
 model_option, training_option = (partial(typer.Option, rich_help_panel=panel) for panel in ("Model", "Training"))
 
 
 @dataclass
-class FeatureOptions:
+class FeatureOptions(NodeFeatureOptions):
     """Where power features come from."""
 
     precomputed: Annotated[
         Path | None,
         data_option("--features", help="What spin-fast precompute has written, instead of computing it anew."),
-    ] = None
-    degree: Annotated[
-        Degree | None,
-        data_option(help="Features made of the degree, beside the others, or in the place of the plain degree."),
-    ] = None
-    one_hot: Annotated[
-        bool, data_option("--one-hot", help="Encode features that are categories, such as OGB's of atoms.")
-    ] = False
-    standardize: Annotated[
-        bool | None,
-        data_option(
-            help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
-            show_default="where there are other than whole numbers",
-        ),
     ] = None
     deduplicate: Annotated[bool, data_option(help="Compute what is equal once, to the same result.")] = True
     operators: Annotated[list[str] | None, operator_option("sym, or that of --features", "Model")] = None

@@ -20,6 +20,7 @@ from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
 from ._app import Report, by_branch, command
+from ._fitting import Fitting, fit_report, is_node_features
 from ._graphs import CHUNK_GRAPHS, Description, listed_twice, title_of
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
@@ -42,9 +43,10 @@ def _bytes(text: str) -> int:
 def precompute(
     dataset: Annotated[str, DATASET],
     data: DataOptions,
+    fitting: Fitting,
     out: Annotated[
         Path | None,
-        out_option(help="Where to write.", show_default="DATASET.safetensors", rich_help_panel="Output"),
+        out_option(help="Where to write.", show_default="DATASET.safetensors, or .json", rich_help_panel="Output"),
     ] = None,
     operators: Annotated[list[str] | None, operator_option("sym", "Hops")] = None,
     hops: Annotated[int, typer.Option(min=0, help=HOPS, rich_help_panel="Hops")] = DEFAULT_HOPS,
@@ -63,93 +65,119 @@ def precompute(
 ) -> Report:
     """Compute the hops of DATASET once and write them to a file, for train --features and PowerFeatures.load.
 
-    They are hops of the features as DATASET has them: what train --degree, --one-hot and --standardize make of those
-    depends on the training graphs, which are not chosen yet. The files of an earlier call with the same --out are
-    replaced. Only some graphs are in memory at a time, unless they are of tables of nodes and edges, .nel, or built in.
+    They are hops of the features as DATASET has them, or of what --degree, --one-hot and --standardize make of these.
+    That depends on the training graphs: those of train with the same --seed, --splits and --fold. The files of an
+    earlier call with the same --out are replaced. Only some graphs are in memory at a time, unless they are of tables
+    of nodes and edges, .nel, or built in.
 
     Several jobs may share the graphs: each makes the file of one --shard, and when all are there, --join makes their
-    index. --shards makes all files and the index. With --resume files that are there are kept.
+    index. --shards makes all files and the index. With --resume files that are there are kept. Node features are fitted
+    before the first --shard, by a job with --fit-only, whose file the others take by --fitted.
 
-    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, kept, index.
+    Keys of --json: dataset, graphs, operator, hops, deduplication, bytes, files, kept, index. With --fit-only: dataset,
+    features, standardized, file.
     """
     source = datasets.find(dataset, data.root)
     title = source.title
-    out = Path(f"{title}.safetensors") if out is None else out
+    out = Path(f"{title}.json" if fitting.only else f"{title}.safetensors") if out is None else out
+    fitting.check(shard)
     made = chosen(shard, num_shards)
+    if fitting.only and (join or made != [None] or shard_size is not None or out.suffix != ".json"):
+        raise ValueError("--fit-only writes one --out FILE.json: leave --join, --shards and --shard-size out")
     if shard_size is not None and made != [None]:
         raise ValueError("--shard-size is for all graphs, --shard for some: give one of both")
     if join and (shard_size is not None or made != [None]):
         raise ValueError("--join is for files that are there: leave --shard, --shards and --shard-size out")
     if resume and made == [None]:
         raise ValueError("--resume needs --shard or --shards, whose files may be there")
+    if fitting.only:
+        check_output(out, is_node_features, source, fitting.splits)
+        source, reader = data.open(source)
+        fitted = fitting.fit(source, reader, _chunks(source, data, reader, progress=reader.whole is None))
+        fitted.save(out)
+        return fit_report(title, fitted, out)
     paths = paths_of(out, made)
     for path in [*paths.values()] + ([] if num_shards is None else [out]):
-        check_output(path, shards.is_shard, source)
+        check_output(path, shards.is_shard, source, fitting.fitted, fitting.splits)
         shards.check_path(path)
     if join:
         return _report(title, shards.join(out), [], index_of(out))
+    node_features = fitting.load()
     source, reader = data.open(source)
+    if fitting.given is not None:
+        node_features = fitting.fit(source, reader, _chunks(source, data, reader, progress=reader.whole is None))
+
+    def chunks(shard: Shard | None, progress: bool) -> Iterator[GraphBatch]:
+        found = _chunks(source, data, reader, shard, progress=progress, is_told=fitting.given is not None)
+        return found if node_features is None else map(node_features.transform, found)
+
     settings = (hops, operator_of(operators) or "sym", deduplicate)
     if shard_size is not None:
-        chunks = _of_size(_chunks(source, data, reader, None, progress=False), shard_size, settings, node_rows)
-        of_size = shards.compute(chunks, *settings, max_bytes=shard_size, node_rows=node_rows)
-        written = shards.save(_counted(of_size, len(reader)), out)
+        header = "" if node_features is None else json.dumps(json.dumps(node_features.to_dict()))
+        room = max(shard_size - len(header), 1)
+        that_fit = _of_size(chunks(None, False), shard_size, len(header), settings, node_rows)
+        of_size = shards.compute(that_fit, *settings, max_bytes=room, node_rows=node_rows)
+        parts = (part.prepared_by(node_features) for part in of_size)
+        written = shards.save(_counted(parts, len(reader)), out)
         return _report(title, written, [], None if len(written) == 1 else index_of(out))
+
+    def computed(shard: Shard | None) -> PowerFeatures:
+        of_shard = chunks(shard, reader.whole is None)
+        if reader.whole is None:
+            return PowerFeatures.from_chunks(of_shard, *settings, node_rows=node_rows).prepared_by(node_features)
+        (graphs,) = of_shard
+        found = PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)
+        return found.prepared_by(node_features)
+
     facts = dict(zip(("hops", "operator", "deduplicate"), settings, strict=True))
     facts |= {"dataset": title, "num_graphs": len(reader), "node_rows": node_rows, "read": data.read_options}
+    facts |= {"node_features": None if node_features is None else node_features.fingerprint}
     made_of = json.dumps(facts)
     there = kept(paths, json.loads(made_of), storage.made_of) if resume else {}
     for one, path in paths.items():
         if one is None:
-            shards.save([_computed(source, data, reader, one, settings, node_rows)], path)
+            shards.save([computed(one)], path)
         elif one not in there:
-            _computed(source, data, reader, one, settings, node_rows).save(path, made_of=made_of)
+            computed(one).save(path, made_of=made_of)
     if num_shards is not None:
         return _report(title, shards.join(out), [*there.values()], index_of(out))
     return _report(title, [*paths.values()], [*there.values()], None, shard)
 
 
-def _computed(
+def _chunks(
     source: datasets.Source,
     data: DataOptions,
     reader: datasets.Reader,
-    shard: Shard | None,
-    settings: tuple[int, str, bool],
-    node_rows: bool,
-) -> PowerFeatures:
-    """The features of all graphs, or of a shard."""
-    chunks = _chunks(source, data, reader, shard, progress=reader.whole is None)
-    if reader.whole is None:
-        return PowerFeatures.from_chunks(chunks, *settings, node_rows=node_rows)
-    (graphs,) = chunks
-    return PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)
-
-
-def _chunks(
-    source: datasets.Source, data: DataOptions, reader: datasets.Reader, shard: Shard | None, *, progress: bool
+    shard: Shard | None = None,
+    *,
+    progress: bool,
+    is_told: bool = False,
 ) -> Iterator[GraphBatch]:
-    """Yield the graphs of a shard, those that are in memory at once; describe them when all have been read."""
+    """Yield the graphs of a shard, those that are in memory at once.
+
+    Describe them when all have been read, unless that is told already.
+    """
     begin, end = (0, len(reader)) if shard is None else range_of_shard(shard, len(reader))
     description = Description(source, data.node_features, shard)
     size = CHUNK_GRAPHS if reader.whole is None else max(end - begin, 1)
     with progress_bar("graphs", end - begin, progress) as advance:
         for read in reader.chunks(size, shard):
             description.add(read)
-            if reader.whole is not None:
+            if reader.whole is not None and not is_told:
                 description.tell()
             graphs, number = read.graphs, len(read.names)
             del read
             yield graphs
             del graphs  # which need not be in memory when the next are read
             advance("", number)
-    if reader.whole is None:
+    if reader.whole is None and not is_told:
         if data.undirected and description.twice and shard is None:  # some graphs may be symmetric by chance
             raise listed_twice(source)
         description.tell()
 
 
 def _of_size(
-    chunks: Iterable[GraphBatch], max_bytes: int, settings: tuple[int, str, bool], node_rows: bool
+    chunks: Iterable[GraphBatch], max_bytes: int, told_bytes: int, settings: tuple[int, str, bool], node_rows: bool
 ) -> Iterator[GraphBatch]:
     """The chunks, if each graph fits in a file, which holds whole graphs."""
     most = -1
@@ -158,7 +186,7 @@ def _of_size(
         if len(graphs) and int(sizes.max()) > most:
             most = int(sizes.max())
             alone = PowerFeatures.from_graphs(graphs[int(sizes.argmax())], *settings, node_rows=node_rows)
-            if max_bytes < (needed := alone.nbytes + shards.HEADER_BYTES):
+            if max_bytes < (needed := alone.nbytes + shards.HEADER_BYTES + told_bytes):
                 expected = f"--shard-size must be at least {needed:,} bytes, which a graph of {most:,} nodes takes"
                 raise ValueError(f"{expected}, got {max_bytes:,}")
         yield graphs

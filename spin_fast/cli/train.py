@@ -27,7 +27,7 @@ from ..selection import Recipe
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
 from ._errors import ended_by_sigterm, one_line_warnings
-from ._features_file import check_graphs, check_settings
+from ._features_file import check_fitted, check_graphs, check_settings
 from ._graphs import Description
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, tested
 from ._options import (
@@ -123,10 +123,9 @@ def train(
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None
     if (stored := features.precomputed) is not None:
-        if features.degree is not None or features.one_hot or features.standardize:
-            option = "--one-hot" if features.one_hot else "--standardize"
-            option = option if features.degree is None else f"--degree {features.degree}"
-            raise ValueError(f"{option}: --features {stored} has the hops already, and it comes before them")
+        if features.given is not None:
+            why = "has the hops already, and it comes before them; give it to spin-fast precompute"
+            raise ValueError(f"{features.given}: --features {stored} {why}")
         power = shards.load(stored)
         check_settings(features, power, model_options.needs_node_rows)
     board = TensorBoardLog(out, metric_name) if tensorboard else None
@@ -170,8 +169,9 @@ def train(
         computed, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
         power = sharded(computed)
     else:
+        check_fitted(features, power.node_features, split.train)
         power = power.to(place)
-        if features.standardize is None and not _are_whole(power):
+        if features.standardize is None and power.node_features is None and not _are_whole(power):
             console.print("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))

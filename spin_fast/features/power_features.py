@@ -16,6 +16,7 @@ from .._common import check
 from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
 from .._common.progress import progress_bar
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures
 from ..ops import reference
 from . import storage
 from .chunks import Stream, check_weights, chunks_of, num_branches_of, power_chunks, powers_of
@@ -50,6 +51,7 @@ class PowerFeatures(GraphArrays):
         labels: first axis ``G``, or None.
         operator: the graph operator, or several with commas between them, such as ``"sym,adj"``.
         ids: ``[selected]`` int64 graph ids, or None.
+        node_features: what the graphs went through before, see :meth:`prepared_by`; None if that is nothing.
         joint: the joint rows of all graphs of the storage, found when they are first asked for.
     """
 
@@ -63,6 +65,7 @@ class PowerFeatures(GraphArrays):
     labels: Tensor | None
     operator: str
     ids: Tensor | None = None
+    node_features: NodeFeatures | None = None
     _stay_on_cpu = ("row_ptr",)
 
     def __post_init__(self) -> None:
@@ -336,7 +339,7 @@ class PowerFeatures(GraphArrays):
         operator, num_branches, rows = parts[0].operator, parts[0].num_branches, parts[0].rows
         if all(are_dense):
             powers = torch.cat([part.dense_rows() for part in counted], dim=1)
-            return cls._dense(powers, node_ptr, labels, operator)
+            return cls._dense(powers, node_ptr, labels, operator).prepared_by(parts[0].node_features)
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
         all_sizes = {"num_nodes": int(sizes.sum()), "num_graphs": len(sizes)}
         found = ops.DistinctRows(num_branches, rows, **all_sizes, node_rows=node_rows)
@@ -344,23 +347,37 @@ class PowerFeatures(GraphArrays):
         for part in parts:
             for begin, end in chunks_of(part.node_ptr, CHUNK_BYTES // bytes_per_node):
                 found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
-        return cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
+        joined = cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
+        return joined.prepared_by(parts[0].node_features)
+
+    def prepared_by(self, node_features: NodeFeatures | None) -> PowerFeatures:
+        """The same features, which tell that :class:`spin_fast.NodeFeatures` have transformed their graphs before.
+
+        Files keep that, and a model that is trained on these features takes it over, so that it takes graphs as they
+        were: ``PowerFeatures.from_graphs(fitted.transform(graphs), 3).prepared_by(fitted)``.
+        """
+        if not isinstance(node_features, NodeFeatures | None):
+            raise TypeError(f"node_features must be NodeFeatures or None, got {type(node_features).__name__}")
+        prepared = copy.copy(self)  # not a new object: its contents are checked already
+        object.__setattr__(prepared, "node_features", node_features)
+        return prepared
 
     @property
     def _kind(self) -> str:
         """Properties that features must share to be joined."""
         labels = "no labels" if self.labels is None else f"labels {self.labels.dtype} {list(self.labels.shape[1:])}"
+        made = "" if self.node_features is None else f" prepared by NodeFeatures {self.node_features.fingerprint}"
         return (
-            f"{self.num_hops} hops of {self.operator!r} on {self.num_features} features in {self.rows.dtype} "
+            f"{self.num_hops} hops of {self.operator!r} on {self.num_features} features{made} in {self.rows.dtype} "
             f"with {labels} on {self.rows.device}"
         )
 
     def save(self, path: str | Path, *, made_of: str | None = None) -> None:
         """Write to one safetensors file, from which :meth:`load` reads; a selection as its :meth:`take`.
 
-        The file has the arrays of :class:`PowerFeatures` by their names, and the operator in its metadata. It is
-        written under a temporary name and renamed, so that a reader never sees half of it, and features that are mapped
-        from a file may be saved to that file.
+        The file has the arrays of :class:`PowerFeatures` by their names, and the operator and the ``node_features`` in
+        its metadata. It is written under a temporary name and renamed, so that a reader never sees half of it, and
+        features that are mapped from a file may be saved to that file.
 
         Args:
             path: the file; a name such as ``NAME-00003-of-00016.safetensors`` for :func:`spin_fast.shards.join`.
@@ -369,7 +386,7 @@ class PowerFeatures(GraphArrays):
         Raises:
             OSError: the file cannot be written; names it. ValueError: its name is that of an index.
         """
-        storage.write(Path(path), self.take()._arrays(), self.operator, made_of)
+        storage.write(Path(path), self.take()._arrays(), self.operator, self.node_features, made_of)
 
     @classmethod
     def load(cls, path: str | Path, *, mmap: bool = True) -> PowerFeatures:
@@ -516,7 +533,8 @@ class PowerFeatures(GraphArrays):
         if index is not None and self.index is not None:
             index = index.to(self.index.dtype)
         found = (rows, row_ptr, ptr, index, count, row_of_node)
-        return PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
+        taken = PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
+        return taken.prepared_by(self.node_features)
 
     def identical_graphs(self, *, joint: bool = False) -> Tensor:
         """Find the graphs that no SPIN of these hops can tell apart: with the same rows equally often in every branch.
@@ -543,7 +561,8 @@ class PowerFeatures(GraphArrays):
 
     def expand(self) -> PowerFeatures:
         """Materialise a selection with one row per node in each branch: what per-node dropout and BatchNorm need."""
-        return self._dense(self.dense_rows(), self.selected_ptr, self.y, self.operator)
+        dense = self._dense(self.dense_rows(), self.selected_ptr, self.y, self.operator)
+        return dense.prepared_by(self.node_features)
 
     def nodes(self, y: Tensor | None = None) -> PowerFeatures:
         """Every node of the selected graphs as a graph of its own: what models of nodes and links work on.

@@ -17,6 +17,7 @@ from torch import Tensor
 from .._common import check, files
 from .._common.indexing import GraphIds, graph_ids, offsets
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures
 from ..ops import reference
 from . import storage
 from .chunks import Stream, num_branches_of
@@ -264,6 +265,11 @@ class ShardedFeatures:
     def operator(self) -> str:
         """The graph operator, or several with commas between them."""
         return self.shards[0].operator
+
+    @property
+    def node_features(self) -> NodeFeatures | None:
+        """What the graphs went through before."""
+        return self.shards[0].node_features
 
     @property
     def device(self) -> torch.device:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from .._common import files
+from ..graphs.node_features import NodeFeatures
 
 FORMAT, INDEX_FORMAT = "spin_fast features 1", "spin_fast features-index 1"
 ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
@@ -41,21 +43,30 @@ def check_name(path: Path) -> None:
         raise ValueError(f"path must not end with .json, which is for an index of files, got {path}")
 
 
-def write(path: Path, arrays: dict[str, Any], operator: str, made_of: str | None = None) -> None:
+def write(
+    path: Path, arrays: dict[str, Any], operator: str, node_features: NodeFeatures | None, made_of: str | None
+) -> None:
     """Write the tensors among ``arrays``, and what they were made of, in any text."""
     check_name(path)
     tensors = {name: value for name, value in arrays.items() if isinstance(value, Tensor)}
-    metadata = {"operator": operator} | ({} if made_of is None else {"made_of": made_of})
-    files.write_tensors(path, FORMAT, tensors, metadata)
+    prepared = None if node_features is None else json.dumps(node_features.to_dict())
+    metadata = {"operator": operator, "node_features": prepared, "made_of": made_of}
+    told = {name: value for name, value in metadata.items() if value is not None}
+    files.write_tensors(path, FORMAT, tensors, told)
 
 
 def read(path: Path, *, mmap: bool) -> dict[str, Any]:
-    """Read what :func:`write` has written: all arrays, None for those that are not there, and ``operator``."""
+    """Read what :func:`write` has written: arrays, None for those that are not there, operator and node features."""
     tensors, metadata = files.read_tensors(path, FORMAT, mmap=mmap)
     if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
         wanted, found = (", ".join(sorted(names)) for names in (_REQUIRED, tensors))
         raise ValueError(f"{path} is damaged: its arrays must be {wanted}, got {found}")
-    return dict.fromkeys(_OPTIONAL) | tensors | {"operator": metadata.get("operator")}
+    node_features = None
+    if (told := metadata.get("node_features")) is not None:
+        with naming(path):
+            node_features = NodeFeatures.from_dict(json.loads(told))
+    read = {"operator": metadata.get("operator"), "node_features": node_features}
+    return dict.fromkeys(_OPTIONAL) | tensors | read
 
 
 def made_of(path: Path) -> str | None:

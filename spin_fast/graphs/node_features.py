@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -12,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._common import check
+from .._common import check, files
 from .._common.indexing import GraphIds, graph_ids, ragged_arange
 from .batch import GraphBatch
 
@@ -20,6 +25,7 @@ Degree = Literal["raw", "log", "one-hot", "profile"]
 DEGREES = ("raw", "log", "one-hot", "profile")
 MOST_CATEGORIES = 4096  # of a column; more are no categories
 BLOCK = 1 << 16  # nodes in float64 at a time
+FORMAT = "spin_fast node-features 1"
 
 
 @dataclass(eq=False)
@@ -55,6 +61,7 @@ class NodeFeatures:
 
     Attributes:
         num_features_: columns of the ``x`` it was fitted on.
+        ids_sha256_: a hash of the numbers of the training graphs; None if these are not known.
         keeps_x_: whether the result has them.
         max_degree_: the largest degree that has a column; None but for ``"one-hot"``.
         categories_: the values of each column of ``x`` that has them, ascending; None for columns left as they are.
@@ -99,73 +106,71 @@ class NodeFeatures:
                 raise ValueError("columns must be None where standardize is False")
 
     @torch.no_grad()
-    def fit(self, graphs: GraphBatch, ids: GraphIds | None = None) -> NodeFeatures:
-        """Learn from the graphs ``ids``, the training part; None for all. Returns itself.
+    def fit(self, graphs: GraphBatch | Iterable[GraphBatch], ids: GraphIds | None = None) -> NodeFeatures:
+        """Learn from the training graphs. Returns itself.
+
+        Args:
+            graphs: the graphs; or chunks of them, such as a generator reads from files, with the same result bit by
+                bit, wherever they are cut. Chunks are read once.
+            ids: the training graphs among all of these; of chunks their numbers, from 0. None for all.
 
         Raises:
-            TypeError, ValueError: no nodes, ``columns`` out of range, or values to standardise that are not finite.
+            TypeError, ValueError: no nodes, chunks of several kinds, ``columns`` out of range, or values to standardise
+                that are not finite. IndexError: ``ids`` that there are not.
         """
-        check_graphs(graphs)
-        x, degree, nodes = graphs.x.detach(), graphs.degree, None
-        if ids is not None:
-            chosen = graph_ids(ids, len(graphs), graphs.ptr.device)
-            nodes = ragged_arange(graphs.ptr[chosen], graphs.num_nodes_per_graph[chosen])
-            x, degree = x[nodes], degree[nodes]
-        if len(x) == 0:
+        if not isinstance(graphs, Iterable):
+            raise TypeError(f"graphs must be a GraphBatch or chunks, got {type(graphs).__name__}")
+        chosen, seen = _chosen(graphs, ids), _Seen(self)
+        for block in _blocks(seen.rows([graphs] if isinstance(graphs, GraphBatch) else graphs, chosen)):
+            seen.add(block)
+        chosen = torch.arange(seen.num_graphs) if chosen is None else chosen
+        if len(chosen) and int(chosen[-1]) >= seen.num_graphs:
+            raise IndexError(f"ids must be from 0 to {seen.num_graphs - 1}, numbers of graphs, got {chosen[-1]}")
+        if seen.num_nodes == 0:
             raise ValueError("graphs must have nodes in the training part, got none")
-        self.num_features_ = x.shape[1]
-        is_degree = x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype))
-        wanted = not is_degree or bool(self.one_hot)
+        self.num_features_ = len(seen.values)
+        self.ids_sha256_ = ids_sha256(chosen)
+        wanted = not seen.is_degree or bool(self.one_hot)
         self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and wanted)
-        self.max_degree_ = int(degree.max()) if self.degree == "one-hot" else None
-        if self.max_degree is not None and self.max_degree_ is not None:
-            self.max_degree_ = min(self.max_degree_, self.max_degree)
-        self.categories_ = self._fitted_categories(x)
+        self.max_degree_ = None
+        if self.degree == "one-hot":
+            largest = len(seen.degrees) - 1
+            self.max_degree_ = largest if self.max_degree is None else min(largest, self.max_degree)
+        self.categories_ = [None if values is None else sorted(values) for values in seen.values]
         self.columns_: list[int] = []
         self.mean_: list[float] = []
         self.scale_: list[float] = []
-        automatic = self.columns is not None or not torch.equal(x, x.round())
+        automatic = self.columns is not None or not seen.is_whole
         if self.standardize is True or (self.standardize == "auto" and automatic):
-            made = self._columns_of(graphs)
-            self._fit_columns(made if nodes is None else made[nodes])
+            self._fit_columns(seen)
         return self
 
-    def _fitted_categories(self, x: Tensor) -> list[list[int] | None]:
-        chosen = range(x.shape[1]) if self.one_hot is True else self.one_hot or ()
-        if (widest := max(chosen, default=-1)) >= x.shape[1]:
-            raise ValueError(f"one_hot must be less than {x.shape[1]}, the number of columns, got {widest}")
-        categories: list[list[int] | None] = [None] * x.shape[1]
-        for column in chosen:
-            values = x[:, column].unique()
-            if not bool(((values == values.round()) & (values.abs() < 2**53)).all()):  # nor NaN, nor infinity
-                raise ValueError(f"one_hot must name columns of whole numbers; column {column} has others")
-            if len(values) > MOST_CATEGORIES:
-                raise ValueError(
-                    f"one_hot must name columns of at most {MOST_CATEGORIES} values; column {column} has {len(values)}"
-                )
-            categories[column] = values.long().tolist()
-        return categories
-
-    def _fit_columns(self, x: Tensor) -> None:
+    def _fit_columns(self, seen: _Seen) -> None:
+        moments, d = seen.moments, self.num_features_
+        made = []
+        if self.keeps_x_:
+            for column, counts in enumerate(seen.values):
+                known = [] if counts is None else [counts[value] for value in sorted(counts)]
+                made.append(moments[:, [column]] if counts is None else seen.moments_of(torch.tensor(known)))
+        if self.max_degree_ is None:
+            made.append(moments[:, d:])
+        else:
+            clamped = torch.arange(len(seen.degrees)).clamp(max=self.max_degree_)
+            made.append(seen.moments_of(clamped.bincount(seen.degrees)))
+        mean, variance, varies, is_measured = torch.cat(made, dim=1).tolist()
         if self.columns is None:
-            chosen = ((x != 0) & (x != 1)).any(0).nonzero()[:, 0].tolist()
-        elif (widest := max(self.columns, default=-1)) >= x.shape[1]:
-            raise ValueError(f"columns must be less than {x.shape[1]}, the number of columns, got {widest}")
+            chosen = [column for column, measured in enumerate(is_measured) if measured]
+        elif (widest := max(self.columns, default=-1)) >= len(mean):
+            raise ValueError(f"columns must be less than {len(mean)}, the number of columns, got {widest}")
         else:
             chosen = sorted(set(self.columns))
-        if not chosen:
-            return
-        total = sum(block.sum(0) for block in _blocks(x, chosen))
-        mean = torch.as_tensor(total) / len(x)
-        squares = sum((block - mean).square().sum(0) for block in _blocks(x, chosen))
-        varies = (x != x[0]).any(0)[chosen]  # a sum of equal numbers, divided, may be another one
-        scale = (torch.as_tensor(squares) / len(x)).sqrt()
-        for column, center, spread, real in zip(chosen, mean.tolist(), scale.tolist(), varies.tolist(), strict=True):
+        for column in chosen:
+            spread = math.sqrt(variance[column])
             if not math.isfinite(spread):
                 raise ValueError(f"x must be finite in the training graphs to be standardised; column {column} is not")
-            if real and spread > 0:
+            if varies[column] and spread > 0:
                 self.columns_.append(column)
-                self.mean_.append(center)
+                self.mean_.append(mean[column])
                 self.scale_.append(spread)
 
     @torch.no_grad()
@@ -190,7 +195,7 @@ class NodeFeatures:
 
     def _columns_of(self, graphs: GraphBatch) -> Tensor:
         """The columns before they are standardised, ``[N, columns]``; ``x`` itself if these are all."""
-        x, degree = graphs.x, graphs.degree
+        x = graphs.x
         if self.degree is None and not any(self.categories_):
             return x
         made = [x] if self.keeps_x_ else []
@@ -201,12 +206,18 @@ class NodeFeatures:
                     raise ValueError(f"x must be finite in columns to be encoded; column {number} is not")
                 made.append(column if values is None else (column == x.new_tensor(values)).to(x.dtype))
         if self.max_degree_ is not None:
-            made.append(F.one_hot(degree.long().clamp(max=self.max_degree_), self.max_degree_ + 1).to(x.dtype))
-        elif self.degree == "profile":
-            made.append(_degree_profile(graphs).log1p().to(x.dtype))
-        elif self.degree is not None:
-            made.append((degree.double().log1p() if self.degree == "log" else degree).to(x.dtype)[:, None])
+            made.append(F.one_hot(graphs.degree.long().clamp(max=self.max_degree_), self.max_degree_ + 1).to(x.dtype))
+        else:
+            made.append(self._degree_columns(graphs))
         return torch.cat(made, dim=1)
+
+    def _degree_columns(self, graphs: GraphBatch) -> Tensor:
+        """Features of the degree that are not one-hot, ``[N, columns]``; there may be none."""
+        if self.degree in (None, "one-hot"):
+            return graphs.x[:, :0]
+        if self.degree == "profile":
+            return _degree_profile(graphs).log1p().to(graphs.x.dtype)
+        return (graphs.degree.double().log1p() if self.degree == "log" else graphs.degree).to(graphs.x.dtype)[:, None]
 
     def to_dict(self) -> dict[str, Any]:
         """All arguments and what was fitted, as JSON values, from which :meth:`from_dict` makes the same again."""
@@ -222,7 +233,11 @@ class NodeFeatures:
         try:
             made = cls(**{field.name: state[field.name] for field in fields(cls)})
             if state.keys() - vars(made).keys():
+                state = {"ids_sha256_": None} | state
                 made.num_features_ = check.integer("num_features_", state["num_features_"], 0)
+                made.ids_sha256_ = state["ids_sha256_"]
+                if not isinstance(made.ids_sha256_, str | None):
+                    raise TypeError("ids_sha256_ must be text")
                 made.keeps_x_ = check.flag("keeps_x_", state["keeps_x_"])
                 made.max_degree_ = None
                 if made.degree == "one-hot":
@@ -236,11 +251,56 @@ class NodeFeatures:
                 made.mean_, made.scale_ = ([float(value) for value in state[name]] for name in ("mean_", "scale_"))
                 if not len(made.columns_) == len(made.mean_) == len(made.scale_):
                     raise ValueError("columns_, mean_ and scale_ must be of one length")
+                if max(made.columns_, default=-1) >= made.num_columns:
+                    raise ValueError(f"columns_ must be below {made.num_columns}, the number of columns")
+                if not all(map(math.isfinite, made.mean_)) or not all(0 < scale < math.inf for scale in made.scale_):
+                    raise ValueError("mean_ and scale_ must be finite, and scale_ above 0")
                 if made.to_dict() != state:
                     raise ValueError(f"it would be {made.to_dict()}")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise ValueError(f"state must be what NodeFeatures.to_dict has told, got {state!r}: {error!r}") from error
+            told = f"got {check.shown(state)}: {error!r:.200}"
+            raise ValueError(f"state must be what NodeFeatures.to_dict has told, {told}") from error
         return made
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of the result, once it is fitted."""
+        of_x = sum(1 if values is None else len(values) for values in self.categories_) if self.keeps_x_ else 0
+        if self.max_degree_ is not None:
+            return of_x + self.max_degree_ + 1
+        return of_x + {None: 0, "profile": 5}.get(self.degree, 1)
+
+    @property
+    def learns(self) -> bool:
+        """Whether anything was fitted, so that other training graphs may lead to other features."""
+        return bool(self.columns_) or any(self.categories_) or self.max_degree_ is not None
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of all arguments and of what was fitted: that of another one differs if it transforms otherwise."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def save(self, path: str | Path) -> None:
+        """Write to a JSON file, from which :meth:`load` reads.
+
+        Raises:
+            OSError: the file cannot be written; names it.
+        """
+        files.write_json(Path(path), FORMAT, {"node_features": self.to_dict()})
+
+    @classmethod
+    def load(cls, path: str | Path) -> NodeFeatures:
+        """Read what :meth:`save` has written, exactly.
+
+        Raises:
+            FileNotFoundError: no such file. ValueError: the file is damaged, something else, or of a newer format;
+                names it.
+        """
+        content = files.read_json(Path(path), FORMAT)
+        try:
+            return cls.from_dict(content.get("node_features"))  # type: ignore[arg-type]
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
 
 
 def _degree_profile(graphs: GraphBatch) -> Tensor:
@@ -264,5 +324,125 @@ def check_graphs(graphs: Any) -> None:
         raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
 
 
-def _blocks(x: Tensor, columns: list[int]) -> Iterator[Tensor]:
-    return (block[:, columns].double() for block in x.split(BLOCK))
+def ids_sha256(ids: Tensor) -> str:
+    """A hash of the numbers of graphs, in any order."""
+    return hashlib.sha256(ids.cpu().sort().values.numpy().astype("<i8").tobytes()).hexdigest()
+
+
+def _chosen(graphs: GraphBatch | Iterable[GraphBatch], ids: GraphIds | None) -> Tensor | None:
+    """The numbers of the training graphs, ascending; those of chunks are compared with the number of graphs later."""
+    if ids is None:
+        return None
+    if isinstance(graphs, GraphBatch):
+        return graph_ids(ids, len(graphs), graphs.ptr.device).cpu().sort().values
+    if isinstance(ids, slice) or torch.as_tensor(ids).dtype == torch.bool:
+        raise TypeError("ids must be numbers of graphs where these come in chunks, got a slice or a mask")
+    return graph_ids(ids, sys.maxsize).sort().values
+
+
+def _blocks(pieces: Iterable[Tensor]) -> Iterator[Tensor]:
+    """All rows in float64, in blocks of as many, but for the last: so sums are those of all rows in one piece."""
+    held: list[Tensor] = []
+    room = BLOCK
+    for piece in pieces:
+        for rows in (piece[:room], *piece[room:].split(BLOCK)):
+            held.append(rows.to(torch.float64, copy=True))
+            room -= len(rows)
+            if room == 0:
+                yield torch.cat(held)
+                held, room = [], BLOCK
+        del piece, rows  # which need not be in memory when the next are made
+    if room < BLOCK:
+        yield torch.cat(held)
+
+
+class _Seen:
+    """What fitting has to know of the training nodes, which come chunk by chunk.
+
+    Attributes:
+        num_graphs: those of all chunks.
+        num_nodes: rows that have been added; like everything that follows of the training graphs alone.
+        is_degree: whether ``x`` is the degree and nothing else.
+        is_whole: whether ``x`` has only whole numbers.
+        values: for each column of ``x`` that is encoded how many nodes have each value; None for the others.
+        degrees: how many nodes have each degree, up to the largest; counted where degrees are encoded.
+    """
+
+    def __init__(self, made: NodeFeatures) -> None:
+        self._made = made
+        self.num_graphs = self.num_nodes = 0
+        self.is_degree = self.is_whole = True
+        self.values: list[Counter[int] | None] = []
+        self.degrees = torch.zeros(1, dtype=torch.int64)
+        self._kind = ""
+
+    def rows(self, chunks: Iterable[GraphBatch], ids: Tensor | None) -> Iterator[Tensor]:
+        """Yield ``x`` of the training nodes of each chunk, beside it features of the degree that are not one-hot."""
+        for graphs in chunks:
+            check_graphs(graphs)
+            kind = f"{graphs.num_features} features in {check.shown(graphs.x.dtype)} on {graphs.x.device}"
+            self._kind = self._kind or kind
+            if kind != self._kind:
+                raise ValueError(f"graphs must be alike in all chunks, got {self._kind} and {kind}")
+            x, degree = graphs.x.detach(), graphs.degree
+            of_degree = self._made._degree_columns(graphs)
+            if ids is not None:
+                first, last = torch.searchsorted(ids, torch.tensor([self.num_graphs, self.num_graphs + len(graphs)]))
+                chosen = (ids[first:last] - self.num_graphs).to(x.device)
+                nodes = ragged_arange(graphs.ptr[chosen], graphs.num_nodes_per_graph[chosen])
+                x, degree, of_degree = x[nodes], degree[nodes], of_degree[nodes]
+            self.num_graphs += len(graphs)
+            self.is_degree = self.is_degree and x.shape[1] == 1 and torch.equal(x[:, 0], degree.to(x.dtype))
+            self._count(x, degree)
+            yield torch.cat([x, of_degree], dim=1) if of_degree.shape[1] else x
+            del graphs, x, degree, of_degree  # which need not be in memory when the next are made
+
+    def _count(self, x: Tensor, degree: Tensor) -> None:
+        if not self.values:
+            encoded = range(x.shape[1]) if self._made.one_hot is True else self._made.one_hot or ()
+            if (widest := max(encoded, default=-1)) >= x.shape[1]:
+                raise ValueError(f"one_hot must be less than {x.shape[1]}, the number of columns, got {widest}")
+            self.values = [Counter() if column in encoded else None for column in range(x.shape[1])]
+        for column, known in enumerate(self.values):
+            if known is None:
+                continue
+            values, counts = x[:, column].unique(return_counts=True)
+            if not bool(((values == values.round()) & (values.abs() < 2**53)).all()):  # nor NaN, nor infinity
+                raise ValueError(f"one_hot must name columns of whole numbers; column {column} has others")
+            known.update(dict(zip(values.long().tolist(), counts.tolist(), strict=True)))
+            if len(known) > MOST_CATEGORIES:
+                raise ValueError(
+                    f"one_hot must name columns of at most {MOST_CATEGORIES} values; column {column} has {len(known)}"
+                )
+        if self._made.degree == "one-hot":
+            counts = degree.bincount(minlength=len(self.degrees)).cpu()
+            counts[: len(self.degrees)] += self.degrees
+            self.degrees = counts
+
+    def add(self, block: Tensor) -> None:
+        """Take a block of rows into the sums of columns, and those of squared deviations from their means."""
+        number, sums = len(block), block.sum(0)
+        squares = (block - sums / number).square().sum(0)
+        if self.num_nodes == 0:
+            self._first, self._sums, self._squares = block[0], torch.zeros_like(sums), torch.zeros_like(sums)
+            self._varies = self._is_measured = torch.zeros_like(sums, dtype=torch.bool)
+        else:  # the means of block and those before differ (Chan, Golub & LeVeque 1983)
+            shift = sums / number - self._sums / self.num_nodes
+            squares += shift.square() * (self.num_nodes * number / (self.num_nodes + number))
+        self.num_nodes += number
+        self._sums, self._squares = self._sums + sums, self._squares + squares
+        self._varies = self._varies | (block != self._first).any(0)  # a sum of equal numbers, divided, may be another
+        self._is_measured = self._is_measured | ((block != 0) & (block != 1)).any(0)
+        x = block[:, : len(self.values)]
+        self.is_whole = self.is_whole and torch.equal(x, x.round())
+
+    @property
+    def moments(self) -> Tensor:
+        """``[4, columns]`` of the rows: mean, variance, whether a column varies, whether it has more than 0 and 1."""
+        made = (self._sums / self.num_nodes, self._squares / self.num_nodes, self._varies, self._is_measured)
+        return torch.stack([of.double() for of in made]).cpu()
+
+    def moments_of(self, counts: Tensor) -> Tensor:
+        """The same of columns of 0 and 1 that so many nodes have, ``[columns]``."""
+        share = counts.double() / self.num_nodes
+        return torch.stack([share, share * (1 - share), ((share > 0) & (share < 1)).double(), torch.zeros_like(share)])

@@ -196,7 +196,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                     metric=training.accuracy if shares is None else _weighted_accuracy(shares[validation]),
                     progress=bool(self.verbose),
                 )
-        model.node_features = node_features
+        model.node_features = node_features or model.node_features
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
         if result.interrupted:
             warnings.warn("Training interrupted by user.", stacklevel=2)

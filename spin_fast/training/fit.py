@@ -102,7 +102,8 @@ def fit(
     Ctrl-C ends the rank that it reaches; the others wait for it until its process ends, or it destroys the group.
 
     Args:
-        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``.
+        model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``, and their
+            ``node_features`` if they have any.
         features: of all graphs, with labels. Of those in several files (``spin_fast.shards.load``) an epoch takes one
             shard after the other, in random order, and the graphs of each in random order; a batch is of one shard.
         train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
@@ -307,8 +308,9 @@ class _Run:
     def train(self, epochs: int, patience: int, on_epoch: Callable[[Epoch], object] | None, progress: bool) -> bool:
         """Train until it is over, and leave the best weights in the model; returns whether it was interrupted."""
         model, interrupted = self.trainer.model, False
-        known_before = model.operator, model.multilabel
+        known_before = model.operator, model.multilabel, model.node_features
         model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
+        model.node_features = self.data.features.node_features or model.node_features
         with progress_bar("epoch", epochs, progress) as advance_bar:
             advance_bar("", len(self.state.epochs))
             try:
@@ -331,7 +333,7 @@ class _Run:
                 model.load_state_dict(self.state.best)
                 model.unflatten_parameters()
                 if not self.state.has_best:  # it has learnt nothing
-                    model.operator, model.multilabel = known_before
+                    model.operator, model.multilabel, model.node_features = known_before
                 if self.file is not None:  # last, as it may fail
                     self.file.keep(self.state, now=True)
         return interrupted

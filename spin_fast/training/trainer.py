@@ -231,6 +231,7 @@ class Trainer:
             self._num_outputs = model.num_outputs(features)
         check_labels(features.y, self._num_outputs)
         model.operator = features.operator
+        model.node_features = features.node_features or model.node_features
         assert features.labels is not None
         model.multilabel = features.labels.is_floating_point()
         model.train()

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, training
+from spin_fast import SPIN, NodeFeatures, PowerFeatures, datasets, shards, training
 from spin_fast.features import power_features as features
 from spin_fast.features.identical import identical_segments
 from spin_fast.features.shards import ShardedFeatures
@@ -704,6 +704,38 @@ def test_only_features_that_are_alike_are_joined(saved: Path) -> None:
     ):
         with pytest.raises(ValueError, match="parts must be alike, got 1 hops of 'sym' on 3 features in "):
             PowerFeatures.concatenate([made, other])
+
+
+def test_what_prepared_the_graphs_is_kept(saved: Path) -> None:
+    graphs = replace(random_graphs([3, 0, 5, 8] * 4, dtype=torch.float32), y=torch.arange(16))
+    made, other = NodeFeatures("log").fit(graphs), NodeFeatures("log").fit(graphs, [1, 3])
+    plain = PowerFeatures.from_graphs(made.transform(graphs), 1)
+    prepared = plain.prepared_by(made)
+    assert plain.node_features is None
+    assert prepared.rows is plain.rows
+    parts = [prepared[:7], prepared[7:]]
+    changed = [prepared.expand(), prepared[3:].take(), prepared.nodes(), prepared.cpu(), copy.deepcopy(prepared)]
+    for same in [*changed, PowerFeatures.concatenate(parts), PowerFeatures.concatenate([of.expand() for of in parts])]:
+        assert same.node_features is not None
+        assert same.node_features.fingerprint == made.fingerprint
+    prepared.save(saved)
+    loaded = PowerFeatures.load(saved)
+    assert_same_features(loaded, prepared)
+    assert shards.load(saved).node_features is not None
+    known = rf"1 hops of 'sym' on 4 features prepared by NodeFeatures {made.fingerprint} in"
+    for unlike in (plain, plain.prepared_by(other)):
+        for join in (PowerFeatures.concatenate, shards.ShardedFeatures):
+            with pytest.raises(ValueError, match=known):
+                join([loaded, unlike])
+    loaded.prepared_by(None).save(saved)
+    assert PowerFeatures.load(saved).node_features is None
+    with pytest.raises(TypeError, match="node_features must be NodeFeatures or None, got dict"):
+        plain.prepared_by(made.to_dict())
+    tensors = load_file(saved)
+    for told in ("{}", "no JSON", "[1]"):
+        save_file(tensors, saved, {"format": FORMAT, "operator": "sym", "node_features": told})
+        with pytest.raises(ValueError, match=r"saved\.safetensors is damaged: "):
+            PowerFeatures.load(saved)
 
 
 def test_the_selection_of_a_file_keeps_narrow_indices(saved: Path) -> None:

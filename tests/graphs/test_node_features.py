@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import networkx
 import numpy as np
@@ -172,6 +176,88 @@ def test_deduplication_survives() -> None:
     assert plain == standardized == 7
 
 
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), degree=st.sampled_from([None, *preprocessing.DEGREES]), one_hot=st.sampled_from([False, [1]]))
+def test_chunks_of_graphs_change_no_bit(
+    data: st.DataObject, degree: preprocessing.Degree | None, one_hot: bool | list[int]
+) -> None:
+    """Wherever they are cut, with blocks of nodes that are smaller and larger than chunks."""
+    sizes = data.draw(st.lists(st.integers(0, 12), min_size=1, max_size=20).filter(any))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(sizes)), max_size=5)))
+    train = data.draw(st.none() | st.lists(st.integers(0, len(sizes) - 1), min_size=1, unique=True))
+    rng = np.random.default_rng(len(sizes))
+    x = np.stack([rng.normal(1e3, 1e-2, sum(sizes)), rng.integers(-2, 3, sum(sizes)), rng.integers(0, 2, sum(sizes))])
+    graphs = graphs_with(
+        torch.tensor(x.T.copy(), dtype=data.draw(st.sampled_from([torch.float32, torch.float64]))), sizes
+    )
+    options = {"one_hot": one_hot, "columns": data.draw(st.sampled_from([None, [0, 2]])), "keep_x": True}
+    chunks = (graphs[begin:end] for begin, end in pairwise([0, *cuts, len(sizes)]))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(preprocessing, "BLOCK", data.draw(st.sampled_from([1, 7, 1 << 16])))
+        if train is not None and not sum(sizes[graph] for graph in train):
+            with pytest.raises(ValueError, match="graphs must have nodes in the training part"):
+                NodeFeatures(degree, **options).fit(chunks, train)
+            return
+        whole = NodeFeatures(degree, **options).fit(graphs, train)
+        again = NodeFeatures(degree, **options).fit(chunks, train)
+        assert again.to_dict() == whole.to_dict()
+    made = (
+        NodeFeatures(degree, **options | {"standardize": False, "columns": None}).fit(graphs, train).transform(graphs)
+    )
+    made = (made if train is None else made[train]).x.double()[:, whole.columns_]
+    np.testing.assert_allclose(whole.mean_, made.mean(0), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(whole.scale_, made.numpy().std(0), rtol=1e-6)
+
+
+def test_only_a_chunk_is_in_memory() -> None:
+    alive: list[weakref.ref] = []
+
+    def chunks() -> Iterator[GraphBatch]:
+        for _ in range(5):
+            assert all(memory() is None for memory in alive)
+            graphs = typed()
+            memory = graphs.x.numpy().copy()
+            alive.append(weakref.ref(memory))
+            graphs = replace(graphs, x=torch.from_numpy(memory))
+            del memory
+            yield graphs
+            del graphs
+
+    assert NodeFeatures("profile").fit(chunks(), [0, 8, 23]).columns_ == [0, 1, 5, 6, 7, 8, 9]
+
+
+def test_wrong_chunks() -> None:
+    graphs = typed()
+    with pytest.raises(ValueError, match="alike in all chunks, got 5 features in float32 on cpu and 3 features in flo"):
+        NodeFeatures().fit([graphs, replace(graphs, x=graphs.x[:, 1:4].contiguous())])
+    with pytest.raises(
+        TypeError, match="ids must be numbers of graphs where these come in chunks, got a slice or a ma"
+    ):
+        NodeFeatures().fit([graphs], slice(3))
+    for ids in ([5], [-1]):
+        with pytest.raises(IndexError, match="ids must be from 0 to 4, numbers of graphs, got"):
+            NodeFeatures().fit([graphs[:2], graphs[2:]], ids)
+    with pytest.raises(ValueError, match="graphs must have nodes in the training part"):
+        NodeFeatures().fit(iter(()))
+    for wrong in (5, [5]):
+        with pytest.raises(TypeError, match="graphs must be a GraphBatch"):
+            NodeFeatures().fit(wrong)  # type: ignore[arg-type,type-var]
+
+
+def test_which_graphs_it_was_fitted_to() -> None:
+    graphs = typed()
+    fitted = NodeFeatures().fit(graphs, [3, 0])
+    assert fitted.ids_sha256_ == NodeFeatures("log").fit(graphs, [0, 3]).ids_sha256_
+    assert fitted.ids_sha256_ == preprocessing.ids_sha256(torch.tensor([3, 0]))
+    assert fitted.ids_sha256_ != NodeFeatures().fit(graphs).ids_sha256_ == NodeFeatures().fit([graphs]).ids_sha256_
+    assert (
+        fitted.fingerprint == NodeFeatures().fit([graphs], [0, 3]).fingerprint != NodeFeatures().fit(graphs).fingerprint
+    )
+    state = fitted.to_dict()
+    del state["ids_sha256_"]
+    assert NodeFeatures.from_dict(state).ids_sha256_ is None
+
+
 def test_blocks_of_nodes_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = typed()
     whole = NodeFeatures("raw").fit(graphs)
@@ -210,6 +296,28 @@ def test_round_trip_through_json(fitted: bool) -> None:
             assert torch.equal(again.transform(graphs).x, made.transform(graphs).x)
 
 
+def test_a_file(tmp_path: Path) -> None:
+    made = NodeFeatures("one-hot", columns=[0, 1]).fit(typed(), [0, 3])
+    path = tmp_path / "deep" / "x.json"
+    made.save(path)
+    assert vars(NodeFeatures.load(path)) == vars(made)
+    text = path.read_text()
+    assert json.loads(text)["format"] == "spin_fast node-features 1"
+    for damaged, message in (
+        (text[:-9], "is not a JSON file"),
+        (text.replace("features 1", "features 2"), "this version reads 'spin_fast node-features 1'; upgrade spin_fast"),
+        (text.replace("node-features 1", "features 1"), "is no file of spin_fast node-features"),
+        (text.replace("mean_", "main_"), "x.json is damaged: state must be what NodeFeatures.to_dict has told"),
+        (text.replace('"node_features"', '"features"'), "x.json is damaged"),
+    ):
+        path.write_text(damaged)
+        with pytest.raises(ValueError, match=message) as error:
+            NodeFeatures.load(path)
+        assert str(path) in str(error.value)
+    with pytest.raises(FileNotFoundError, match=r"node-features .*none\.json does not exist"):
+        NodeFeatures.load(tmp_path / "none.json")
+
+
 def test_a_checkpoint_carries_it(tmp_path) -> None:  # type: ignore[no-untyped-def]
     graphs = typed()
     made = NodeFeatures("log").fit(graphs, [0, 3])
@@ -236,13 +344,18 @@ def test_a_checkpoint_carries_it(tmp_path) -> None:  # type: ignore[no-untyped-d
         {"num_features_": 2.5},
         {"max_degree_": 3},
         {"more": 1},
+        {"ids_sha256_": 7},
+        {"columns_": [0, 1, 6]},
+        {"mean_": [0.0, float("nan"), 0.0]},
+        {"scale_": [1.0, 1.0, 0.0]},
         None,
     ],
     ids=str,
 )
 def test_damaged_state(damage: dict[str, object] | None) -> None:
     state = NodeFeatures("log").fit(typed()).to_dict()
-    damaged = [state | damage] if damage else [{k: v for k, v in state.items() if k != name} for name in state]
+    needed = state.keys() - {"ids_sha256_"}
+    damaged = [state | damage] if damage else [{k: v for k, v in state.items() if k != name} for name in needed]
     for one in [*damaged, *([[], None, {}] if damage is None else [])]:
         with pytest.raises(ValueError, match=r"state must be what NodeFeatures\.to_dict has told"):
             NodeFeatures.from_dict(one)  # type: ignore[arg-type]

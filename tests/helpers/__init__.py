@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import spin_fast
-from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets
+from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, datasets
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SPIN_FAST_DATA", ROOT.parent / "shared" / "data"))
@@ -90,6 +90,8 @@ def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
         if isinstance(value, torch.Tensor):
             assert value.dtype == twin.dtype, name
             assert torch.equal(value, twin), name
+        elif isinstance(value, NodeFeatures):
+            assert value.fingerprint == twin.fingerprint
         else:
             assert value == twin, name
 

@@ -245,6 +245,15 @@ def test_fits_in_workers(backend: str, threads: None) -> None:
     assert np.array_equal(found, expected)
 
 
+def test_features_that_were_prepared(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    """The model knows by what, so that it takes graphs as they were."""
+    made = NodeFeatures(standardize=True).fit(graphs)
+    prepared = PowerFeatures.from_graphs(made.transform(graphs), 2).prepared_by(made)
+    classifier.fit(prepared, graphs.y)
+    assert classifier.node_features_ is None
+    np.testing.assert_allclose(classifier.predict_proba(graphs), classifier.predict_proba(prepared), rtol=1e-4)
+
+
 def test_pickle(features: PowerFeatures, classifier: SPINClassifier) -> None:
     data = pickle.dumps(classifier.fit(features))
     assert len(data) < 8000 + 2 * sum(parameter.nbytes for parameter in classifier.model_.parameters())

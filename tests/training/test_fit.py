@@ -15,7 +15,7 @@ import torch
 from helpers import random_graphs
 from helpers.training import knowing, new_model
 
-from spin_fast import SPIN, PowerFeatures, training
+from spin_fast import SPIN, NodeFeatures, PowerFeatures, training
 from spin_fast.training.resume import copied
 
 
@@ -105,11 +105,12 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
             if epoch.number == failing:
                 raise MemoryError
 
-        model = new_model()
+        model, made = new_model(), NodeFeatures()
         model.operator = operator
         with pytest.raises(MemoryError):
-            training.fit(model, digits, range(64), range(64, 96), epochs=2, on_epoch=fail)
+            training.fit(model, digits.prepared_by(made), range(64), range(64, 96), epochs=2, on_epoch=fail)
         assert (model.operator, model.multilabel) == (expected, None if failing == 1 else False)
+        assert model.node_features is (None if failing == 1 else made)
 
 
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, "infinity")])
@@ -169,6 +170,25 @@ def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> 
     fit = training.fit(new_model(), *parts, epochs=5, resume=True, **options)
     assert [epoch.number for epoch in seen] == [1, 2, 3, 4, 5]
     assert [epoch.loss for epoch in fit.epochs] == [epoch.loss for epoch in seen]
+
+
+@pytest.mark.parametrize("way", ["fit", "epoch", "step"])
+def test_a_model_learns_what_prepared_its_features(way: str) -> None:
+    graphs = replace(random_graphs([4, 1, 6, 3, 0, 9] * 2, dtype=torch.float32), y=torch.arange(12) % 4)
+    made = NodeFeatures("log").fit(graphs, range(8))
+    features = PowerFeatures.from_graphs(made.transform(graphs), 2).prepared_by(made)
+    model = SPIN(4, 8, 4, 2)
+    for node_features in (made, None):  # one that goes on without any keeps what it knows
+        given = features.prepared_by(node_features)
+        if way == "fit":
+            training.fit(model, given, range(8), range(8, 12), epochs=1)
+        elif way == "step":
+            training.Trainer(model).step(given)
+        else:
+            training.Trainer(model).epoch(given, range(12), 4)
+        assert model.node_features is made
+    expected = training.predict(model, features).softmax(1)
+    torch.testing.assert_close(training.predict_proba(model, graphs), expected)
 
 
 @pytest.mark.parametrize("way", ["fit", "epoch", "step", "autograd"])
