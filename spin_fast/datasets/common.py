@@ -7,12 +7,13 @@ import re
 import sys
 import zipfile
 import zlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BufferedIOBase
 from itertools import pairwise
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -117,17 +118,54 @@ def one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class Numbers:
-    """Comma-separated numbers without a header, of which some lines are read at a time.
+class _Table(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+_Read = TypeVar("_Read", bound=_Table)
+
+
+class Lines(ABC, Generic[_Read]):
+    """The lines of a file, of which some are read at a time.
+
+    Attributes:
+        num_read: how many lines have been read.
+    """
+
+    num_read = 0
+
+    @abstractmethod
+    def read(self, lines: int | None = None) -> _Read:
+        """Read so many further lines, fewer at the end, or all."""
+
+    def blocks(self, lines: int = sys.maxsize) -> Iterator[_Read]:
+        """Read so many further lines, or all, in blocks that take little memory."""
+        most = block_lines(self.read(0))
+        while lines > 0 and (table := self.read(min(lines, most))).shape[0]:
+            lines -= table.shape[0]
+            yield table
+
+    def skip(self, lines: int) -> None:
+        """Read so many lines for nothing."""
+        for _ in self.blocks(lines):
+            pass
+
+    def between(self, ptr: Sequence[int] | np.ndarray) -> Iterator[_Read]:
+        """Read, of a file at its beginning, the lines from each entry of ``ptr`` to the next."""
+        self.skip(int(ptr[0]))
+        for begin, end in pairwise(ptr):
+            yield self.read(int(end - begin))
+
+
+class Numbers(Lines[np.ndarray]):
+    """Comma-separated numbers without a header.
 
     Args:
         where: what error messages call the stream.
         dtype: int32, float32 or float64; a number that does not fit, or is infinite, is an error.
         columns: how many there must be; None for any number.
         missing: whether an empty field is a NaN (float64 only) rather than an error.
-
-    Attributes:
-        num_read: how many lines have been read.
     """
 
     def __init__(
@@ -142,7 +180,6 @@ class Numbers:
         self._stream, self._where = stream, where
         self._dtype, self._columns, self._missing = np.dtype(dtype), columns, missing
         self._lines: Any = None
-        self.num_read = 0
         self._none = np.empty((0, columns or 0), self._dtype)
 
     def read(self, lines: int | None = None) -> np.ndarray:
@@ -174,24 +211,10 @@ class Numbers:
         self.num_read += len(table)
         return table
 
-    def blocks(self, lines: int = sys.maxsize) -> Iterator[np.ndarray]:
-        """Read so many further lines, or all, in blocks that take little memory."""
-        most = block_lines(self.read(0))
-        while lines > 0 and len(table := self.read(min(lines, most))):
-            lines -= len(table)
-            yield table
 
-    def between(self, ptr: Sequence[int] | np.ndarray) -> Iterator[np.ndarray]:
-        """Read, of a stream at its beginning, the lines from each entry of ``ptr`` to the next."""
-        for _ in self.blocks(int(ptr[0])):
-            pass
-        for begin, end in pairwise(ptr):
-            yield self.read(int(end - begin))
-
-
-def block_lines(table: np.ndarray) -> int:
+def block_lines(table: _Table) -> int:
     """How many lines as wide as those of a table a block has."""
-    return max(BLOCK_NUMBERS // table.shape[1], 1)
+    return max(BLOCK_NUMBERS // max(table.shape[1], 1), 1)
 
 
 def _are_numbers(values: np.ndarray, missing: bool) -> bool:

@@ -159,7 +159,7 @@ def open_folder(path: Path, options: ReadOptions) -> Reader:
     if kind == "parquet":
         return parquet.ParquetReader(path, options)
     if kind == "tables":
-        return Whole(tables.load(path, options))
+        return tables.TablesReader(path, options)
     if options.label not in (None, LABEL):
         raise impossible("label", options.label, f"{path}, whose labels have no names; leave it out")
     if kind == "tu":

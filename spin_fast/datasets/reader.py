@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 
 from .._common import check
 from .._common.check import ArgumentTypeError, ArgumentValueError
@@ -100,3 +101,23 @@ class Whole(Reader):
         for first in range(begin, end, num_graphs) or (begin,):
             some = slice(first, min(first + num_graphs, end))
             yield self._whole._replace(graphs=graphs[some], names=names[some])
+
+
+class OrderedReader(Reader):
+    """Read some graphs at a time where the files have all graphs in order; otherwise all."""
+
+    @abstractmethod
+    def _can_cut(self) -> bool: ...
+
+    @abstractmethod
+    def _cut(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        """Do what ``_read`` does, where graphs are in order."""
+
+    @cached_property
+    def whole(self) -> Folder | None:
+        return None if self._can_cut() else self.read()
+
+    def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        if self.whole is not None:
+            return Whole(self.whole)._read(begin, end, num_graphs)
+        return self._cut(begin, end, num_graphs)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,11 +22,14 @@ from .._common.check import Argument
 from ..graphs.batch import GraphBatch
 from ..graphs.convert import Parts, library
 from .columns import LEAVE_OUT, Column, Words, as_categories, as_task, holds_words, shown, task_of, text_of
-from .common import DatasetError, Folder, impossible, reading
-from .options import LABEL, WEIGHT, Label, ReadOptions, chosen, folder_of, numbers_first, with_labels
+from .common import DatasetError, Folder, Lines, block_lines, impossible, reading
+from .options import LABEL, WEIGHT, Label, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
+from .parquet import BUFFER_BYTES
+from .reader import OrderedReader, cuts_of
 
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _NO_VALUES = (np.ndarray, list, tuple, Mapping, bytes)
+_NUMBERS = {np.dtype(np.int64), np.dtype(np.float64)}  # of a column with both pandas makes float64
 
 _T = TypeVar("_T")
 
@@ -32,34 +39,14 @@ def find(path: Path, name: str) -> list[Path]:
 
 
 class Table:
-    """A table whose columns of names are text, and whose errors name file, row and column."""
+    """Rows of a table, whose columns of names are text, and whose errors name file, row and column."""
 
-    def __init__(self, path: Path, texts: Sequence[str], *, needed: int) -> None:
-        """``texts`` are the columns of names; the first ``needed`` of them must be there and filled in."""
-        import pandas
+    def __init__(self, path: Path, frame: Any, first: int, texts: Sequence[str], *, needed: int) -> None:
+        """``texts`` are the columns of names; the first ``needed`` of them must be there and filled in.
 
-        self.path = path
-        with reading(str(path)), warnings.catch_warnings():
-            if path.suffix == ".parquet":
-                library("pyarrow", str(path))
-                frame = pandas.read_parquet(path)
-                self.frame = frame.reset_index(drop=frame.index.name is None)  # a named index is a column
-            else:
-                warnings.simplefilter("error", pandas.errors.ParserWarning)
-                try:
-                    self.frame = pandas.read_csv(
-                        path,
-                        dtype=dict.fromkeys(texts, "str"),
-                        index_col=False,
-                        keep_default_na=False,
-                        na_values=[""],
-                        skip_blank_lines=False,  # so that rows tell lines
-                        skipinitialspace=True,
-                        low_memory=False,
-                    )
-                except pandas.errors.ParserWarning as error:
-                    more = "has more fields in its lines than names of columns in its first line"
-                    raise DatasetError(f"{path} {more}") from error
+        ``first`` is the number of rows before those in ``frame``, a pandas DataFrame.
+        """
+        self.path, self.frame, self.first = path, frame, first
         for column in {*texts} & {*self.frame.columns}:
             self.as_text(column)
         for column in texts[:needed]:
@@ -67,10 +54,15 @@ class Table:
         for column in texts[:needed]:
             self.codes(column)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.frame.shape)
+
     def where(self, row: int, column: str) -> str:
         return f"{self.path}, {self.row(row)}, column {column!r}"
 
     def row(self, row: int) -> str:
+        row += self.first
         return f"row {row}" if self.path.suffix == ".parquet" else f"line {row + 2}"
 
     def values(self, column: str) -> Any:
@@ -196,15 +188,15 @@ class Table:
         return places[np.array(numbers, np.int64)[positions]], column
 
     def _check_words(self, words: Words) -> None:
-        """Refuse words that features do not list; the message counts all nodes that have one."""
+        """Refuse words that features do not list; the message counts the nodes that have one."""
         column = words.column.name
         positions, values = self.distinct(column)
         rows = np.array([words.is_strange(value) for value in values], bool)[positions]
         if rows.any():
-            row, graphs = int(rows.argmax()), self.frame["graph"][rows].nunique()
+            row, graphs = int(rows.argmax()), self.frame["graph"]
             raise DatasetError(
                 f"{self.where(row, column)} {words.strange(self.frame[column][row])}; {rows.sum():,} node(s) in "
-                f"{graphs:,} graph(s) have such words: {LEAVE_OUT}"
+                f"{graphs[rows].nunique():,} of the {graphs.nunique():,} graph(s) read have such words: {LEAVE_OUT}"
             )
 
     def labels(self, label: str | Sequence[str]) -> list[Any] | None:
@@ -231,48 +223,242 @@ class Table:
         return [str(name) for name in labels]
 
 
-def open_table(path: Path, name: str, texts: Sequence[str], *, needed: int) -> Table | None:
+class Rows(Lines[Table]):
+    """The rows of a CSV or Parquet file; ``texts`` and ``needed`` are those of :class:`Table`.
+
+    Args:
+        dtypes: of columns of a CSV file, since some rows do not tell what all of them are.
+
+    Attributes:
+        found: what pandas has taken columns of a CSV file for.
+    """
+
+    def __init__(
+        self, path: Path, texts: Sequence[str], *, needed: int, dtypes: Mapping[str, Any] | None = None
+    ) -> None:
+        import pandas
+
+        self.found: dict[str, set[Any]] = defaultdict(set)
+        self._path, self._texts, self._needed = path, texts, needed
+        self._is_parquet = path.suffix == ".parquet"
+        with reading(str(path)):
+            if self._is_parquet:
+                self._arrow = library("pyarrow", str(path))
+                self._file = library("pyarrow.parquet", str(path)).ParquetFile(path, buffer_size=BUFFER_BYTES)
+                self._held = self._file.schema_arrow.empty_table()
+                self._batches = self._file.iter_batches(block_lines(self._held))
+            else:
+                self._file = pandas.read_csv(
+                    path,
+                    dtype={**(dtypes or {}), **dict.fromkeys(texts, "str")},
+                    index_col=False,
+                    keep_default_na=False,
+                    na_values=[""],
+                    skip_blank_lines=False,  # so that rows tell lines
+                    skipinitialspace=True,
+                    low_memory=False,
+                    iterator=True,
+                )
+                self._none = self._file.read(0)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def read(self, lines: int | None = None) -> Table:
+        with reading(str(self._path)):
+            frame = self._parquet_frame(lines) if self._is_parquet else self._csv_frame(lines)
+        first, self.num_read = self.num_read, self.num_read + len(frame)
+        return Table(self._path, frame, first, self._texts, needed=self._needed)
+
+    def _parquet_frame(self, rows: int | None) -> Any:
+        rows = sys.maxsize if rows is None else rows
+        held, number = [self._held], len(self._held)
+        while number < rows and (batch := next(self._batches, None)) is not None:
+            held.append(self._arrow.Table.from_batches([batch]))
+            number += len(batch)
+        table = self._arrow.concat_tables(held)
+        self._held = table.slice(min(rows, number))
+        frame = table.slice(0, rows).to_pandas()
+        return frame.reset_index(drop=frame.index.name is None)  # a named index is a column
+
+    def _csv_frame(self, rows: int | None) -> Any:
+        import pandas
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            try:
+                frame = self._none.copy() if rows == 0 else self._file.read(rows)
+            except StopIteration:
+                return self._none.copy()
+            except pandas.errors.ParserWarning as error:
+                more = "has more fields in its lines than names of columns in its first line"
+                raise DatasetError(f"{self._path} {more}") from error
+        frame.index = pandas.RangeIndex(len(frame))
+        for column, dtype in frame.dtypes.items() if len(frame) else ():
+            self.found[column].add(dtype)
+        return frame
+
+
+def _file_of(path: Path, name: str) -> Path | None:
     found = find(path, name)
     if len(found) > 1:
         raise DatasetError(f"{path} holds {' and '.join(file.name for file in found)}; keep one of them")
-    return Table(found[0], texts, needed=needed) if found else None
+    return found[0] if found else None
 
 
 def open_graphs(path: Path, label: Label) -> Table | None:
     """The table of graphs; a label that is a class may be any text."""
-    return open_table(path, "graphs", ("graph", label) if isinstance(label, str) else ("graph",), needed=1)
+    if (file := _file_of(path, "graphs")) is None:
+        return None
+    with closing(Rows(file, ("graph", label) if isinstance(label, str) else ("graph",), needed=1)) as rows:
+        return rows.read()
 
 
-def load(path: Path, options: ReadOptions) -> Folder:
-    features, label, dtype, edge_weight = options.features, options.label, options.dtype, options.edge_weight
-    columns = chosen(features)
-    categorical = [column.name for column in columns or [] if column.categories not in ("any", "number")]
-    edges = open_table(path, "edges", ("graph", "source", "target"), needed=3)
-    nodes = open_table(path, "nodes", ("graph", "node", *categorical), needed=2)
-    listed = open_graphs(path, label)
-    assert edges is not None
-    first = listed or nodes or edges
-    graph_names = _graph_names(first, unique=listed is not None)
-    batch, row, edge_index = _number_nodes(edges, nodes, graph_names, str(first.path))
-    x = None
-    if columns is None:
-        columns = [] if nodes is None else nodes.features()
-    if columns:
-        if nodes is None:
-            raise impossible("features", features, f"{path}, which has no table of nodes; leave it out")
-        x, columns = features_of(nodes, columns, dtype)
-        x = x[row]
-    weight = None
-    if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
-        weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
-    parts = Parts(edge_index, batch, len(graph_names), x, None, weight)
-    graphs = GraphBatch._from_parts(parts, dtype, options.edge_options)
-    read = folder_of(graphs, [str(name) for name in graph_names], columns, weight is not None)
-    if listed is not None and label is not None:
-        return with_labels(read, listed.labels(label), options, listed.path)
-    if label not in (None, LABEL):
-        raise impossible("label", label, f"{path}, which has no table of graphs; leave it out")
-    return read
+class _Known(NamedTuple):
+    """What has to be known of all graphs before any of them is read."""
+
+    names: Any  # of the graphs, a pandas Index
+    ptr: dict[str, np.ndarray]  # [G + 1], rows of each table
+    dtypes: dict[str, dict[str, Any]]  # of the columns of each table
+    columns: list[Column]  # that become features
+    can_cut: bool
+
+
+class TablesReader(OrderedReader):
+    """Read tables, some graphs at a time where the rows of nodes and of edges are in the order of the graphs.
+
+    Otherwise all are read, also where a column holds words in some rows and numbers in others, which is mostly an
+    error. Before graphs are read some at a time, all tables are read through: that tells how many rows each graph has,
+    and what the columns hold. The table of graphs is kept.
+    """
+
+    def __init__(self, path: Path, options: ReadOptions) -> None:
+        self._columns = chosen(options.features)
+        words = [column.name for column in self._columns or [] if column.categories not in ("any", "number")]
+        self._open: dict[str, Callable[..., Rows]] = {}  # by the name of the table
+        if nodes := _file_of(path, "nodes"):
+            self._open["nodes"] = partial(Rows, nodes, ("graph", "node", *words), needed=2)
+        elif self._columns:
+            raise impossible("features", options.features, f"{path}, which has no table of nodes; leave it out")
+        edges = _file_of(path, "edges")
+        assert edges is not None
+        self._open["edges"] = partial(Rows, edges, ("graph", "source", "target"), needed=3)
+        self._listed, self._labels = open_graphs(path, options.label), None
+        self._lister = self._listed.path if self._listed else nodes or edges
+        if self._listed is None and options.label not in (None, LABEL):
+            raise impossible("label", options.label, f"{path}, which has no table of graphs; leave it out")
+        if self._listed is not None and options.label is not None:
+            self._labels = self._listed.labels(options.label)
+        if self._labels is not None and isinstance(options.label, str) and options.classes is None:
+            options = options._replace(classes=sorted_classes({*self._labels}, self._lister))
+        self.options = options
+
+    def __len__(self) -> int:
+        return len(self._known.names)
+
+    def _can_cut(self) -> bool:
+        return self._known.can_cut
+
+    def read(self) -> Folder:
+        tables = {}
+        for name, opened in self._open.items():
+            with closing(opened()) as rows:
+                tables[name] = rows.read()
+        names = _graph_names(self._listed or next(iter(tables.values())), unique=self._listed is not None)
+        return self._graphs(tables, names, self._columns, self._labels)
+
+    def _cut(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
+        known = self._known
+        cuts = cuts_of(begin, len(self) if end is None else end, num_graphs)
+        with ExitStack() as stack:
+            tables = {}
+            for name, opened in self._open.items():
+                rows = stack.enter_context(closing(opened(dtypes=known.dtypes[name])))
+                tables[name] = rows.between(known.ptr[name][cuts])
+            for first, last in pairwise(cuts):
+                labels = None if self._labels is None else self._labels[first:last]
+                some = {name: next(of) for name, of in tables.items()}
+                yield self._graphs(some, known.names[first:last], known.columns, labels)
+
+    def _graphs(
+        self, tables: dict[str, Table], names: Any, columns: list[Column] | None, labels: list[Any] | None
+    ) -> Folder:
+        """The graphs of these names from all of their rows."""
+        nodes, edges = tables.get("nodes"), tables["edges"]
+        dtype, edge_weight = self.options.dtype, self.options.edge_weight
+        batch, row, edge_index = _number_nodes(edges, nodes, names, str(self._lister))
+        x = None
+        if columns is None:
+            columns = [] if nodes is None else nodes.features()
+        if nodes is not None and columns:
+            x, columns = features_of(nodes, columns, dtype)
+            x = x[row]
+        weight = None
+        if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
+            weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
+        parts = Parts(edge_index, batch, len(names), x, None, weight)
+        graphs = GraphBatch._from_parts(parts, dtype, self.options.edge_options)
+        read = folder_of(graphs, [str(name) for name in names], columns, weight is not None)
+        return with_labels(read, labels, self.options, self._lister)
+
+    @cached_property
+    def _known(self) -> _Known:
+        names = None if self._listed is None else _graph_names(self._listed, unique=True)
+        ptr, dtypes, features, can_cut = {}, {}, [], True
+        for name, opened in self._open.items():
+            runs, num_rows = [], []  # the graph of each range of rows, and how many these are
+            with closing(opened()) as rows:
+                header = rows.read(0)
+                columns = [] if name == "edges" else header.features() if self._columns is None else self._columns
+                seen = [_Seen(column) for column in columns]
+                for table in rows.blocks():
+                    for of in seen:
+                        of.look(table)
+                    if names is not None:
+                        table.numbered("graph", names, str(self._lister))  # refuses other graphs
+                    graph = table.codes("graph")
+                    first = np.flatnonzero(np.append(True, graph[1:] != graph[:-1]))
+                    runs.append(table.categories("graph")[graph[first]])
+                    num_rows.append(np.diff(first, append=len(graph)))
+            named = header.categories("graph").append(runs)
+            if names is None:
+                names = named.unique()
+                _check_some(names, self._lister)
+            number = names.get_indexer(named)
+            sizes = np.bincount(number, np.concatenate([*num_rows, []]), len(names)).astype(np.int64)
+            ptr[name] = np.append(0, sizes.cumsum())
+            dtypes[name] = {column: kind for column, (kind, *others) in rows.found.items() if not others}
+            dtypes[name] |= {column: np.float64 for column, kinds in rows.found.items() if kinds == _NUMBERS}
+            unclear = rows.found.keys() - dtypes[name].keys()
+            features += [of.settled() for of in seen]
+            read = [column.name for column in columns] if name == "nodes" else [self.options.edge_weight]
+            is_clear = all(len(of.kinds) < 2 for of in seen) and unclear.isdisjoint(read)
+            can_cut = can_cut and is_clear and not (number[1:] < number[:-1]).any()
+        return _Known(names, ptr, dtypes, numbers_first(features), can_cut)
+
+
+class _Seen:
+    """What rows that have been looked at hold in a column that becomes features."""
+
+    def __init__(self, column: Column) -> None:
+        self.words = Words(column)
+        self.kinds: set[bool] = set()  # whether some rows hold words
+
+    def look(self, nodes: Table) -> None:
+        column = self.words.column
+        if column.categories not in ("any", "auto"):
+            return
+        is_word = column.categories == "auto" or nodes.holds_words(column.name)
+        self.kinds.add(is_word)
+        if is_word:
+            nodes.each(column.name, self.words.number)
+            self.words.settled(f"{nodes.path}, column")  # refuses too many
+
+    def settled(self) -> Column:
+        column = self.words.column
+        if column.categories == "any" and True not in self.kinds:
+            return column._replace(categories="number")
+        return column if column.is_number or self.words.listed else self.words.settled("")[1]
 
 
 def _graph_names(table: Table, *, unique: bool) -> Any:
@@ -280,12 +466,16 @@ def _graph_names(table: Table, *, unique: bool) -> Any:
     import pandas
 
     names = pandas.Index(table.categories("graph")[pandas.unique(table.codes("graph"))])
-    if len(names) == 0:
-        raise DatasetError(f"{table.path} lists no graphs")
+    _check_some(names, table.path)
     if unique and len(names) < len(table.frame):
         row = int(table.frame["graph"].duplicated().to_numpy().argmax())
         raise DatasetError(f"{table.where(row, 'graph')} repeats {table.frame['graph'][row]!r}")
     return names
+
+
+def _check_some(names: Any, path: Path) -> None:
+    if len(names) == 0:
+        raise DatasetError(f"{path} lists no graphs")
 
 
 def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> tuple[Tensor, Tensor, Tensor]:

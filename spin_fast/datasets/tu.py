@@ -29,7 +29,7 @@ from .common import (
     reading,
 )
 from .options import ReadOptions, with_edges
-from .reader import Reader, Whole, cuts_of
+from .reader import OrderedReader, cuts_of
 
 PARTS = ("A", "graph_indicator", "graph_labels", "node_labels", "node_attributes")
 
@@ -123,7 +123,7 @@ class _Known(NamedTuple):
     node_data: NodeData
 
 
-class TUReader(Reader):
+class TUReader(OrderedReader):
     """Read one TU set, some graphs at a time where the lines of ``NAME_A.txt`` are in the order of the graphs.
 
     Otherwise all are read. Before graphs are read some at a time, all files are read through: that tells how large the
@@ -148,20 +148,14 @@ class TUReader(Reader):
     def __len__(self) -> int:
         return len(self._known.node_ptr) - 1
 
-    @cached_property
-    def whole(self) -> Folder | None:
-        return None if self._known.in_order else self.read()
+    def _can_cut(self) -> bool:
+        return self._known.in_order
 
     def read(self) -> Folder:
         at_once = copy.copy(self)
         at_once._tables = {}
         (read,) = at_once._cut(0, None, sys.maxsize)
         return read
-
-    def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
-        if self.whole is not None:
-            return Whole(self.whole)._read(begin, end, num_graphs)
-        return self._cut(begin, end, num_graphs)
 
     def _cut(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
         known = self._known

@@ -377,7 +377,7 @@ def test_unknown_words_are_counted(tmp_path: Path) -> None:
     write(tmp_path, nodes=nodes, graphs=None, edges="graph,source,target\na,1,2\n")
     message = error_of(lambda: load_folder(tmp_path, features={"column": "element", "categories": ["C", "N"]}))
     assert "nodes.csv, line 3, column 'element' holds 'Xe'" in message
-    assert "3 node(s) in 2 graph(s) have such words" in message
+    assert "3 node(s) in 2 of the 3 graph(s) read have such words" in message
 
 
 @pytest.mark.parametrize("header", [",graph,node,mass", "Unnamed: 0,graph,node,mass", "graph,node, ,mass"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import weakref
-from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -13,32 +12,12 @@ import numpy as np
 import pytest
 import torch
 from helpers import DATA, equal
-from helpers.raw_files import Graph, lines, sources, write_ogb, write_tu
+from helpers.raw_files import Graph, check_chunks, graph_lists, known, lines, sources, write_ogb, write_tu
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch, datasets
-from spin_fast.datasets import Folder, Reader, common
-
-
-@st.composite
-def graph_lists(draw: Any) -> list[Graph]:
-    """Graphs without nodes and without edges among them; the last has a node, and there is an edge."""
-    sizes = [*draw(st.lists(st.integers(0, 5), max_size=8)), draw(st.integers(1, 3))]
-    graphs: list[Graph] = []
-    for size in sizes:
-        node = st.integers(0, max(size - 1, 0))
-        graphs.append((size, draw(st.lists(st.tuples(node, node), max_size=6 if size else 0))))
-    if not any(edges for _, edges in graphs):
-        graphs[-1][1].append((0, 0))
-    return graphs
-
-
-def known(graphs: GraphBatch) -> GraphBatch:
-    """With another number for labels that are missing, which is equal to itself, and weights if any might have some."""
-    y = None if graphs.y is None else graphs.y.nan_to_num(7)
-    weight = graphs.x.new_ones(graphs.num_edges) if graphs.edge_weight is None else graphs.edge_weight
-    return replace(graphs, y=y, edge_weight=weight)
+from spin_fast.datasets import common
 
 
 def edges_of(graphs: GraphBatch) -> list[tuple[int, int]]:
@@ -49,22 +28,6 @@ def edges_of(graphs: GraphBatch) -> list[tuple[int, int]]:
 def listed(graphs: list[Graph]) -> set[tuple[int, int]]:
     first = accumulate((size for size, _ in graphs), initial=0)
     return {(begin + i, begin + j) for begin, (_, edges) in zip(first, graphs, strict=False) for i, j in edges}
-
-
-def check_chunks(reader: Reader, whole: Folder, num_graphs: int, num_shards: int) -> None:
-    expected = known(whole.graphs)
-    assert len(reader) == len(whole.names) == len(expected)
-    chunks: list[Folder] = []
-    for number in range(1, num_shards + 1):
-        shard = None if num_shards == 1 else (number, num_shards)
-        for chunk in reader.chunks(num_graphs, shard):
-            begin = sum(len(chunk.names) for chunk in chunks)
-            chunks.append(chunk._replace(graphs=known(chunk.graphs)))
-            assert len(chunk.names) <= num_graphs
-            assert chunk.names == whole.names[begin : begin + len(chunk.names)]
-            assert chunk[2:] == whole[2:]
-            assert equal(chunks[-1].graphs, expected[begin : begin + len(chunk.names)])
-    assert sum(len(chunk.names) for chunk in chunks) == len(whole.names)
 
 
 @given(

@@ -1,16 +1,21 @@
-"""Writes made-up TU sets, and such as those of OGB."""
+"""Writes made-up TU sets, and such as those of OGB; compares what is read of them in chunks with the whole."""
 
 from __future__ import annotations
 
 import gzip
 import zipfile
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from hypothesis import strategies as st
 
-from spin_fast import datasets
+from spin_fast import GraphBatch, datasets
+from spin_fast.datasets import Folder, Reader
+
+from . import equal
 
 Graph = tuple[int, list[tuple[int, int]]]  # the number of nodes, and edges between nodes numbered from 0
 
@@ -63,3 +68,39 @@ def sources(root: Path) -> list[datasets.Source]:
     write_tu(root, graphs, np.random.default_rng(0), zipped=True, shuffled=False)
     write_ogb(root, graphs, np.random.default_rng(0), num_tasks=1)
     return [datasets.find(name, root) for name in ("SET", "ogbg-set")]
+
+
+@st.composite
+def graph_lists(draw: Any) -> list[Graph]:
+    """Graphs without nodes and without edges among them; the last has a node, and there is an edge."""
+    sizes = [*draw(st.lists(st.integers(0, 5), max_size=8)), draw(st.integers(1, 3))]
+    graphs: list[Graph] = []
+    for size in sizes:
+        node = st.integers(0, max(size - 1, 0))
+        graphs.append((size, draw(st.lists(st.tuples(node, node), max_size=6 if size else 0))))
+    if not any(edges for _, edges in graphs):
+        graphs[-1][1].append((0, 0))
+    return graphs
+
+
+def known(graphs: GraphBatch) -> GraphBatch:
+    """With another number for labels that are missing, which is equal to itself, and weights if any might have some."""
+    y = None if graphs.y is None else graphs.y.nan_to_num(7)
+    weight = graphs.x.new_ones(graphs.num_edges) if graphs.edge_weight is None else graphs.edge_weight
+    return replace(graphs, y=y, edge_weight=weight)
+
+
+def check_chunks(reader: Reader, whole: Folder, num_graphs: int, num_shards: int) -> None:
+    expected = known(whole.graphs)
+    assert len(reader) == len(whole.names) == len(expected)
+    chunks: list[Folder] = []
+    for number in range(1, num_shards + 1):
+        shard = None if num_shards == 1 else (number, num_shards)
+        for chunk in reader.chunks(num_graphs, shard):
+            begin = sum(len(chunk.names) for chunk in chunks)
+            chunks.append(chunk._replace(graphs=known(chunk.graphs)))
+            assert len(chunk.names) <= num_graphs
+            assert chunk.names == whole.names[begin : begin + len(chunk.names)]
+            assert chunk[2:] == whole[2:]
+            assert equal(chunks[-1].graphs, expected[begin : begin + len(chunk.names)])
+    assert sum(len(chunk.names) for chunk in chunks) == len(whole.names)
