@@ -67,8 +67,8 @@ def precompute(
 
     They are hops of the features as DATASET has them, or of what --degree, --one-hot and --standardize make of these.
     That depends on the training graphs: those of train with the same --seed, --splits and --fold. The files of an
-    earlier call with the same --out are replaced. Only some graphs are in memory at a time, unless they are of tables
-    of nodes and edges, .nel, or built in.
+    earlier call with the same --out are replaced. Only some graphs are in memory at a time, unless they are of .nel,
+    built in, or of tables that are not in the order of the graphs.
 
     Several jobs may share the graphs: each makes the file of one --shard, and when all are there, --join makes their
     index. --shards makes all files and the index. With --resume files that are there are kept. Node features are fitted

@@ -126,10 +126,10 @@ def iter_folder(
 ) -> Iterator[Folder]:
     """Read as :func:`load_folder` does, ``num_graphs`` graphs at a time, for folders that do not fit in memory.
 
-    Of Parquet files with a row per graph, of GraphML files and of TU text only so many graphs are read at a time.
-    Before that, all labels and words of Parquet and GraphML are looked through, unless ``classes`` and ``features``
-    list them; the files of TU text always are. Tables of nodes and edges, ``.nel`` files, and TU text whose edges are
-    not in the order of the graphs are read as a whole first.
+    Of Parquet files with a row per graph, of GraphML files, of tables and of TU text only so many graphs are read at a
+    time. Before that, all labels and words of Parquet and GraphML are looked through, unless ``classes`` and
+    ``features`` list them; tables and the files of TU text always are, and a table of graphs is kept. ``.nel`` files
+    are read as a whole first, and so are tables and TU text whose nodes or edges are not in the order of the graphs.
 
     Several machines may share the graphs: with ``shard=(3, 16)`` each reads a sixteenth, this one the third. All have
     the same classes and columns. Row groups and files outside of it are not read, but to be looked through; of text the

@@ -213,10 +213,10 @@ class Source(ABC):
     def open(self, **options: Any) -> Reader:
         """Read the graphs when they are asked for, some at a time.
 
-        Of a set of TU or OGB, and of Parquet and GraphML of your own, nodes and edges are in memory only of those that
-        are asked for. Of TU and OGB, a shard takes as long to reach as all lines before it take to read; a TU set is
-        also read through once, before the first graph. What :func:`iter_folder` reads as a whole, and built-in sets,
-        are in memory.
+        Of a set of TU or OGB, and of Parquet, GraphML and tables of your own, nodes and edges are in memory only of
+        those that are asked for. Of TU, OGB and tables, a shard takes as long to reach as all lines before it take to
+        read; a TU set and tables are also read through once, before the first graph. What :func:`iter_folder` reads as
+        a whole, and built-in sets, are in memory.
 
         Args:
             **options: as for :meth:`read`; and those of :func:`iter_folder` for your own graphs.

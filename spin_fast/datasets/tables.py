@@ -377,8 +377,8 @@ class TablesReader(OrderedReader):
                 tables[name] = rows.between(known.ptr[name][cuts])
             for first, last in pairwise(cuts):
                 labels = None if self._labels is None else self._labels[first:last]
-                some = {name: next(of) for name, of in tables.items()}
-                yield self._graphs(some, known.names[first:last], known.columns, labels)
+                names = known.names[first:last]
+                yield self._graphs({name: next(of) for name, of in tables.items()}, names, known.columns, labels)
 
     def _graphs(
         self, tables: dict[str, Table], names: Any, columns: list[Column] | None, labels: list[Any] | None
