@@ -718,6 +718,14 @@ def own_files(random: Random, contents: dict[str, list[str]]) -> None:
         found = survives(lambda: datasets.load(str(folder)))
         if found is not None:
             PowerFeatures.from_graphs(found, 1)
+            chunks = datasets.iter_folder(folder, int(pick(random, 1, 2, 100)))
+            assert_equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), found)
+
+
+def assert_equal(one: GraphBatch, other: GraphBatch) -> None:
+    for field in ("ptr", "indptr", "indices", "x", "y"):
+        values, wanted = getattr(one, field), getattr(other, field)
+        assert values is wanted is None or torch.equal(values, wanted), field
 
 
 ODD = (None, -1, 2**40, 0.5, math.nan, "x", True, [], [None], [[1.0], [2.0]])
@@ -769,10 +777,7 @@ def own_parquet(random: Random) -> None:
         chunks = [
             part.graphs for i in range(number) for part in datasets.iter_folder(path, size, shard=(i + 1, number))
         ]
-        joined = GraphBatch.concatenate(chunks)
-        for field in ("ptr", "indptr", "indices", "x", "y"):
-            one, other = getattr(joined, field), getattr(found, field)
-            assert one is other is None or torch.equal(one, other), field
+        assert_equal(GraphBatch.concatenate(chunks), found)
         streamed = PowerFeatures.from_chunks(chunks, 1)
         assert torch.equal(streamed.dense_rows(), PowerFeatures.from_graphs(found, 1).dense_rows())
 
