@@ -321,7 +321,7 @@ class _Known(NamedTuple):
     ptr: dict[str, np.ndarray]  # [G + 1], rows of each table
     dtypes: dict[str, dict[str, Any]]  # of the columns of each table
     columns: list[Column]  # that become features
-    can_cut: bool
+    can_cut: bool  # whether rows are in the order of the graphs, and some tell what columns hold
 
 
 class TablesReader(OrderedReader):
@@ -406,7 +406,7 @@ class TablesReader(OrderedReader):
         names = None if self._listed is None else _graph_names(self._listed, unique=True)
         ptr, dtypes, features, can_cut = {}, {}, [], True
         for name, opened in self._open.items():
-            runs, num_rows = [], []  # the graph of each range of rows, and how many these are
+            found, num_rows = [], []  # the graph of each range of rows, and how many these are
             with closing(opened()) as rows:
                 header = rows.read(0)
                 columns = [] if name == "edges" else header.features() if self._columns is None else self._columns
@@ -418,9 +418,9 @@ class TablesReader(OrderedReader):
                         table.numbered("graph", names, str(self._lister))  # refuses other graphs
                     graph = table.codes("graph")
                     first = np.flatnonzero(np.append(True, graph[1:] != graph[:-1]))
-                    runs.append(table.categories("graph")[graph[first]])
+                    found.append(table.categories("graph")[graph[first]])
                     num_rows.append(np.diff(first, append=len(graph)))
-            named = header.categories("graph").append(runs)
+            named = header.categories("graph").append(found)
             if names is None:
                 names = named.unique()
                 _check_some(names, self._lister)
