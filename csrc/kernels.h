@@ -232,6 +232,43 @@ struct PiecewiseLinearChunk {
   T* ds;                      // [padded graphs, stride], the gradient
 };
 
+// A slot of the table of all rows is 0, or holds part of the hash of a row and its number, or, until it has one, the
+// node that claimed the slot.
+constexpr int slot_number_bits = 40;
+constexpr uint64_t slot_taken = uint64_t{1} << 63;
+constexpr uint64_t slot_claimed = uint64_t{1} << (slot_number_bits - 1);
+// The part of a hash that a slot has: not its low bits, which choose the first slot to try.
+constexpr uint64_t slot_tag(uint32_t hash) { return slot_taken | uint64_t{hash >> 9} << slot_number_bits; }
+constexpr uint64_t slot_tag_in(uint64_t slot) { return slot >> slot_number_bits << slot_number_bits; }
+constexpr uint64_t slot_number(uint64_t slot) { return slot & (slot_claimed - 1); }
+
+// The search for the distinct rows of one branch: the rows of the graphs at hand, and those of the graphs before.
+template <class W, class I>
+struct RowSearch {
+  const W* rows;         // [N, d]
+  int64_t width;         // d
+  const uint32_t* keys;  // [2 d], of the hash
+  uint64_t hash_mask;
+  const W* known;   // [U, d], the distinct rows of graphs before
+  uint64_t* slots;  // [slot_mask + 1], at most half of them taken
+  uint64_t slot_mask;
+  // The entries of a piece are its distinct rows. What belongs to them stands, in the order of their first appearance,
+  // where the nodes of the piece begin.
+  uint64_t* hash;  // [N] each, of entries
+  I* first_node;
+  I* row;
+  int32_t* count;
+  I* row_of_node;  // [N]
+};
+
+// Memory to find the entries of a piece.
+template <class I>
+struct EntryTable {
+  uint64_t* hash;  // [nodes]
+  I* slots;        // [size]
+  int64_t size;    // a power of two
+};
+
 template <class T, class I>
 struct PowerKernels {
   using A = Compute<T>;
@@ -243,6 +280,15 @@ struct PowerKernels {
   // n values, from storage to what is computed in, and back.
   void (*widen)(const T* from, A* to, int64_t n);
   void (*narrow)(const A* from, T* to, int64_t n);
+};
+
+template <class W, class I>
+struct DistinctKernels {
+  // The entries of the nodes [begin, end), numbered from `begin`, and that of each node in row_of_node; returns their
+  // number.
+  int64_t (*find_entries)(const RowSearch<W, I>&, int64_t begin, int64_t end, const EntryTable<I>&);
+  // For each of the entries [begin, end) the slot that all entries of its row share, in `row`.
+  void (*find_slots)(const RowSearch<W, I>&, int64_t begin, int64_t end);
 };
 
 template <class S>

@@ -3,6 +3,7 @@
 
 #include "simd.inl"
 // These use it.
+#include "distinct.inl"
 #include "mlp.inl"
 #include "readout.inl"
 #include "spmm.inl"
@@ -16,6 +17,11 @@ PowerKernels<T, I> power_table() {
   using A = Compute<T>;
   return {hop_rows<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, convert_rows<T, A>,
           convert_rows<A, T>};
+}
+
+template <class W, class I>
+DistinctKernels<W, I> distinct_table() {
+  return {find_entries<W, I>, find_slots<W, I>};
 }
 
 template <class S>
@@ -50,6 +56,12 @@ SPIN_FAST_TABLE((power_table<Half, int32_t>), PowerKernels<Half, int32_t>)
 SPIN_FAST_TABLE((power_table<Half, int64_t>), PowerKernels<Half, int64_t>)
 SPIN_FAST_TABLE((power_table<BFloat16, int32_t>), PowerKernels<BFloat16, int32_t>)
 SPIN_FAST_TABLE((power_table<BFloat16, int64_t>), PowerKernels<BFloat16, int64_t>)
+SPIN_FAST_TABLE((distinct_table<uint16_t, int32_t>), DistinctKernels<uint16_t, int32_t>)
+SPIN_FAST_TABLE((distinct_table<uint16_t, int64_t>), DistinctKernels<uint16_t, int64_t>)
+SPIN_FAST_TABLE((distinct_table<uint32_t, int32_t>), DistinctKernels<uint32_t, int32_t>)
+SPIN_FAST_TABLE((distinct_table<uint32_t, int64_t>), DistinctKernels<uint32_t, int64_t>)
+SPIN_FAST_TABLE((distinct_table<uint64_t, int32_t>), DistinctKernels<uint64_t, int32_t>)
+SPIN_FAST_TABLE((distinct_table<uint64_t, int64_t>), DistinctKernels<uint64_t, int64_t>)
 SPIN_FAST_TABLE(readout_table<float>, ReadoutKernels<float>)
 SPIN_FAST_TABLE(readout_table<double>, ReadoutKernels<double>)
 SPIN_FAST_TABLE(readout_table<BFloat16>, ReadoutKernels<BFloat16>)

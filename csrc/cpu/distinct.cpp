@@ -6,9 +6,7 @@
 
 #include "distinct.h"
 
-#include <atomic>
 #include <bit>
-#include <cstring>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,27 +18,6 @@ namespace {
 
 constexpr int64_t piece_nodes = 4096;  // a table of so many stays in the nearest caches
 constexpr int64_t short_list = 64;
-
-template <class W, class Width>
-bool equal(const W* a, const W* b, Width width) {
-  W differ = 0;
-  for (int64_t j = 0; j < width; ++j) differ |= positive_zero(a[j]) ^ positive_zero(b[j]);
-  return differ == 0;
-}
-
-template <class W, class Width>
-uint64_t hash_of(const W* row, Width width, const uint32_t* keys) {
-  uint64_t sum = 0;
-  for (int64_t j = 0; j < width; ++j) {
-    const W bits = positive_zero(row[j]);
-    if constexpr (sizeof(W) == 8)
-      sum += (bits & 0xffffffff) * keys[2 * j] + (bits >> 32) * keys[2 * j + 1];
-    else
-      sum += uint64_t{bits} * keys[j];
-  }
-  sum = (sum ^ (sum >> 32)) * 0xff51afd7ed558ccd;
-  return sum ^ (sum >> 32);
-}
 
 // Pseudo-random odd numbers, two per feature, for its 64 bits.
 std::vector<uint32_t> hash_keys(int64_t width) {
@@ -106,19 +83,6 @@ int64_t write_sorted(std::vector<Entry<I>>& entries, int64_t size, bool distinct
   return left;
 }
 
-// A slot of the table of all rows is 0, or holds part of the hash of a row and its number, or, until it has one, the
-// node that claimed the slot.
-using Slot = std::atomic<uint64_t>;
-constexpr uint64_t taken = uint64_t{1} << 63;
-constexpr int number_bits = 40;
-constexpr uint64_t claimed = uint64_t{1} << (number_bits - 1);
-constexpr auto relaxed = std::memory_order_relaxed;  // only slots themselves are shared while threads run
-
-// `hash`: the lower half of a row's hash, whose low bits choose the first slot to try.
-uint64_t tag_of(uint32_t hash) { return taken | uint64_t{hash >> 9} << number_bits; }
-uint64_t tag_in(uint64_t slot) { return slot >> number_bits << number_bits; }
-uint64_t number_in(uint64_t slot) { return slot & (claimed - 1); }
-
 // An array with room for all that may come; pages that are never written take no memory.
 template <class T>
 class Filled {
@@ -146,14 +110,14 @@ class Filled {
 // What is found of a branch so far; its rows are numbered from 0.
 template <class W, class I>
 struct Store {
-  Filled<W> rows;                // [U, d]
-  Filled<uint32_t> hashes;       // [U], to make a larger table from
-  Filled<int64_t> lists;         // [G] entries of each graph
-  Filled<I> index;               // [nnz]
-  Filled<int32_t> count;         // [nnz]
-  Filled<I> row_of_node;         // [N], if wanted
-  int64_t size = 0;              // U
-  std::vector<Slot> slots = {};  // at most half of them taken
+  Filled<W> rows;                    // [U, d]
+  Filled<uint32_t> hashes;           // [U], to make a larger table from
+  Filled<int64_t> lists;             // [G] entries of each graph
+  Filled<I> index;                   // [nnz]
+  Filled<int32_t> count;             // [nnz]
+  Filled<I> row_of_node;             // [N], if wanted
+  int64_t size = 0;                  // U
+  std::vector<uint64_t> slots = {};  // at most half of them taken
 };
 
 // The search for the distinct rows of one branch in one chunk: its rows as bits W; numbers of nodes, entries and rows
@@ -169,15 +133,20 @@ struct BranchSearch {
   const uint32_t* keys;
   uint64_t hash_mask;
   Store<W, I>& store;
-  // The entries of a piece are its distinct rows. What belongs to them stands, in the order of their first appearance,
-  // where the nodes of the piece begin.
+  const DistinctKernels<W, I>& kernels;
   int64_t* sizes;        // [pieces] entries
   int64_t* rows_before;  // [pieces] rows that first appear in earlier pieces
-  uint64_t* hash;        // [N] each, of entries
+  // As in RowSearch.
+  uint64_t* hash;
   I* first_node;
   I* row;
   int32_t* count;
-  I* row_of_node;  // [N]
+  I* row_of_node;
+
+  RowSearch<W, I> row_search() const {
+    return {rows, width,      keys, hash_mask, store.rows.begin(), store.slots.data(), store.slots.size() - 1,
+            hash, first_node, row,  count,     row_of_node};
+  }
 
   template <class F>
   void for_each_entry(int64_t piece, F f) const {
@@ -192,98 +161,62 @@ struct BranchSearch {
 
   // Finds the entries of each piece and the entry of each node, for now in row_of_node.
   void find_entries() const {
+    const RowSearch<W, I> search = row_search();
     for_pieces([&](int64_t from, int64_t to) {
-      for (int64_t b = from; b < to; ++b)
-        sizes[b] = width == 1 ? find_entries_of(b, std::integral_constant<int64_t, 1>()) : find_entries_of(b, width);
-    });
-  }
-
-  // Width: a number, or a constant where that is faster.
-  template <class Width>
-  int64_t find_entries_of(int64_t piece, Width width) const {
-    const int64_t begin = pieces.begin[piece], end = pieces.begin[piece + 1], size = table_size(end - begin);
-    I* slots = reinterpret_cast<I*>(thread_scratch(size * sizeof(I)));
-    std::memset(slots, 0xff, size * sizeof(I));  // negative: free
-    I next = static_cast<I>(begin);
-    for (int64_t v = begin; v < end; ++v) {
-      const uint64_t h = hash_of(rows + v * width, width, keys) & hash_mask;
-      const auto same = [&](I e) {
-        return hash[e] == h && equal(rows + first_node[e] * width, rows + v * width, width);
-      };
-      uint64_t i = h & (size - 1);
-      while (slots[i] >= 0 && !same(slots[i])) i = (i + 1) & (size - 1);
-      if (slots[i] < 0) {
-        hash[next] = h;
-        first_node[next] = static_cast<I>(v);
-        count[next] = 0;
-        slots[i] = next++;
+      for (int64_t b = from; b < to; ++b) {
+        const int64_t begin = pieces.begin[b], end = pieces.begin[b + 1], size = table_size(end - begin);
+        auto* hashes = reinterpret_cast<uint64_t*>(thread_scratch((end - begin) * 8 + size * sizeof(I)));
+        sizes[b] = kernels.find_entries(search, begin, end, {hashes, reinterpret_cast<I*>(hashes + end - begin), size});
       }
-      row_of_node[v] = slots[i];
-      ++count[slots[i]];
-    }
-    return next - begin;
+    });
   }
 
   // Makes room for so many rows more.
   void grow_table(int64_t entries) const {
-    std::vector<Slot>& slots = store.slots;
+    std::vector<uint64_t>& slots = store.slots;
     const uint64_t size = table_size(store.size + entries), mask = size - 1;
     if (size <= slots.size()) return;
-    slots = std::vector<Slot>();  // before there is another
-    slots = std::vector<Slot>(size);
+    slots = std::vector<uint64_t>();  // before there is another
+    slots = std::vector<uint64_t>(size);
     const auto same_cost = [](int64_t u) { return u; };
     parallel_items(store.size, store.size * 16, same_cost, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
         const uint32_t h = store.hashes.begin()[u];
         uint64_t i = h & mask, free = 0;
-        for (; !slots[i].compare_exchange_strong(free, tag_of(h) | u, relaxed); free = 0) i = (i + 1) & mask;
+        while (
+            !__atomic_compare_exchange_n(&slots[i], &free, slot_tag(h) | u, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+          i = (i + 1) & mask, free = 0;
       }
     });
   }
 
-  // Finds for each entry the slot that it shares with all entries of the same row, for now in `row`. Which of them
-  // claims it is a matter of chance, and does not matter.
+  // Finds the slot of each entry, for now in `row`.
   void find_slots() const {
-    const std::vector<Slot>& slots = store.slots;
+    const RowSearch<W, I> search = row_search();
     for_pieces([&](int64_t from, int64_t to) {
       for (int64_t b = from; b < to; ++b) {
-        const int64_t next = b + 1 < to ? pieces.begin[b + 1] : 0, after = b + 1 < to ? next + sizes[b + 1] : 0;
-        for (int64_t e = next; e < after; ++e) __builtin_prefetch(&slots[hash[e] & (slots.size() - 1)]);
-        for_each_entry(b, [&](int64_t e) { row[e] = static_cast<I>(find_slot(first_node[e], hash[e])); });
+        if (b + 1 < to)
+          for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&store.slots[hash[e] & search.slot_mask]); });
+        kernels.find_slots(search, pieces.begin[b], pieces.begin[b] + sizes[b]);
       }
     });
   }
 
-  uint64_t find_slot(uint64_t node, uint32_t h) const {
-    std::vector<Slot>& slots = store.slots;
-    const uint64_t tag = tag_of(h), mask = slots.size() - 1;
-    for (uint64_t i = h & mask;; i = (i + 1) & mask) {
-      uint64_t other = slots[i].load(relaxed);
-      if (other == 0 && slots[i].compare_exchange_strong(other, tag | claimed | node, relaxed)) return i;
-      const W* its_row = (other & claimed ? rows : store.rows.begin()) + number_in(other) * width;
-      if (tag_in(other) == tag && equal(its_row, rows + node * width, width)) return i;
-    }
-  }
-
-  Slot& slot_of(int64_t entry) const { return store.slots[static_cast<std::make_unsigned_t<I>>(row[entry])]; }
+  uint64_t& slot_of(int64_t entry) const { return store.slots[static_cast<std::make_unsigned_t<I>>(row[entry])]; }
 
   // Numbers the rows that are new by first appearance, and keeps them.
   void number_rows(std::vector<I>& entry_of_row) const {
     entry_of_row.clear();
     for (int64_t b = 0; b < pieces.size(); ++b) {
       rows_before[b] = store.size + entry_of_row.size();
-      const int64_t next = b + 1 < pieces.size() ? pieces.begin[b + 1] : 0;
-      const int64_t after = b + 1 < pieces.size() ? next + sizes[b + 1] : 0;
-      for (int64_t e = next; e < after; ++e) __builtin_prefetch(&slot_of(e));
+      if (b + 1 < pieces.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slot_of(e)); });
       for_each_entry(b, [&](int64_t e) {
-        Slot& slot = slot_of(e);
-        uint64_t value = slot.load(relaxed);
-        if (value & claimed) {
-          value = tag_in(value) | (store.size + entry_of_row.size());
-          slot.store(value, relaxed);
+        uint64_t& slot = slot_of(e);
+        if (slot & slot_claimed) {
+          slot = slot_tag_in(slot) | (store.size + entry_of_row.size());
           entry_of_row.push_back(static_cast<I>(e));
         }
-        row[e] = static_cast<I>(number_in(value));
+        row[e] = static_cast<I>(slot_number(slot));
       });
     }
     const int64_t fresh = entry_of_row.size();
@@ -371,6 +304,7 @@ class TypedDistinctRows final : public DistinctRows {
     const GraphPieces pieces = cut_graphs(ptr, graphs);
     std::vector<int64_t> sizes(pieces.begin.size()), rows_before(pieces.begin.size());
     std::vector<I> entry_of_row;
+    const auto kernels = isa_kernels<DistinctKernels<W, I>>();
     Tensor hash = empty({nodes}, ScalarType::Long), first_node = empty({nodes}, index_type);
     Tensor row = empty({nodes}, index_type), count = empty({nodes}, ScalarType::Int);
     Tensor row_of_node = empty({node_rows_ ? 0 : nodes}, index_type);
@@ -385,6 +319,7 @@ class TypedDistinctRows final : public DistinctRows {
                                          keys_.data(),
                                          hash_mask_,
                                          store,
+                                         kernels,
                                          sizes.data(),
                                          rows_before.data(),
                                          reinterpret_cast<uint64_t*>(hash.mutable_data_ptr<int64_t>()),
@@ -416,7 +351,7 @@ class TypedDistinctRows final : public DistinctRows {
     for (int64_t r = 0; r < branches; ++r) {
       first_row[r + 1] = first_row[r] + stores_[r].size;
       stores_[r].size = 0;
-      std::vector<Slot>().swap(stores_[r].slots);
+      std::vector<uint64_t>().swap(stores_[r].slots);
       stores_[r].hashes.free();
     }
     const auto same = [](int64_t, auto value) { return value; };

@@ -1,0 +1,170 @@
+// distinct_rows: which nodes of a piece of a graph have equal rows, and which slot of the table of all rows these have.
+//
+// Layout: rows row-major [N, d], as bits. Parallel axis: pieces, by the caller; lanes are features. Rows are equal if
+// their bits are, -0 read as +0. A hash only proposes.
+
+// L words, those of -0 made those of +0.
+template <int L, class W>
+inline Lanes<L, W> positive_zeros(const W* from) {
+  const Lanes<L, W> bits = *reinterpret_cast<const typename LanesOf<L, W>::Unaligned*>(from);
+  return bits == W(W{1} << (8 * sizeof(W) - 1)) ? Lanes<L, W>{} : bits;
+}
+
+// Calls f with where each vector of L words begins, of which a row has at least L; the last two may share some.
+template <int L, class F>
+inline void for_each_vector(int64_t width, F f) {
+  for (int64_t j = 0; j < width - L; j += L) f(j);
+  f(width - L);
+}
+
+template <int L, class W>
+inline bool any(Lanes<L, W> bits) {
+  const auto pairs = (Lanes<L * sizeof(W) / 8, uint64_t>)bits;
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (sizeof(bits) == 64) return _mm512_test_epi64_mask((__m512i)bits, (__m512i)bits) != 0;
+#endif
+  uint64_t either = 0;
+  for (size_t k = 0; k < sizeof(bits) / 8; ++k) either |= pairs[k];
+  return either != 0;
+}
+
+// Rows of few bytes are taken one word after the other.
+template <int L, class W>
+constexpr bool by_vectors = L * sizeof(W) >= 16;
+
+template <int L, class W, class Width>
+inline bool equal_rows(const W* a, const W* b, Width width) {
+  if constexpr (by_vectors<L, W>) {
+    Lanes<L, W> differ{};
+    for_each_vector<L>(width, [&](int64_t j) { differ |= positive_zeros<L>(a + j) ^ positive_zeros<L>(b + j); });
+    return !any<L, W>(differ);
+  } else {
+    W differ = 0;
+    for (int64_t j = 0; j < width; ++j) differ |= positive_zeros<1>(a + j) ^ positive_zeros<1>(b + j);
+    return differ == 0;
+  }
+}
+
+// The products of the lower halves of all lanes.
+template <int H>
+inline Lanes<H, uint64_t> low_products(Lanes<H, uint64_t> a, Lanes<H, uint64_t> b) {
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (H == 8) return (Lanes<8, uint64_t>)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#endif
+#if defined(SPIN_FAST_AVX512) || defined(SPIN_FAST_AVX2)
+  if constexpr (H == 4) return (Lanes<4, uint64_t>)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#endif
+#if defined(__x86_64__)
+  if constexpr (H == 2) return (Lanes<2, uint64_t>)_mm_mul_epu32((__m128i)a, (__m128i)b);
+#endif
+  return (a & 0xffffffff) * (b & 0xffffffff);
+}
+
+// The hash of each of n rows: the sum of the products of all 32 bits with keys of their own, mixed.
+template <int L, class W, class Width>
+void hash_rows(const W* rows, int64_t n, Width width, const uint32_t* keys, uint64_t mask, uint64_t* hash) {
+  constexpr int64_t keys_of_word = sizeof(W) == 8 ? 2 : 1;
+  constexpr bool vectors = by_vectors<L, W> && sizeof(W) >= 4;
+  uint32_t last_keys[L * keys_of_word];  // of the last vector; 0 for what the one before has
+  for (int64_t k = 0; vectors && k < L * keys_of_word; ++k)
+    last_keys[k] = k < (L - width % L) % L * keys_of_word ? 0 : keys[(width - L) * keys_of_word + k];
+  for (int64_t v = 0; v < n; ++v) {
+    const W* row = rows + v * width;
+    uint64_t sum = 0;
+    if constexpr (vectors) {
+      constexpr int H = L * sizeof(W) / 8;
+      using Pairs = Lanes<H, uint64_t>;
+      Pairs sums{};
+      for_each_vector<L>(width, [&](int64_t j) {
+        const void* from = j == width - L ? last_keys : keys + j * keys_of_word;
+        const Pairs key = *static_cast<const typename LanesOf<H, uint64_t>::Unaligned*>(from);
+        const auto bits = (Pairs)positive_zeros<L>(row + j);
+        sums += low_products<H>(bits, key) + low_products<H>(bits >> 32, key >> 32);
+      });
+      for (int k = 0; k < H; ++k) sum += sums[k];
+    } else {
+      for (int64_t j = 0; j < width; ++j) {
+        const W bits = positive_zeros<1>(row + j);
+        if constexpr (sizeof(W) == 8)
+          sum += (bits & 0xffffffff) * keys[2 * j] + (bits >> 32) * keys[2 * j + 1];
+        else
+          sum += uint64_t{bits} * keys[j];
+      }
+    }
+    sum = (sum ^ (sum >> 32)) * 0xff51afd7ed558ccd;
+    hash[v] = (sum ^ (sum >> 32)) & mask;
+  }
+}
+
+// Finds the distinct rows of the nodes [begin, end), whose entries are numbered from `begin`; returns their number.
+template <int L, class W, class I, class Width>
+int64_t find_entries(const RowSearch<W, I>& search, Width width, int64_t begin, int64_t end,
+                     const EntryTable<I>& table) {
+  const W* rows = search.rows;
+  hash_rows<L>(rows + begin * width, end - begin, width, search.keys, search.hash_mask, table.hash);
+  __builtin_memset(table.slots, 0xff, table.size * sizeof(I));  // negative: free
+  I next = static_cast<I>(begin);
+  for (int64_t v = begin; v < end; ++v) {
+    const uint64_t h = table.hash[v - begin];
+    const auto same = [&](I e) {
+      return search.hash[e] == h && equal_rows<L>(rows + search.first_node[e] * width, rows + v * width, width);
+    };
+    uint64_t i = h & (table.size - 1);
+    while (table.slots[i] >= 0 && !same(table.slots[i])) i = (i + 1) & (table.size - 1);
+    if (table.slots[i] < 0) {
+      search.hash[next] = h;
+      search.first_node[next] = static_cast<I>(v);
+      search.count[next] = 0;
+      table.slots[i] = next++;
+    }
+    search.row_of_node[v] = table.slots[i];
+    ++search.count[table.slots[i]];
+  }
+  return next - begin;
+}
+
+// Finds for each of the entries [begin, end) the slot that it shares with all entries of the same row, for now in
+// `row`. Which of them claims it is a matter of chance, and does not matter.
+template <int L, class W, class I, class Width>
+void find_slots(const RowSearch<W, I>& search, Width width, int64_t begin, int64_t end) {
+  for (int64_t e = begin; e < end; ++e) {
+    const W* its_row = search.rows + search.first_node[e] * width;
+    const auto h = static_cast<uint32_t>(search.hash[e]);  // what is kept to make a larger table from
+    const uint64_t tag = slot_tag(h);
+    uint64_t i = h & search.slot_mask;
+    for (;; i = (i + 1) & search.slot_mask) {
+      uint64_t other = __atomic_load_n(search.slots + i, __ATOMIC_RELAXED);
+      if (other == 0 && __atomic_compare_exchange_n(search.slots + i, &other, tag | slot_claimed | search.first_node[e],
+                                                    false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+        break;
+      const W* another = (other & slot_claimed ? search.rows : search.known) + slot_number(other) * width;
+      if (slot_tag_in(other) == tag && equal_rows<L>(another, its_row, width)) break;
+    }
+    search.row[e] = static_cast<I>(i);
+  }
+}
+
+// Calls f with the widest vector that a row fills, and its width, a constant where that is faster.
+template <class W, int L = vector_bytes / sizeof(W), class F>
+inline auto with_vectors(int64_t width, F f) {
+  if constexpr (L == 1) {
+    if (width == 1) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 1>{});
+    return f(std::integral_constant<int, 1>{}, width);
+  } else {
+    if (width >= L) return f(std::integral_constant<int, L>{}, width);
+    return with_vectors<W, by_vectors<L / 2, W> ? L / 2 : 1>(width, f);
+  }
+}
+
+template <class W, class I>
+int64_t find_entries(const RowSearch<W, I>& search, int64_t begin, int64_t end, const EntryTable<I>& table) {
+  return with_vectors<W>(search.width, [&]<int L>(std::integral_constant<int, L>, auto width) {
+    return find_entries<L>(search, width, begin, end, table);
+  });
+}
+
+template <class W, class I>
+void find_slots(const RowSearch<W, I>& search, int64_t begin, int64_t end) {
+  with_vectors<W>(search.width,
+                  [&]<int L>(std::integral_constant<int, L>, auto width) { find_slots<L>(search, width, begin, end); });
+}
