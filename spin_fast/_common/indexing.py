@@ -77,7 +77,8 @@ class GraphArrays:
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
         """The same graphs on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
-        return self._with_arrays(lambda value: value.to(device, non_blocking=non_blocking))
+        place = torch.device(device)  # a dtype, which Tensor.to takes too, would change indices
+        return self._with_arrays(lambda value: value.to(place, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | str | int = "cuda") -> Self:
         return self.to(device)

@@ -124,7 +124,8 @@ class Graphs:
         self.edge_options = self._of_training
         if undirected is not None:
             self.edge_options = self._of_training | EdgeOptions(undirected=undirected)
-        options: dict[str, Any] = {"features": metadata.get("node_features"), **self.edge_options}
+        dtype = next(trained.model.parameters()).dtype
+        options: dict[str, Any] = {"features": metadata.get("node_features"), "dtype": dtype, **self.edge_options}
         if source.is_own:
             options |= {"label": None, "edge_weight": None if metadata.get("weighted") is False else "weight"}
         with self._features_named(), console.status(f"reading {source.title}"):

@@ -138,7 +138,9 @@ def precompute(
         if one is None:
             shards.save([computed(one)], path)
         elif one not in there:
-            computed(one).save(path, made_of=made_of)
+            made_anew = computed(one)
+            shards.forget(out, path)
+            made_anew.save(path, made_of=made_of)
     if num_shards is not None:
         return _report(title, shards.join(out), [*there.values()], index_of(out))
     return _report(title, [*paths.values()], [*there.values()], None, shard)

@@ -190,6 +190,14 @@ def join(path: str | Path) -> list[Path]:
     return [*sizes]
 
 
+def forget(path: Path, shard: Path) -> None:
+    """Remove the index of ``path`` if it names ``shard``, which is to be replaced: others may be replaced later."""
+    index = index_of(path)
+    with suppress(FileNotFoundError, ValueError):  # nothing is loaded by a damaged one
+        if any(file == shard for file, _ in read_index(index)):
+            index.unlink()
+
+
 def load(path: str | Path) -> ShardedFeatures:
     """Map what :func:`save` has written, to be read shard by shard; see :class:`ShardedFeatures`.
 

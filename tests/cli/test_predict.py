@@ -192,6 +192,16 @@ def test_predict_with_a_checkpoint_made_in_python(tmp_path: Path) -> None:
         assert f"{dataset} has no such node features as the model was trained on: mass" in error
 
 
+def test_predict_with_a_model_in_float64(tmp_path: Path) -> None:
+    """Features in float64 make one: graphs are read in its dtype, not to be refused by its weights."""
+    torch.manual_seed(0)
+    model, path, out = SPIN(3, 8, 10, 1).double(), tmp_path / "model.safetensors", tmp_path / "p.csv"
+    training.save_checkpoint(path, model, operator="sym")
+    invoke("predict", path, "digits", "--out", out)
+    expected = training.predict_proba(model, datasets.load("digits", dtype=torch.float64), "sym").numpy()
+    assert np.allclose(pandas.read_csv(out)["class_3"], expected[:, 3], rtol=0, atol=1e-6)
+
+
 def test_predict_tasks_of_graphs_without_labels(tmp_path: Path) -> None:
     torch.manual_seed(0)
     options = {"operator": "sym", "classes": None, "node_features": "degree"}

@@ -318,6 +318,18 @@ def test_joining_what_does_not_belong_together(place: Path) -> None:
     invoke(*join)
 
 
+def test_an_index_names_no_shard_that_is_replaced(place: Path) -> None:
+    """Else a run that is killed, or a job of many, would leave features of two runs under one name."""
+    make = ("precompute", "set/", "--out", "f.safetensors", "--hops", 1)
+    invoke(*make, "--shards", 2)
+    invoke(*make, "--shards", 2, "--resume")
+    invoke(*make, "--shard", "1/2", "--resume")
+    assert len(PowerFeatures.load("f.safetensors"))
+    invoke(*make, "--shard", "1/2", "--self-loops")
+    with pytest.raises(FileNotFoundError, match=r"f\.safetensors does not exist"):
+        PowerFeatures.load("f.safetensors")
+
+
 def test_resuming_a_shard_of_features(place: Path) -> None:
     command = (*PRECOMPUTE, "f.safetensors", "--shard", "2/4", "--resume")
     first = facts_of(*command)

@@ -256,3 +256,9 @@ def test_arcs_between_graphs_are_named_as_they_were_given(sort_nodes: bool) -> N
         GraphBatch.from_edge_index(edge_index, torch.ones(4, 1), batch, undirected=True, sort_nodes=sort_nodes)
     with pytest.raises(ValueError, match="y must be a tensor"):
         GraphBatch.from_edge_index(edge_index[:, :2], torch.ones(4, 1), y=torch.ones(3))
+
+
+def test_to_takes_no_dtype() -> None:
+    """It would change indices, too, and a file of such features could not be read."""
+    with pytest.raises(TypeError, match="dtype"):
+        random_graphs([3]).to(torch.float64)  # type: ignore[arg-type]
