@@ -19,9 +19,10 @@ from ..features import shards, storage
 from ..features.power_features import PowerFeatures
 from ..features.storage import index_of
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures
 from ._app import Report, by_branch, command
 from ._fitting import Fitting, fit_report, is_node_features
-from ._graphs import CHUNK_GRAPHS, Description, listed_twice, title_of
+from ._graphs import CHUNK_GRAPHS, Description, listed_twice, read_ahead, title_of
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
 from ._shards import Resume, ShardOption, ShardsOption, as_text, chosen, kept, paths_of
@@ -108,8 +109,8 @@ def precompute(
         node_features = fitting.fit(source, reader, _chunks(source, data, reader, progress=reader.whole is None))
 
     def chunks(shard: Shard | None, progress: bool) -> Iterator[GraphBatch]:
-        found = _chunks(source, data, reader, shard, progress=progress, is_told=fitting.given is not None)
-        return found if node_features is None else map(node_features.transform, found)
+        told = fitting.given is not None
+        return _chunks(source, data, reader, shard, progress=progress, is_told=told, node_features=node_features)
 
     settings = (hops, operator_of(operators) or "sym", deduplicate)
     if shard_size is not None:
@@ -154,8 +155,9 @@ def _chunks(
     *,
     progress: bool,
     is_told: bool = False,
+    node_features: NodeFeatures | None = None,
 ) -> Iterator[GraphBatch]:
-    """Yield the graphs of a shard, those that are in memory at once.
+    """Yield the graphs of a shard, those that are in memory at once, with ``node_features`` in the place of theirs.
 
     Describe them when all have been read, unless that is told already.
     """
@@ -163,12 +165,14 @@ def _chunks(
     description = Description(source, data.node_features, shard)
     size = CHUNK_GRAPHS if reader.whole is None else max(end - begin, 1)
     with progress_bar("graphs", end - begin, progress) as advance:
-        for read in reader.chunks(size, shard):
+        for read in read_ahead(reader.chunks(size, shard)):
             description.add(read)
             if reader.whole is not None and not is_told:
                 description.tell()
             graphs, number = read.graphs, len(read.names)
             del read
+            if node_features is not None:
+                graphs = node_features.transform(graphs)
             yield graphs
             del graphs  # which need not be in memory when the next are read
             advance("", number)

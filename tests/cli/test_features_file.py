@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pandas
 import pytest
 import torch
-from helpers import random_graphs
+from helpers import WatchedGraphs, random_graphs
 from helpers.cli import edges_once, facts_of, folder_of_graphs, invoke
 
 from spin_fast import GraphBatch, PowerFeatures, datasets, training
@@ -106,21 +105,10 @@ def test_no_more_than_a_chunk_of_graphs_is_in_memory(tmp_path: Path, monkeypatch
     assert (len(features.shards) > 3, len(features)) == (True, 92)
     small = ("--epochs", 4, "--hidden", 8, "--layers", 2)
 
-    alive: list[weakref.ref] = []
-    most = 0
-    from_parts = GraphBatch._from_parts.__func__
-
-    def watched(cls: type[GraphBatch], *arguments: Any) -> GraphBatch:
-        nonlocal most
-        most = max(most, sum(x() is not None for x in alive))
-        graphs = from_parts(cls, *arguments)
-        alive.append(weakref.ref(graphs.x))
-        return graphs
-
     monkeypatch.setattr(_features_file, "CHUNK_GRAPHS", 7)
-    monkeypatch.setattr(GraphBatch, "_from_parts", classmethod(watched))
+    watched = WatchedGraphs(monkeypatch)
     facts = facts_of("train", "set/", "--features", "f.safetensors", *small, "--out", "run")
-    assert (len(alive), most) == (14, 1)  # the last one while the next is made
+    assert (watched.made, watched.most) == (14, 1)  # the last one while the next is made
 
     source = datasets.find("set/")
     split, recipe = source.split(features.y, seed=0), Recipe(hidden_features=8, num_layers=2, num_hops=2)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import weakref
 from pathlib import Path
-from typing import Any
 
 import networkx
 import pandas
 import pytest
 import torch
-from helpers import assert_same_features, random_graphs
+from helpers import WatchedGraphs, assert_same_features, random_graphs
 from helpers.cli import facts_of, invoke
 from helpers.raw_files import sources
 
@@ -138,20 +136,20 @@ def test_options_that_exclude_each_other(place: Path) -> None:
     assert "give one of both" in invoke(*PREDICT, "p.csv", *both, exit_code=1)
 
 
-def test_no_more_than_a_chunk_is_in_memory(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref] = []
-    from_parts = GraphBatch._from_parts.__func__
-
-    def watched(cls: type[GraphBatch], *arguments: Any) -> GraphBatch:
-        assert all(x() is None for x in made)
-        graphs = from_parts(cls, *arguments)
-        made.append(weakref.ref(graphs.x))
-        return graphs
-
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_no_more_than_a_chunk_is_in_memory(
+    num_threads: int, place: Path, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
+    """And one that is read ahead, where there is a thread for it; the result is the same."""
+    invoke(*PREDICT, "whole.parquet")
+    torch.set_num_threads(num_threads)
     monkeypatch.setattr(_trained, "CHUNK_GRAPHS", 4)
-    monkeypatch.setattr(GraphBatch, "_from_parts", classmethod(watched))
-    invoke(*PREDICT, "p.parquet", "--shards", 3)
-    assert len(made) == 15
+    watched = WatchedGraphs(monkeypatch)
+    invoke(*PREDICT, "p.parquet")
+    assert (watched.made, watched.most < num_threads) == (14, True)
+    pandas.testing.assert_frame_equal(read(Path("p.parquet")), read(Path("whole.parquet")), rtol=1e-6)
+    monkeypatch.setattr(GraphBatch, "_from_parts", lambda *_: exec("raise ValueError('cannot be read')"))
+    assert "cannot be read" in invoke(*PREDICT, "p.parquet", exit_code=1)
 
 
 PRECOMPUTE = ("precompute", "set/", "--hops", 2, "--out")
@@ -215,32 +213,25 @@ def test_raw_files_in_shards(which: int, tmp_path: Path, monkeypatch: pytest.Mon
     torch.testing.assert_close(scores, training.predict_proba(model, graphs, operator="sym"), rtol=1e-5, atol=1e-6)
 
 
-def test_graphs_are_computed_as_they_are_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_graphs_are_computed_as_they_are_read(
+    num_threads: int, place: Path, monkeypatch: pytest.MonkeyPatch, threads: None
+) -> None:
     """At most a chunk is in memory, and of files of bounded size one file and a chunk; the result is the same."""
+    torch.set_num_threads(num_threads)
     whole = PowerFeatures.from_graphs(datasets.load(place / "set"), 2)
-    alive: list[weakref.ref] = []
-    most = 0
-    from_parts = GraphBatch._from_parts.__func__
-
-    def watched(cls: type[GraphBatch], *arguments: Any) -> GraphBatch:
-        nonlocal most
-        most = max(most, sum(x() is not None for x in alive))
-        graphs = from_parts(cls, *arguments)
-        alive.append(weakref.ref(graphs.x))
-        return graphs
-
     monkeypatch.setattr(precompute, "CHUNK_GRAPHS", 4)
     monkeypatch.setattr(power_features, "CHUNK_BYTES", 400)
-    monkeypatch.setattr(GraphBatch, "_from_parts", classmethod(watched))
+    watched = WatchedGraphs(monkeypatch)
     said = invoke(*PRECOMPUTE, "f.safetensors")
     assert "set: 55 graphs, 4.00 nodes and" in said
-    assert (len(alive), most) == (14, 0)
+    assert (watched.made, watched.most < num_threads) == (14, True)
     assert_same_features(PowerFeatures.load("f.safetensors"), whole)
-    alive.clear()
+    watched.start()
     files = facts_of(*PRECOMPUTE, "f.safetensors", "--shard-size", "6KB")["files"]
     assert len(files) > 3
     assert all(Path(file).stat().st_size <= 6000 for file in files)
-    assert (len(alive), most <= 6) == (14, True)
+    assert (watched.made, watched.most <= 5 + num_threads) == (14, True)
     assert_same_features(PowerFeatures.load("f.safetensors"), whole)
     assert "--shard-size must be at least" in invoke(*PRECOMPUTE, "f.safetensors", "--shard-size", 30, exit_code=1)
 

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -82,6 +83,30 @@ def equal(a: GraphBatch, b: GraphBatch) -> bool:
         one is other or (one is not None and other is not None and one.dtype == other.dtype and torch.equal(one, other))
         for one, other in pairs
     )
+
+
+class WatchedGraphs:
+    """Counts the batches that are made from here on: ``made``, and ``most`` that were in memory when one was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from_parts = GraphBatch._from_parts.__func__
+        self.start()
+
+        def watched(cls: type[GraphBatch], *arguments: Any) -> GraphBatch:
+            self.most = max(self.most, sum(x() is not None for x in self._made))
+            graphs = from_parts(cls, *arguments)
+            self._made.append(weakref.ref(graphs.x))
+            return graphs
+
+        monkeypatch.setattr(GraphBatch, "_from_parts", classmethod(watched))
+
+    def start(self) -> None:
+        self._made: list[weakref.ref] = []
+        self.most = 0
+
+    @property
+    def made(self) -> int:
+        return len(self._made)
 
 
 def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
