@@ -11,7 +11,7 @@ from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures, ids_sha256
-from ._graphs import CHUNK_GRAPHS, Description, read_ahead
+from ._graphs import CHUNK_GRAPHS, Description
 from ._options import DataOptions, operator_of
 from ._train_options import FeatureOptions
 
@@ -68,7 +68,7 @@ def check_graphs(
     made, begin = features.node_features, 0
     width = features.num_features if made is None else made.num_features_
     with progress_bar("graphs", len(reader), streams) as advance:
-        for read in read_ahead(reader.chunks(CHUNK_GRAPHS if streams else len(reader))):
+        for read in reader.chunks(CHUNK_GRAPHS if streams else len(reader)):
             description.add(read)
             of_graphs, of_file = (
                 f"{number} graphs with {of_node} feature(s)"

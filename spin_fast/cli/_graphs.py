@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from rich.markup import escape
 from torch import Tensor
 
@@ -37,19 +35,6 @@ def open_dataset(source: datasets.Source, **options: Any) -> datasets.Reader:
         if reader.whole is not None and options.get("undirected") and directions_of(reader.whole.graphs).twice:
             raise listed_twice(source)
     return reader
-
-
-def read_ahead(chunks: Iterator[datasets.Folder]) -> Iterator[datasets.Folder]:
-    """The same chunks, each of which a thread reads while the one before is worked on, unless there is one thread."""
-    if torch.get_num_threads() == 1:
-        yield from chunks
-        return
-    with ThreadPoolExecutor(1) as thread:
-        following = thread.submit(next, chunks, None)
-        while (read := following.result()) is not None:
-            following = thread.submit(next, chunks, None)
-            yield read
-            del read  # which need not be in memory when the next has been read
 
 
 def listed_twice(source: datasets.Source) -> ValueError:

@@ -20,7 +20,7 @@ from ..nn import GraphClassifier
 from ..training.checkpoints import Saved
 from ._app import console
 from ._errors import as_option
-from ._graphs import CHUNK_GRAPHS, read_ahead
+from ._graphs import CHUNK_GRAPHS
 from ._options import Device, data_option, operator_of, operator_option
 
 Checkpoint = Annotated[Path, typer.Argument(metavar="MODEL", help="A model that spin-fast train has written.")]
@@ -137,7 +137,7 @@ class Graphs:
 
     def chunks(self, shard: Shard | None = None) -> Iterator[Part]:
         """Some graphs at a time, each of which is checked."""
-        chunks = read_ahead(self._reader.chunks(CHUNK_GRAPHS, shard))
+        chunks = self._reader.chunks(CHUNK_GRAPHS, shard)
         while True:
             with self._features_named():
                 read = next(chunks, None)

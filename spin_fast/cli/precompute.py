@@ -22,7 +22,7 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from ._app import Report, by_branch, command
 from ._fitting import Fitting, fit_report, is_node_features
-from ._graphs import CHUNK_GRAPHS, Description, listed_twice, read_ahead, title_of
+from ._graphs import CHUNK_GRAPHS, Description, listed_twice, title_of
 from ._options import DATASET, DEFAULT_HOPS, HOPS, DataOptions, operator_of, operator_option, out_option, output_option
 from ._outputs import check_output
 from ._shards import Resume, ShardOption, ShardsOption, as_text, chosen, kept, paths_of
@@ -165,7 +165,7 @@ def _chunks(
     description = Description(source, data.node_features, shard)
     size = CHUNK_GRAPHS if reader.whole is None else max(end - begin, 1)
     with progress_bar("graphs", end - begin, progress) as advance:
-        for read in read_ahead(reader.chunks(size, shard)):
+        for read in reader.chunks(size, shard):
             description.add(read)
             if reader.whole is not None and not is_told:
                 description.tell()
