@@ -43,7 +43,10 @@ mkdir -p "$arm/lib"
 $python setup.py --quiet egg_info --egg-base "$arm/lib" build --build-base "$arm/build" --build-lib "$arm/lib"
 
 (($#)) || set -- tests/ops -k 'not cuda and not test_native'
-export PYTHONPATH=$arm/lib:$arm/site
-run() { qemu-aarch64 -L "$arm/root" "$arm/root/usr/bin/python3.11" -P "$@"; }
+export PYTHONPATH=$arm/lib:$arm/site PYTHONHOME=$arm/root/usr
+# By a script of which Python takes the name for its own, since tests start processes by it.
+printf '#!/bin/sh\nexec qemu-aarch64 -L "%s" -0 "$0" "%s" "$@"\n' "$arm/root" "$arm/root/usr/bin/python3.11" > "$arm/python"
+chmod +x "$arm/python"
+run() { "$arm/python" -P "$@"; }
 run -c 'import spin_fast; info = spin_fast.build_info(); print(info); assert info["isa"] == "neon"'
 run -m pytest -p no:cacheprovider -n 0 "$@"
