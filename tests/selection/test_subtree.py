@@ -16,6 +16,7 @@ from sklearn.linear_model import LogisticRegression
 
 from spin_fast import GraphBatch, datasets, training
 from spin_fast.datasets import registry
+from spin_fast.datasets.reader import Whole
 from spin_fast.nn import SubtreeLinear
 from spin_fast.selection import SubtreeRecipe, Trained, TrainingSet
 from spin_fast.sklearn import SubtreeCounts
@@ -106,7 +107,8 @@ def test_what_is_wrong_is_named() -> None:
 def test_predict_and_info_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     _, model, graphs = fitted(torch.arange(100) % 2)
-    monkeypatch.setattr(registry.Known, "read", lambda *_, **options: datasets.Folder(graphs, [], None, None, 0))
+    read = datasets.Folder(graphs, [*map(str, range(len(graphs)))], None, None, 0)
+    monkeypatch.setattr(registry.Known, "open", lambda *_, **options: Whole(read))
     training.save_checkpoint("model.safetensors", model, dataset="digits", classes=["no", "yes"])
     facts = facts_of("predict", "model.safetensors", "digits", "--out", "x.csv")
     assert (facts["graphs"], facts["operator"]) == (100, None)
