@@ -52,10 +52,11 @@ def test_program(scale, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(sys, "argv", ["scale", "--folder", str(tmp_path), "--results", str(tmp_path), "--graphs", "70"])
     scale.main()
     found = json.loads((tmp_path / "scale.json").read_text())["steps"]
-    assert [step["graphs"] for step in found] == [70, 70, 70, 420, 30, 30, 30]
+    assert [step["graphs"] for step in found] == [70, 70, 70, 70, 420, 30, 30, 30]
     assert all(step["seconds"] > 0 and step["own_memory"] > 0 for step in found)
     assert found[1]["seconds of an epoch"] > 0
-    assert found[3]["mapped over in memory"] > 0
+    assert found[3]["seconds_per_epoch"] > 0
+    assert found[4]["mapped over in memory"] > 0
     assert found[-1]["seconds to make"] > 0
     assert "| 2048 |" in (tmp_path / "scale.md").read_text()
     assert "| fit, two epochs over the shards | 70 |" in (tmp_path / "scale.md").read_text()
