@@ -247,6 +247,7 @@ def _plain_ddp(group: Group) -> dict[str, Any]:
 
 def _ended_by(how: str, group: Group, folder: Path) -> tuple[str, float]:
     """In the third epoch all are interrupted, or rank 1 is killed; what this is to a rank, and how long it takes."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a process in the background may have lost
     rank, epochs, start = dist.get_rank(group), [], []
 
     class EndedTrainer(training.Trainer):
