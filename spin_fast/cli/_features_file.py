@@ -44,12 +44,11 @@ def check_settings(options: FeatureOptions, features: ShardedFeatures, needs_nod
         raise ValueError(f"--hops {options.hops}: {source} has {features.num_hops}")
     if operator not in (None, features.operator):
         raise ValueError(f"--operator {operator}: {source} has {features.operator}")
-    is_deduplicated = [shard.index is not None for shard in features.shards]
-    knows_rows = all(shard.index is None or shard.row_of_node is not None for shard in features.shards)
-    if needs_node_rows is not None and not knows_rows:
+    deduplicated = [shard for shard in features.shards if shard.index is not None]
+    if needs_node_rows is not None and any(shard.row_of_node is None for shard in deduplicated):
         without = "--branches hops without dropout takes it"
         raise ValueError(f"{needs_node_rows}: {source} was made by spin-fast precompute --no-node-rows; {without}")
-    if not options.deduplicate and any(is_deduplicated):
+    if not options.deduplicate and deduplicated:
         raise ValueError(f"--no-deduplicate: {source} must be made by spin-fast precompute --no-deduplicate")
 
 

@@ -210,23 +210,19 @@ def _report(
     dataset: str, files: list[Path], there: list[Path], index: Path | None, shard: Shard | None = None
 ) -> Report:
     """What the files hold; ``there`` are those that have been kept."""
-    num_graphs = num_nodes = 0
-    stored: Any = 0
-    for file in files:
-        part = PowerFeatures.load(file)
-        num_graphs, num_nodes, stored = num_graphs + len(part), num_nodes + part.num_nodes, stored + part.row_ptr.diff()
+    made = shards.ShardedFeatures(map(PowerFeatures.load, files))
     facts: dict[str, Any] = {
         "dataset": dataset,
-        "graphs": num_graphs,
-        "operator": part.operator,
-        "hops": part.num_hops,
-        "deduplication": [num_nodes / max(int(number), 1) for number in stored],
+        "graphs": len(made),
+        "operator": made.operator,
+        "hops": made.num_hops,
+        "deduplication": made.deduplication,
         "bytes": sum(file.stat().st_size for file in files),
         "files": files,
         "kept": there,
         "index": index,
     }
-    table = Table(show_header=False, title=f"{part.num_hops} hops of {escape(title_of(dataset, shard))}")
+    table = Table(show_header=False, title=f"{made.num_hops} hops of {escape(title_of(dataset, shard))}")
     table.add_row("nodes per stored row", f"{by_branch(facts['deduplication'])}  (by branch)")
     table.add_row("bytes", f"{facts['bytes']:,}")
     table.add_row("file" if len(files) == 1 else "files", escape(as_text(files)))
