@@ -129,7 +129,7 @@ class NodeFeatureOptions:
         bool | None,
         data_option(
             help="Shift and scale features to mean 0 and deviation 1 on the training graphs.",
-            show_default="where there are other than whole numbers",
+            show_default="where there are other than whole numbers; of precompute with --degree or --one-hot alone",
         ),
     ] = None
 
