@@ -261,6 +261,17 @@ struct RowSearch {
   I* row_of_node;  // [N]
 };
 
+// The rows of a branch that have been met, numbered as they came, and what finds them again.
+template <class W>
+struct KnownRows {
+  const uint32_t* keys;  // [2 d], of the hash
+  W* rows;               // [*, d]
+  uint64_t* slots;       // [slot_mask + 1], at most half of them taken: part of a hash, and a number + 1; or 0
+  uint64_t slot_mask;
+  int64_t width;  // d
+  int64_t size;   // rows
+};
+
 // Memory to find the entries of a piece.
 template <class I>
 struct EntryTable {
@@ -289,6 +300,12 @@ struct DistinctKernels {
   int64_t (*find_entries)(const RowSearch<W, I>&, int64_t begin, int64_t end, const EntryTable<I>&);
   // For each of the entries [begin, end) the slot that all entries of its row share, in `row`.
   void (*find_slots)(const RowSearch<W, I>&, int64_t begin, int64_t end);
+};
+
+template <class W>
+struct KnownKernels {
+  // The number of each of n rows; those that are new get the next ones. Returns how many, and which in `fresh`.
+  int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, int32_t* number, int64_t* fresh);
 };
 
 template <class S>

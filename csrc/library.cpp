@@ -16,6 +16,7 @@
 
 #include "check.h"
 #include "cpu/distinct.h"
+#include "cpu/evaluated.h"
 
 STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
@@ -87,19 +88,32 @@ std::string check_segments(const Array<int64_t>& ptr, const std::optional<Array<
                                    branches);
 }
 
+using spin_fast::check_num_branches;
+using spin_fast::check_widths;
 using spin_fast::DistinctRows;
+using spin_fast::EvaluatedRows;
+using spin_fast::Model;
+using spin_fast::require;
 using spin_fast::ScalarType;
 using spin_fast::Tensor;
 
 ScalarType word_of(int64_t bytes) { return bytes == 4 ? ScalarType::Float : ScalarType::Double; }
 
-void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>& ptr) {
-  if (powers.ndim() != 3 || powers.shape(0) != found.branches || powers.shape(2) != found.width ||
-      powers.itemsize() != found.bytes || !(powers.flags() & py::array::c_style))
+void check_powers(const py::array& powers, int64_t branches, int64_t width, int64_t bytes) {
+  if (powers.ndim() != 3 || powers.shape(0) != branches || powers.shape(2) != width || powers.itemsize() != bytes ||
+      !(powers.flags() & py::array::c_style))
     throw py::value_error("powers must be [branches, N, d], contiguous, and of the dtype of all chunks");
+}
+
+void check_nodes(const Array<int64_t>& ptr, int64_t nodes) {
   if (ptr.size() == 0) throw py::value_error("ptr must have at least one entry");
-  const std::string problem = spin_fast::check_offsets("ptr", ptr.data(), ptr.size() - 1, powers.shape(1), "nodes");
+  const std::string problem = spin_fast::check_offsets("ptr", ptr.data(), ptr.size() - 1, nodes, "nodes");
   if (!problem.empty()) throw py::value_error(problem);
+}
+
+void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>& ptr) {
+  check_powers(powers, found.branches, found.width, found.bytes);
+  check_nodes(ptr, powers.shape(1));
   found.add(powers.data(), ptr.data(), ptr.size() - 1);
 }
 
@@ -119,6 +133,32 @@ py::tuple take_rows(DistinctRows& found) {
   return std::apply([](const auto&... tensors) { return py::make_tuple(array_of(tensors)...); }, found.take());
 }
 
+template <class T>
+std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_t features, int64_t branches,
+                                              const std::vector<int64_t>& widths, bool attention, double slope,
+                                              int64_t room) {
+  require(features >= 0, "features must be at least 0, got ", features);
+  check_widths("widths", widths);
+  check_num_branches(branches);
+  require(slope >= 0 && std::isfinite(slope), "negative_slope must be finite and at least 0, got ", slope);
+  const Model model = {features, branches, widths, attention, slope};
+  require(parameters.size() == model.parameters(), "parameters must be ", model.parameters(), ", got ",
+          parameters.size());
+  return spin_fast::make_evaluated_rows(model, parameters.data(), word_of(sizeof(T)), room);
+}
+
+py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Array<int64_t>& ptr) {
+  check_powers(powers, rows.model.branches, rows.model.features, rows.bytes);
+  check_nodes(ptr, powers.shape(1));
+  require(powers.shape(1) <= rows.room, "powers must have at most ", rows.room, " nodes, got ", powers.shape(1));
+  const void* values = powers.data();
+  const int64_t *offsets = ptr.data(), graphs = ptr.size() - 1;
+  return array_of([&] {
+    const py::gil_scoped_release others_may_run;
+    return rows.readout(values, offsets, graphs);
+  }());
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
@@ -136,6 +176,12 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
       .def("add", &add_rows, py::arg().noconvert(), py::arg().noconvert())
       .def("num_rows", &DistinctRows::num_rows)
       .def("take", &take_rows);
+  py::class_<EvaluatedRows>(m, "EvaluatedRows", "The readouts of chunks of graphs by MLPs whose weights stand still.")
+      .def(py::init(&evaluated_rows<float>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
+           py::arg())
+      .def(py::init(&evaluated_rows<double>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
+           py::arg())
+      .def("readout", &readout_of_rows, py::arg().noconvert(), py::arg().noconvert());
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");

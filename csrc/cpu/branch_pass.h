@@ -9,7 +9,6 @@
 #include <cmath>
 #include <concepts>
 #include <cstring>
-#include <iterator>
 #include <utility>
 
 #include "entries.h"
@@ -349,7 +348,7 @@ class BranchPass : public PassBase<T> {
       for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
     parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
       const auto [b, first] = tasks[task];
-      const TileScratch<T> scratch = tile_scratch(b);
+      const TileScratch<T> scratch = tile_scratch(packed_[b].mlp);
       const int64_t end = std::min(branches_[b].rows, first + step);
       for (int64_t i = first; i < end; i += mlp_tile_rows)
         kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
@@ -377,7 +376,7 @@ class BranchPass : public PassBase<T> {
       T* gradient[most_layers + 1];
       for (size_t l = 0; l < model_.widths.size(); ++l) gradient[l] = partial + packed_[b].mlp.places[l].gradient;
       gradient[model_.widths.size()] = partial + packed_[b].w_gradient;
-      const TileScratch<T> scratch = tile_scratch(b);
+      const TileScratch<T> scratch = tile_scratch(packed_[b].mlp);
       const int64_t end = std::min(branches_[b].rows, first + task_rows);
       for (int64_t i = first; i < end; i += mlp_tile_rows)
         kernels.backward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i), gradient);
@@ -469,22 +468,6 @@ class BranchPass : public PassBase<T> {
         memory_ = arena.take<T>(capacity_);
       }
     }
-  }
-
-  TileScratch<T> tile_scratch(int64_t b) const {
-    const Packed<T>& mlp = packed_[b].mlp;
-    const int64_t features = padded_to(column_multiple, model_.features) + column_multiple;
-    const int64_t first = features * mlp.layers[0].stride, wide = mlp_tile_rows * mlp.widest;
-    const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, wide, wide, wide};
-    int64_t total = cache_line;
-    for (const int64_t size : sizes) total += padded_to(cache_line, size * static_cast<int64_t>(sizeof(T)));
-    char* memory = thread_scratch(total);
-    T* at[std::size(sizes)];
-    for (size_t i = 0; i < std::size(sizes); ++i) {
-      at[i] = reinterpret_cast<T*>(memory);
-      memory += padded_to(cache_line, sizes[i] * static_cast<int64_t>(sizeof(T)));
-    }
-    return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6]};
   }
 
   std::vector<BranchEntries>& entries_;

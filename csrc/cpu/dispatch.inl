@@ -24,6 +24,11 @@ DistinctKernels<W, I> distinct_table() {
   return {find_entries<W, I>, find_slots<W, I>};
 }
 
+template <class W>
+KnownKernels<W> known_table() {
+  return {number_rows<W>};
+}
+
 template <class S>
 ReadoutKernels<S> readout_table() {
   return {sum_readout<S>,  attention_readout<S>,  attention_weights<Compute<S>>,
@@ -62,6 +67,8 @@ SPIN_FAST_TABLE((distinct_table<uint32_t, int32_t>), DistinctKernels<uint32_t, i
 SPIN_FAST_TABLE((distinct_table<uint32_t, int64_t>), DistinctKernels<uint32_t, int64_t>)
 SPIN_FAST_TABLE((distinct_table<uint64_t, int32_t>), DistinctKernels<uint64_t, int32_t>)
 SPIN_FAST_TABLE((distinct_table<uint64_t, int64_t>), DistinctKernels<uint64_t, int64_t>)
+SPIN_FAST_TABLE(known_table<uint32_t>, KnownKernels<uint32_t>)
+SPIN_FAST_TABLE(known_table<uint64_t>, KnownKernels<uint64_t>)
 SPIN_FAST_TABLE(readout_table<float>, ReadoutKernels<float>)
 SPIN_FAST_TABLE(readout_table<double>, ReadoutKernels<double>)
 SPIN_FAST_TABLE(readout_table<BFloat16>, ReadoutKernels<BFloat16>)

@@ -19,19 +19,6 @@ namespace {
 constexpr int64_t piece_nodes = 4096;  // a table of so many stays in the nearest caches
 constexpr int64_t short_list = 64;
 
-// Pseudo-random odd numbers, two per feature, for its 64 bits.
-std::vector<uint32_t> hash_keys(int64_t width) {
-  std::vector<uint32_t> keys(2 * width);
-  uint64_t state = 0;
-  for (uint32_t& key : keys) {
-    uint64_t x = state += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    key = static_cast<uint32_t>(x >> 32) | 1;
-  }
-  return keys;
-}
-
 // Slots of a table for so many entries: a power of two.
 int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <tuple>
+#include <vector>
 
 #include "ops.h"
 
@@ -11,6 +12,19 @@ namespace spin_fast {
 
 // rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.
 using DistinctTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// Pseudo-random odd numbers, two per feature, for its 64 bits.
+inline std::vector<uint32_t> hash_keys(int64_t width) {
+  std::vector<uint32_t> keys(2 * width);
+  uint64_t state = 0;
+  for (uint32_t& key : keys) {
+    uint64_t x = state += 0x9e3779b97f4a7c15;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    key = static_cast<uint32_t>(x >> 32) | 1;
+  }
+  return keys;
+}
 
 class DistinctRows {
  public:

@@ -144,6 +144,35 @@ void find_slots(const RowSearch<W, I>& search, Width width, int64_t begin, int64
   }
 }
 
+// Gives each of n rows its number among those that are known, which the new ones join.
+template <int L, class W, class Width>
+int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n, int32_t* number, int64_t* fresh) {
+  constexpr int64_t at_once = 64;  // whose slots are on their way together
+  int64_t size = known.size;
+  for (int64_t begin = 0; begin < n; begin += at_once) {
+    const int64_t here = n - begin < at_once ? n - begin : at_once;
+    uint64_t hash[at_once];
+    hash_rows<L>(rows + begin * width, here, width, known.keys, ~uint64_t{0}, hash);
+    for (int64_t i = 0; i < here; ++i) __builtin_prefetch(known.slots + (hash[i] & known.slot_mask));
+    for (int64_t i = 0; i < here; ++i) {
+      const W* row = rows + (begin + i) * width;
+      uint64_t at = hash[i] & known.slot_mask;
+      const auto same = [&](uint64_t slot) {
+        return (slot ^ hash[i]) >> 32 == 0 &&
+               equal_rows<L>(known.rows + (static_cast<uint32_t>(slot) - 1) * width, row, width);
+      };
+      while (known.slots[at] && !same(known.slots[at])) at = (at + 1) & known.slot_mask;
+      if (!known.slots[at]) {
+        __builtin_memcpy(known.rows + size * width, row, width * sizeof(W));
+        fresh[size - known.size] = begin + i;
+        known.slots[at] = hash[i] >> 32 << 32 | ++size;
+      }
+      number[begin + i] = static_cast<int32_t>(known.slots[at] - 1);
+    }
+  }
+  return size - known.size;
+}
+
 // Calls f with the widest vector that a row fills, and its width, a constant where that is faster.
 template <class W, int L = vector_bytes / sizeof(W), class F>
 inline auto with_vectors(int64_t width, F f) {
@@ -167,4 +196,11 @@ template <class W, class I>
 void find_slots(const RowSearch<W, I>& search, int64_t begin, int64_t end) {
   with_vectors<W>(search.width,
                   [&]<int L>(std::integral_constant<int, L>, auto width) { find_slots<L>(search, width, begin, end); });
+}
+
+template <class W>
+int64_t number_rows(const KnownRows<W>& known, const W* rows, int64_t n, int32_t* number, int64_t* fresh) {
+  return with_vectors<W>(known.width, [&]<int L>(std::integral_constant<int, L>, auto width) {
+    return number_rows<L>(known, width, rows, n, number, fresh);
+  });
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -246,8 +247,13 @@ class GraphClassifier(GraphModel):
             yield self.forward_tensors(rows, graphs.ptr, check_invariants=False)
         operator = self.check_operator(operator)
         num_hops = (self.num_branches - 1) // len(operator.split(","))
+        score = self._scorer(graphs)
         for powers, ptr in power_chunks(graphs, num_hops, operator, num_bytes):
-            yield self.forward_tensors(powers, ptr, check_invariants=False)
+            yield score(powers, ptr)
+
+    def _scorer(self, graphs: GraphBatch) -> Callable[[Tensor, Tensor], Tensor]:
+        """What gives class scores of one chunk of ``graphs`` after the other, from its powers and node offsets."""
+        return partial(self.forward_tensors, check_invariants=False)
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:

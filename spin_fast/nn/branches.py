@@ -60,15 +60,24 @@ class Branches(nn.Module):
 
         ``nodes_per_graph [G]`` scales the readouts; None does not.
         """
-        weights: list[Tensor] = [layer.weight for layer in self._linears]
-        biases: list[Tensor] = [layer.bias for layer in self._linears]
-        for depth, norm in enumerate(cast("list[BranchNorm]", [*self.norms])):
-            weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
-        slope = self.config["negative_slope"]
+        (weights, biases), slope = self._folded(), self.config["negative_slope"]
         readout = ops.branch_readout(
             rows, weights, biases, self.attention, ptr, **segments, negative_slope=slope, check_invariants=False
         )
         return readout if nodes_per_graph is None else readout * nodes_per_graph.to(readout.dtype)[:, None]
+
+    def evaluated_rows(self, num_nodes: int) -> ops.EvaluatedRows:
+        """What computes :meth:`fused` of chunks of so many nodes in all."""
+        slope = self.config["negative_slope"]
+        return ops.EvaluatedRows(*self._folded(), self.attention, negative_slope=slope, num_nodes=num_nodes)
+
+    def _folded(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights and biases of the layers, with BatchNorm in them."""
+        weights: list[Tensor] = [layer.weight for layer in self._linears]
+        biases: list[Tensor] = [layer.bias for layer in self._linears]
+        for depth, norm in enumerate(cast("list[BranchNorm]", [*self.norms])):
+            weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
+        return weights, biases
 
     @property
     def _linears(self) -> list[BranchLinear]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from .. import ops
 from .._common import check, torch_compat
 from ..features.power_features import PowerFeatures
+from ..graphs.batch import GraphBatch
+from ..ops import native
 from .base import GraphClassifier
 from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
@@ -301,17 +303,47 @@ class SPIN(GraphClassifier):
         if isinstance(rows, Tensor) and not drops_out and not self._has_batch_statistics() and self.is_as_constructed():
             sizes = ptr.diff() if self.config["size_aware"] else None
             readouts = [] if self.hops is None else [self.hops.fused(rows, ptr, sizes)]
-            if self.joint is not None:
-                nodes = torch.arange(rows.shape[1], device=rows.device)
-                parts = nodes[:, None] + rows.shape[1] * torch.arange(self.num_branches, device=rows.device)
-                readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=parts))
-            return self._classify(readouts)
+            return self._classify(readouts + self._joint_readouts(rows, ptr, sizes))
         readouts = [] if self.hops is None else [self.hops(rows, ptr, index, count)]
         if self.joint is not None and isinstance(rows, Tensor):
             readouts.append(self.joint(rows.transpose(0, 1).flatten(1)[None], ptr))
         elif self.joint is not None and joint is not None:
             readouts.append(self.joint([_side_by_side(rows, joint.parts)], joint.ptr, joint.index, joint.count))
         return self._classify(readouts)
+
+    def _joint_readouts(self, rows: Tensor, ptr: Tensor, sizes: Tensor | None) -> list[Tensor]:
+        """The readout of the joint branch, if there is one, from dense rows."""
+        if self.joint is None:
+            return []
+        nodes = torch.arange(rows.shape[1], device=rows.device)
+        parts = nodes[:, None] + rows.shape[1] * torch.arange(self.num_branches, device=rows.device)
+        return [self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=parts)]
+
+    def _scorer(self, graphs: GraphBatch) -> Callable[[Tensor, Tensor], Tensor]:
+        """Where it can be, equal rows of several chunks go through the branches of hops once."""
+        score = super()._scorer(graphs)
+        if (
+            self.hops is None
+            or self.in_features == 1  # of which all rows are evaluated as fast
+            or self.training
+            or torch.is_grad_enabled()
+            or not graphs.x.is_cpu
+            or not native.has_kernel(graphs.x.device)
+            or not self.is_as_constructed()
+        ):
+            return score
+        rows = self.hops.evaluated_rows(graphs.num_nodes)
+
+        def score_by_rows(powers: Tensor, ptr: Tensor) -> Tensor:
+            if not rows.takes(powers):
+                return score(powers, ptr)
+            sizes, readout = None, rows.readout(powers, ptr)
+            if self.config["size_aware"]:
+                sizes = ptr.diff()
+                readout = readout * sizes.to(readout.dtype)[:, None]
+            return self._classify([readout, *self._joint_readouts(powers, ptr, sizes)])
+
+        return score_by_rows
 
     def _check_joint(self, rows: Rows, ptr: Tensor, joint: ops.JointRows | None, check_invariants: bool) -> None:
         if isinstance(rows, Tensor) or self.joint is None:

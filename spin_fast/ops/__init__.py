@@ -14,6 +14,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from .branch import branch_readout
 from .distinct import DistinctRows, distinct_rows
+from .evaluated import EvaluatedRows
 from .invariants import check_csr, check_parts, check_segments
 from .joint import JointRows, joint_rows
 from .native import may_use_tf32
@@ -27,6 +28,7 @@ __all__ = [
     "BRANCHES",
     "MOST_LAYERS",
     "DistinctRows",
+    "EvaluatedRows",
     "JointRows",
     "ModelSizes",
     "attention_readout",

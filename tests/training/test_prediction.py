@@ -11,6 +11,7 @@ from helpers.training import knowing, new_model
 
 import spin_fast
 from spin_fast import SPIN, PowerFeatures, training
+from spin_fast.nn.base import GraphClassifier
 
 
 def test_predict_order_and_batches(digits: PowerFeatures) -> None:
@@ -41,6 +42,24 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         training.predict_proba(model, random_graphs([3], num_features=5))
     with pytest.raises(ValueError, match="operator must be one of"):
         training.predict_proba(model, graphs, "nosuch")
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_norm": True, "attention": False}, {"branches": "both"}, {"size_aware": True}]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, options: dict, dtype: torch.dtype) -> None:
+    """Equal rows are evaluated once; nothing changes by that."""
+    graphs = random_graphs([4, 0, 1, 60, 3, 0, 9] * 30, dtype=dtype)
+    graphs = replace(graphs, x=graphs.x.sign())
+    model = SPIN(3, 16, 4, 2, **options).to(dtype)
+    for number, size in ((1, 4 << 20), (1, 3000), (2, 20_000)):
+        torch.set_num_threads(number)
+        monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
+        with monkeypatch.context() as patch:
+            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)
+            expected = training.predict_proba(model, graphs, "rw")
+        assert torch.equal(training.predict_proba(model, graphs, "rw"), expected)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,189 @@
+// EvaluatedRows: a table of the rows of each branch that have been met, and what the MLP has made of them.
+//
+// Rows are equal if their bits are, -0 read as +0. A branch whose rows hardly repeat goes without the table for some
+// chunks. Neither that nor the number of threads changes a result: a row's activations do not depend on the rows that
+// go through the MLP beside it, and a graph's nodes are summed up in their order.
+
+#include "evaluated.h"
+
+#include <array>
+#include <bit>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "branch_pass.h"
+#include "distinct.h"
+
+namespace spin_fast {
+namespace {
+
+constexpr int64_t block_rows = 1024;  // after which it is seen whether the table pays
+constexpr int64_t rows_without = 64 * block_rows;
+constexpr int64_t graphs_of_task = 16;
+
+template <class T>
+class TypedEvaluatedRows final : public EvaluatedRows {
+  using W = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+
+ public:
+  TypedEvaluatedRows(const Model& of, const T* parameters, int64_t room)
+      : EvaluatedRows(of, room, sizeof(T)), arena_(std::move(spare())), keys_(hash_keys(model.features)) {
+    arena_.clear();
+    for (int64_t b = 0; b < model.branches; ++b)
+      branches_.emplace_back(arena_, PackedBranch<T>(arena_, model, b, parameters, false), room, model.features,
+                             keys_.data());
+    for (size_t l = 0; l < model.widths.size(); ++l) row_cost_ += model.below(l) * model.widths[l];
+  }
+
+  ~TypedEvaluatedRows() override { spare() = std::move(arena_); }
+
+  Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) override {
+    const int64_t nodes = ptr[graphs];
+    number_.resize(model.branches * nodes);
+    fresh_.resize(model.branches * nodes);
+    graph_values_.resize(2 * model.branches * graphs);
+    const bool tiny = model.branches * nodes * row_cost_ < 4 * task_cost;
+    parallel_tasks(model.branches, tiny,
+                   [&](int64_t b) { search(b, static_cast<const W*>(powers) + b * nodes * model.features, nodes); });
+    Tensor readouts = empty({graphs, model.readout_width()}, sizeof(T) == 4 ? ScalarType::Float : ScalarType::Double);
+    std::vector<BranchChunk<T>> chunks;
+    std::vector<std::array<T*, most_layers>> activations(model.branches);
+    std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
+    for (int64_t b = 0; b < model.branches; ++b) {
+      chunks.push_back(fresh_rows(b, powers, nodes, activations[b].data()));
+      for (int64_t i = 0; i < chunks[b].rows; i += task_rows) tasks.emplace_back(b, i);
+    }
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    parallel_tasks(tasks.size(), tiny, [&](int64_t task) {
+      const auto [b, first] = tasks[task];
+      const TileScratch<T> scratch = tile_scratch(branches_[b].packed.mlp);
+      const int64_t end = std::min(chunks[b].rows, first + task_rows);
+      for (int64_t i = first; i < end; i += mlp_tile_rows)
+        kernels.forward(chunks[b], scratch, i, std::min(mlp_tile_rows, end - i));
+    });
+    for (int64_t b = 0; b < model.branches; ++b) {  // numbers are those of all rows
+      activations[b][model.widths.size() - 1] = branches_[b].z;
+      chunks[b].beta = branches_[b].beta;
+      chunks[b].mass = branches_[b].mass;
+      chunks[b].ptr = ptr;
+      chunks[b].graphs = graphs;
+      chunks[b].row = number_.data() + b * nodes;
+      chunks[b].top = graph_values_.data() + 2 * b * graphs;
+      chunks[b].scale = chunks[b].top + graphs;
+      chunks[b].readout = readouts.mutable_data_ptr<T>() + b * model.width();
+      chunks[b].readout_stride = model.readout_width();
+    }
+    parallel_tasks((graphs + graphs_of_task - 1) / graphs_of_task, tiny, [&](int64_t task) {
+      for (int64_t b = 0; b < model.branches; ++b) {
+        auto* sum = reinterpret_cast<double*>(thread_scratch(branches_[b].packed.mlp.layers.back().stride * 8));
+        kernels.readout(chunks[b], sum, task * graphs_of_task, std::min(graphs, (task + 1) * graphs_of_task));
+      }
+    });
+    for (Branch& of : branches_) of.known.size = of.num_known;
+    return readouts;
+  }
+
+ private:
+  // Memory that the thread keeps for its next one: page faults would cost as much as the readouts of some chunks.
+  static Arena& spare() {
+    thread_local Arena arena;
+    return arena;
+  }
+
+  struct Branch {
+    Branch(Arena& arena, PackedBranch<T>&& its, int64_t room, int64_t width, const uint32_t* keys)
+        : packed(std::move(its)) {
+      const int64_t rows = room + row_multiple - 1;  // of the last tile
+      const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * room + 1)));
+      z = arena.take<T>(rows * packed.mlp.layers.back().stride);
+      beta = arena.take<T>(rows);
+      mass = arena.take<T>(rows);
+      known = {keys, arena.take<W>(room * width), arena.take<uint64_t>(slots), static_cast<uint64_t>(slots - 1), width,
+               0};
+      forget();
+    }
+
+    void forget() {
+      std::memset(known.slots, 0, (known.slot_mask + 1) * sizeof(uint64_t));
+      known.size = 0;
+    }
+
+    PackedBranch<T> packed;
+    T *z, *beta, *mass;  // [room, stride], [room], [room]
+    KnownRows<W> known;
+    int64_t num_fresh = 0;  // of this chunk
+    int64_t num_known = 0;  // after it
+    int64_t without = 0;    // rows to come for which the table is left out
+  };
+
+  // Numbers the rows of a branch in this chunk: by the table, or each anew while that does not pay.
+  void search(int64_t b, const W* rows, int64_t nodes) {
+    Branch& of = branches_[b];
+    int32_t* number = number_.data() + b * nodes;
+    int64_t* fresh = fresh_.data() + b * nodes;
+    if (of.known.size + nodes > room) of.forget();
+    KnownRows<W> known = of.known;
+    int64_t v = 0;
+    for (; v < nodes && of.without == 0; v = std::min(nodes, v + block_rows)) {
+      const int64_t n = std::min(block_rows, nodes - v);
+      const int64_t found =
+          isa_kernels<KnownKernels<W>>().number(known, rows + v * model.features, n, number + v, fresh);
+      for (int64_t i = 0; i < found; ++i) fresh[i] += v;
+      fresh += found;
+      known.size += found;
+      if ((n - found) * row_cost_ < n * search_cost_) of.without = rows_without;
+    }
+    of.num_known = known.size;
+    of.num_fresh = known.size - of.known.size + (nodes - v);
+    of.without = std::max<int64_t>(of.without - (nodes - v), 0);
+    std::iota(number + v, number + nodes, static_cast<int32_t>(known.size));
+    std::iota(fresh, fresh + (nodes - v), v);
+  }
+
+  // The rows that go through the MLP, and where what becomes of them is kept.
+  BranchChunk<T> fresh_rows(int64_t b, const void* powers, int64_t nodes, T** activations) {
+    Branch& of = branches_[b];
+    const Mlp<T> mlp = of.packed.mlp.mlp();
+    std::fill_n(activations, most_layers, nullptr);
+    activations[mlp.depth - 1] = of.z + of.known.size * mlp.layers[mlp.depth - 1].stride;
+    BranchChunk<T> chunk = {};
+    chunk.mlp = mlp;
+    chunk.w = of.packed.w;
+    chunk.x = static_cast<const T*>(powers) + b * nodes * model.features;
+    chunk.rows = of.num_fresh;
+    chunk.parts = 1;
+    chunk.source = fresh_.data() + b * nodes;
+    chunk.activations = activations;
+    chunk.beta = of.beta + of.known.size;
+    chunk.mass = of.mass + of.known.size;
+    return chunk;
+  }
+
+  // Of a row, in multiply-adds of the MLP.
+  int64_t row_cost_ = 0;
+  const int64_t search_cost_ = 600 + 4 * model.features;  // about
+  Arena arena_;
+  std::vector<uint32_t> keys_;
+  std::vector<Branch> branches_;
+  std::vector<int32_t> number_;  // [branches, nodes] of the chunk: its row in the table
+  std::vector<int64_t> fresh_;   // [branches, nodes]: those that go through the MLP
+  std::vector<T> graph_values_;  // [branches, 2, graphs]
+};
+
+}  // namespace
+
+std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
+                                                   int64_t room) {
+  require(room >= 0 && room < int64_t{1} << 31, "room must be at least 0 and below 2^31, got ", room);
+  product_of("room", 2 * room, product_of("room", 8, std::max<int64_t>(model.features, 1)));
+  product_of("room", 2 * room, product_of("room", 8, padded_to(column_multiple, model.width())));
+  std::unique_ptr<EvaluatedRows> rows;
+  dispatch_compute(value, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    rows = std::make_unique<TypedEvaluatedRows<T>>(model, static_cast<const T*>(parameters), room);
+  });
+  return rows;
+}
+
+}  // namespace spin_fast

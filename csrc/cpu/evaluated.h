@@ -1,0 +1,28 @@
+// The readouts of graphs that come chunk by chunk, where weights stand still: of equal rows, of nodes of this chunk or
+// of earlier ones, only the first goes through the MLP of its branch.
+#pragma once
+
+#include <memory>
+
+#include "../model.h"
+
+namespace spin_fast {
+
+class EvaluatedRows {
+ public:
+  EvaluatedRows(Model model, int64_t room, int64_t bytes) : model(std::move(model)), room(room), bytes(bytes) {}
+  virtual ~EvaluatedRows() = default;
+  // The readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs + 1] from
+  // 0 to N.
+  virtual Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
+
+  const Model model;
+  const int64_t room, bytes;  // nodes, and the size of a value
+};
+
+// `parameters`: the flat ones of the branches. `room`: rows of a branch that are remembered; when it is full, all are
+// forgotten.
+std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
+                                                   int64_t room);
+
+}  // namespace spin_fast
