@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, training
 
-from .harness import epochs, peak
+from .harness import epochs, floors, peak
 from .harness.checks import assert_close
 from .harness.epochs import DEPTH, WIDTH, Epoch
-from .harness.plugin import RaceRunner, Settings
+from .harness.plugin import Floors, RaceRunner, Settings
 from .harness.race import num_threads
 from .harness.report import Session
 
@@ -83,8 +83,26 @@ def test_training_epoch(
             contenders |= compiled_epoch(session, dataset, model, data, threads)
     joint = {"SPIN-sum, joint rows": SPIN(*shape, attention=False, branches="joint")}
     spin_epochs = {name: epochs.ours(model, features, batch_size) for name, model in (spins | joint).items()}
+    batches = torch.randperm(len(features)).split(batch_size)
+    least = arithmetic_floor(spins["SPIN-att"], features, batches, training=True)
     case = f"training epoch, batches of {batch_size}"
-    race(case, dataset, spin_epochs | contenders, ours=len(spin_epochs), once=loops, shortest=SHORTEST_SAMPLE)
+    race(case, dataset, spin_epochs | contenders, least, ours=len(spin_epochs), once=loops, shortest=SHORTEST_SAMPLE)
+
+
+def arithmetic_floor(spin: SPIN, features: PowerFeatures, batches: Iterable[Tensor], *, training: bool) -> Floors:
+    """The products of the MLPs on the distinct rows of each batch, in the first layer on what is not 0 in them.
+
+    Rows of one feature need fewer.
+    """
+    if features.num_features == 1:
+        return {}
+    first, other = (2, 3) if training else (1, 1)  # products of a layer: no gradient goes below the first
+    layers, multiplications = spin.config["num_layers"] - 1, 0
+    for ids in batches:
+        rows = features[ids].take().rows
+        multiplications += WIDTH * (first * int(rows.count_nonzero()) + other * len(rows) * layers * WIDTH)
+    classifier = sum(layer.weight.numel() for layer in spin.classifier if isinstance(layer, nn.Linear))
+    return floors.arithmetic(2 * (multiplications + other * len(features) * classifier))
 
 
 def message_passing_epochs(family: str, model: gnn.Classifier, data: list[Data], batch_size: int) -> dict[str, Epoch]:
@@ -214,7 +232,8 @@ def test_prediction(race: RaceRunner, dataset: str, graphs: GraphBatch, shape: S
         check_agreement(passes)
         contenders |= passes
     case = "prediction, precomputation included"
-    race(case, dataset, contenders, ours=num_ours, shortest=SHORTEST_SAMPLE)
+    least = arithmetic_floor(spins["SPIN-att"], features, [torch.arange(len(features))], training=False)
+    race(case, dataset, contenders, least, ours=num_ours, shortest=SHORTEST_SAMPLE)
 
 
 def check_agreement(passes: Mapping[str, Callable[[], Tensor]]) -> None:

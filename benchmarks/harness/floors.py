@@ -1,4 +1,5 @@
-"""Lower bounds of an operation's time on this machine: to read and write its data once, or to fetch rows by index.
+"""Lower bounds of an operation's time on this machine: to read and write its data once, to fetch rows by index, or to
+multiply and add as fast as a large matrix product does.
 
 ``floors.c`` has the loops. It is compiled at first use with the system's C compiler for the CPU at hand; without one
 there are no floors, and :func:`missing` says why. A floor is raced like a rival, interleaved with the others, on the
@@ -20,7 +21,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import pairwise
-from math import prod
+from math import ceil, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ FLAGS = ("-O3", "-fno-tree-vectorize", "-fno-tree-slp-vectorize", "-shared", "-f
 SHARED = 64 << 20  # bytes; of less, handing them to several threads is most of the time, and no floor
 CHUNK = 1 << 12  # edges of whole graphs that a hop is repeated on; they and their rows stay in the cache
 AHEAD = 128  # edges
+PRODUCT_ROWS, PRODUCT_SIDE = 2048, 512
 LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
 
 
@@ -175,6 +177,18 @@ def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
         )
 
     return {"gather": {"rows as they come": partial(run, 0), "rows asked for ahead": partial(run, AHEAD)}}
+
+
+def arithmetic(operations: float) -> Floors:
+    """The floor of so many floating-point operations at the rate of torch's large products of float32 matrices."""
+    left, right = torch.randn(PRODUCT_ROWS, PRODUCT_SIDE), torch.randn(PRODUCT_SIDE, PRODUCT_SIDE)
+    whole, rest = divmod(ceil(operations / (2 * PRODUCT_SIDE**2)), PRODUCT_ROWS)
+
+    def run() -> None:
+        for rows in [*[PRODUCT_ROWS] * whole, rest]:
+            torch.mm(left[:rows], right)
+
+    return {"arithmetic": {"large products": run}}
 
 
 class Bandwidth(NamedTuple):

@@ -13,60 +13,52 @@ struct RowTile {
   Layer<T> layers[most_layers];
 };
 
-// Which lanes of V registers, the last one of `rest` lanes, are not 0 in every one of n rows, source[0],
-// source[parts], ... of x.
-template <int V, class T>
-inline void used_lanes(const T* x, int64_t width, const int64_t* source, int64_t parts, int64_t n, int64_t rest,
-                       Bits<T>* used) {
+// Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros.
+template <class T>
+void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to) {
   constexpr int64_t L = lanes<T>, ahead = 16;
-  Vector<Bits<T>> bits[V] = {};
-  for (int64_t i = 0; i < n; ++i) {
-    const T* from = x + source[i * parts] * width;
-    const T* next = x + source[(i + ahead < n ? i + ahead : i) * parts] * width;
-#pragma GCC unroll 4
-    for (int v = 0; v < V; ++v) {
-      __builtin_prefetch(next + v * L);
-      const Vector<T> row = v + 1 < V ? load(from + v * L) : load_first(from + v * L, rest);
-      bits[v] |= reinterpret_cast<Vector<Bits<T>>>(row);
+  const int64_t parts = branch.parts, width = branch.mlp.layers[0].in / parts, last = n * parts - 1;
+  const int64_t* source = branch.source + begin * parts;
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t part = 0; part < parts; ++part) {
+      const int64_t at = i * parts + part, room = part + 1 < parts ? width : stride - part * width;
+      const T* from = branch.x + source[at] * width;
+      const T* next = branch.x + source[at + ahead < last ? at + ahead : last] * width;
+      T* here = to + i * stride + part * width;
+      for (int64_t j = 0; j < room; j += L) {
+        __builtin_prefetch(next + j);
+        store_first(here + j, j < width ? load_first(from + j, width - j) : Vector<T>{}, room - j);
+      }
     }
-  }
-  __builtin_memcpy(used, bits, sizeof(bits));
 }
 
-// Finds the columns of rows [begin, begin + n) that are not all 0; among a few columns the search does not pay.
+// Finds the columns of n rows that are not all 0; among a few columns the search does not pay.
 template <class T>
-int32_t used_columns(const BranchChunk<T>& branch, int64_t begin, int64_t n, int32_t* column) {
+int32_t used_columns(const T* rows, int64_t stride, int64_t n, int64_t width, int32_t* column) {
   constexpr int64_t L = lanes<T>;
-  const int64_t in = branch.mlp.layers[0].in, parts = branch.parts, width = in / parts;
   int32_t columns = 0;
   if (width <= row_multiple) {
-    for (; columns < in; ++columns) column[columns] = columns;
+    for (; columns < width; ++columns) column[columns] = columns;
     return columns;
   }
-  for (int64_t part = 0; part < parts; ++part) {
-    const int64_t* source = branch.source + begin * parts + part;
-    for (int64_t j = 0; j < width; j += 4 * L) {
-      const int64_t lanes_here = width - j < 4 * L ? width - j : 4 * L, rest = (lanes_here - 1) % L + 1;
-      Bits<T> used[4 * L];
-      const T* x = branch.x + j;
-      switch ((lanes_here + L - 1) / L) {
-        case 1:
-          used_lanes<1>(x, width, source, parts, n, rest, used);
-          break;
-        case 2:
-          used_lanes<2>(x, width, source, parts, n, rest, used);
-          break;
-        case 3:
-          used_lanes<3>(x, width, source, parts, n, rest, used);
-          break;
-        default:
-          used_lanes<4>(x, width, source, parts, n, rest, used);
-      }
-      for (int64_t k = 0; k < lanes_here; ++k)
-        if (used[k]) column[columns++] = static_cast<int32_t>(part * width + j + k);
-    }
+  for (int64_t j = 0; j < width; j += L) {
+    Vector<Bits<T>> bits = {};
+    for (int64_t i = 0; i < n; ++i)
+      bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows + i * stride + j, stride - j));
+    for (int64_t k = 0; k < L && j + k < width; ++k)
+      if (bits[k]) column[columns++] = static_cast<int32_t>(j + k);
   }
   return columns;
+}
+
+// Leaves these columns of n rows, and fills the rows up with zeros. No value is overwritten before it is read.
+template <class T>
+void close_up(T* rows, int64_t stride, int64_t n, const int32_t* column, int64_t columns, int64_t new_stride) {
+  for (int64_t i = 0; i < n; ++i) {
+    T* to = rows + i * new_stride;
+    for (int64_t c = 0; c < columns; ++c) to[c] = rows[i * stride + column[c]];
+    for (int64_t c = columns; c < new_stride; ++c) to[c] = 0;
+  }
 }
 
 // `kept`: the forward pass has kept its inputs.
@@ -76,29 +68,19 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   RowTile<T> tile;
   for (int64_t l = 0; l < branch.mlp.depth; ++l) tile.layers[l] = branch.mlp.layers[l];
   Layer<T>& first = tile.layers[0];
-  const int64_t width = first.in;
-  T* x = branch.inputs ? branch.inputs + begin * padded_to(row_multiple, width) : scratch.inputs;
+  const int64_t width = first.in, stride = padded_to(row_multiple, width);
+  T* x = branch.inputs ? branch.inputs + begin * stride : scratch.inputs;
   int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
-  if (!kept) columns[0] = used_columns(branch, begin, n, columns + 1);
+  if (!kept) {
+    copy_rows(branch, begin, n, stride, x);
+    columns[0] = used_columns(x, stride, n, width, columns + 1);
+  }
   first.in = columns[0];
   tile.x = x;
   tile.stride = padded_to(row_multiple, first.in);
   tile.column = columns + 1;
-  const int64_t parts = branch.parts, part_width = width / parts;
-  for (int64_t part = 0, k = 0, end = 0; part < parts && !kept; ++part, k = end) {  // its columns [k, end)
-    const int64_t shift = part * part_width;
-    while (end < first.in && tile.column[end] < shift + part_width) ++end;
-    for (int64_t i = 0; i < n; ++i) {
-      const T* from = branch.x + branch.source[(begin + i) * parts + part] * part_width;
-      T* to = x + i * tile.stride;
-      if (first.in == width)
-        __builtin_memcpy(to + shift, from, part_width * sizeof(T));
-      else
-        for (int64_t c = k; c < end; ++c) to[c] = from[tile.column[c] - shift];
-      for (int64_t c = first.in; c < tile.stride && part == 0; ++c) to[c] = 0;
-    }
-  }
   if (first.in < width) {
+    if (!kept) close_up(x, stride, n, tile.column, first.in, tile.stride);
     for (int64_t k = 0; k < first.in; ++k)
       __builtin_memcpy(scratch.weight + k * first.stride, first.weight + tile.column[k] * first.stride,
                        first.stride * sizeof(T));
