@@ -79,7 +79,7 @@ def test_equals_branch_readout(native, case: tuple[torch.Tensor, torch.Tensor, l
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
 @pytest.mark.parametrize("distinct", [50, 100_000])
-def test_many_chunks(backend: str, threads: None, distinct: int) -> None:
+def test_many_chunks_and_threads(backend: str, threads: None, distinct: int) -> None:
     """Long enough for branches to go without the table, to try again, and to forget; the same with two threads."""
     generator = torch.Generator().manual_seed(1)
     ptr = torch.arange(0, 20_001, 50)
