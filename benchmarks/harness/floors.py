@@ -2,8 +2,8 @@
 multiply and add as fast as a large matrix product does.
 
 ``floors.c`` has the loops. It is compiled at first use with the system's C compiler for the CPU at hand; without one
-there are no floors, and :func:`missing` says why. A floor is raced like a rival, interleaved with the others, on the
-same buffers, or on fresh memory from the same allocator and of the same kind of pages as theirs.
+there are no floors but those of arithmetic, and :func:`missing` says why. A floor is raced like a rival, interleaved
+with the others; one of memory on the same buffers, or on fresh memory of the same allocator and kind of pages.
 
 A floor has a *kind* and *ways* to reach it: ``memory`` is the traffic with ordinary stores or with streaming stores,
 which pass the caches by; the faster way counts. Of several kinds the slower counts: an operation has to do all of them.

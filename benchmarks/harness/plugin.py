@@ -248,7 +248,7 @@ def session(request: pytest.FixtureRequest, settings: Settings) -> Session:
     """What is measured is written here. The memory of the machine comes first."""
     measured = request.config.stash[SESSION]
     if machine_floors.missing():
-        measured.note(f"no floors: {machine_floors.missing()}")
+        measured.note(f"no floors of memory: {machine_floors.missing()}")
     else:
         measured.bandwidths += map(machine_floors.bandwidth, settings.threads)
     return measured

@@ -13,42 +13,29 @@ struct RowTile {
   Layer<T> layers[most_layers];
 };
 
-// Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros.
+// Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros. `used`, of
+// which as many as `stride` and a vector are there, becomes the bits that any of the rows has in each column.
 template <class T>
-void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to) {
+void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to, Bits<T>* used) {
   constexpr int64_t L = lanes<T>, ahead = 16;
   const int64_t parts = branch.parts, width = branch.mlp.layers[0].in / parts, last = n * parts - 1;
   const int64_t* source = branch.source + begin * parts;
+  __builtin_memset(used, 0, (stride + L) * sizeof(T));
   for (int64_t i = 0; i < n; ++i)
     for (int64_t part = 0; part < parts; ++part) {
       const int64_t at = i * parts + part, room = part + 1 < parts ? width : stride - part * width;
       const T* from = branch.x + source[at] * width;
       const T* next = branch.x + source[at + ahead < last ? at + ahead : last] * width;
       T* here = to + i * stride + part * width;
-      for (int64_t j = 0; j < room; j += L) {
+      for (int64_t j = 0; j < width; j += L) {
         __builtin_prefetch(next + j);
-        store_first(here + j, j < width ? load_first(from + j, width - j) : Vector<T>{}, room - j);
+        const Vector<T> values = load_first(from + j, width - j);
+        store_first(here + j, values, room - j);
+        auto* bits = reinterpret_cast<T*>(used + part * width + j);
+        store(bits, reinterpret_cast<Vector<T>>(reinterpret_cast<Vector<Bits<T>>>(load(bits)) |
+                                                reinterpret_cast<Vector<Bits<T>>>(values)));
       }
     }
-}
-
-// Finds the columns of n rows that are not all 0; among a few columns the search does not pay.
-template <class T>
-int32_t used_columns(const T* rows, int64_t stride, int64_t n, int64_t width, int32_t* column) {
-  constexpr int64_t L = lanes<T>;
-  int32_t columns = 0;
-  if (width <= row_multiple) {
-    for (; columns < width; ++columns) column[columns] = columns;
-    return columns;
-  }
-  for (int64_t j = 0; j < width; j += L) {
-    Vector<Bits<T>> bits = {};
-    for (int64_t i = 0; i < n; ++i)
-      bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows + i * stride + j, stride - j));
-    for (int64_t k = 0; k < L && j + k < width; ++k)
-      if (bits[k]) column[columns++] = static_cast<int32_t>(j + k);
-  }
-  return columns;
 }
 
 // Leaves these columns of n rows, and fills the rows up with zeros. No value is overwritten before it is read.
@@ -72,8 +59,13 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   T* x = branch.inputs ? branch.inputs + begin * stride : scratch.inputs;
   int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
   if (!kept) {
-    copy_rows(branch, begin, n, stride, x);
-    columns[0] = used_columns(x, stride, n, width, columns + 1);
+    auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
+    copy_rows(branch, begin, n, stride, x, used);
+    columns[0] = 0;
+    for (int64_t k = 0; k < width; ++k) {
+      columns[columns[0] + 1] = static_cast<int32_t>(k);
+      columns[0] += width <= row_multiple || used[k];  // of a few columns it does not pay to leave some out
+    }
   }
   first.in = columns[0];
   tile.x = x;

@@ -18,8 +18,8 @@
 namespace spin_fast {
 namespace {
 
-constexpr int64_t block_rows = 1024;  // after which it is seen whether the table pays
-constexpr int64_t rows_without = 64 * block_rows;
+constexpr int64_t rows_at_once = 1024;  // after which it is seen whether the table pays
+constexpr int64_t rows_without = 64 * rows_at_once;
 constexpr int64_t graphs_of_task = 16;
 
 template <class T>
@@ -94,7 +94,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   struct Branch {
     Branch(Arena& arena, PackedBranch<T>&& its, int64_t room, int64_t width, const uint32_t* keys)
         : packed(std::move(its)) {
-      const int64_t rows = room + row_multiple - 1;  // of the last tile
+      const int64_t rows = room + column_multiple;  // the last are read by whole registers of rows
       const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * room + 1)));
       z = arena.take<T>(rows * packed.mlp.layers.back().stride);
       beta = arena.take<T>(rows);
@@ -106,7 +106,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
     void forget() {
       std::memset(known.slots, 0, (known.slot_mask + 1) * sizeof(uint64_t));
-      known.size = 0;
+      known.size = num_known = 0;
     }
 
     PackedBranch<T> packed;
@@ -122,11 +122,11 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     Branch& of = branches_[b];
     int32_t* number = number_.data() + b * nodes;
     int64_t* fresh = fresh_.data() + b * nodes;
-    if (of.known.size + nodes > room) of.forget();
+    if (of.known.size != of.num_known || of.known.size + nodes > room) of.forget();  // not what a failure has left
     KnownRows<W> known = of.known;
     int64_t v = 0;
-    for (; v < nodes && of.without == 0; v = std::min(nodes, v + block_rows)) {
-      const int64_t n = std::min(block_rows, nodes - v);
+    for (; v < nodes && of.without == 0; v = std::min(nodes, v + rows_at_once)) {
+      const int64_t n = std::min(rows_at_once, nodes - v);
       const int64_t found =
           isa_kernels<KnownKernels<W>>().number(known, rows + v * model.features, n, number + v, fresh);
       for (int64_t i = 0; i < found; ++i) fresh[i] += v;

@@ -13,15 +13,15 @@ class EvaluatedRows {
   EvaluatedRows(Model model, int64_t room, int64_t bytes) : model(std::move(model)), room(room), bytes(bytes) {}
   virtual ~EvaluatedRows() = default;
   // The readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs + 1] from
-  // 0 to N.
+  // 0 to N. By one thread at a time.
   virtual Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
 
   const Model model;
-  const int64_t room, bytes;  // nodes, and the size of a value
+  const int64_t room, bytes;  // rows of a branch that are remembered, and the size of a value
 };
 
-// `parameters`: the flat ones of the branches. `room`: rows of a branch that are remembered; when it is full, all are
-// forgotten.
+// `parameters`: the flat ones of the branches. All rows of a branch are forgotten where those of the next chunk might
+// not fit in.
 std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
                                                    int64_t room);
 

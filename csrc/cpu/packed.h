@@ -11,7 +11,7 @@ namespace spin_fast {
 
 inline constexpr int64_t cache_line = 64;
 
-// Memory of one call, kept by the thread for its next one.
+// Memory of one call, or of an object, kept by the thread for its next one.
 class Arena {
  public:
   template <class T>

@@ -247,13 +247,16 @@ class GraphClassifier(GraphModel):
             yield self.forward_tensors(rows, graphs.ptr, check_invariants=False)
         operator = self.check_operator(operator)
         num_hops = (self.num_branches - 1) // len(operator.split(","))
-        score = self._scorer(graphs)
-        for powers, ptr in power_chunks(graphs, num_hops, operator, num_bytes):
+        score, bytes_beside = self._scorer(graphs, num_bytes)
+        for powers, ptr in power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside):
             yield score(powers, ptr)
 
-    def _scorer(self, graphs: GraphBatch) -> Callable[[Tensor, Tensor], Tensor]:
-        """What gives class scores of one chunk of ``graphs`` after the other, from its powers and node offsets."""
-        return partial(self.forward_tensors, check_invariants=False)
+    def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
+        """What gives class scores of one chunk of ``graphs`` after the other, from its powers and node offsets.
+
+        And how many bytes a node counts beside those of its powers, for chunks of ``num_bytes``.
+        """
+        return partial(self.forward_tensors, check_invariants=False), 0
 
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:

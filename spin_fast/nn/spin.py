@@ -319,19 +319,22 @@ class SPIN(GraphClassifier):
         parts = nodes[:, None] + rows.shape[1] * torch.arange(self.num_branches, device=rows.device)
         return [self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=parts)]
 
-    def _scorer(self, graphs: GraphBatch) -> Callable[[Tensor, Tensor], Tensor]:
+    def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
         """Where it can be, equal rows of several chunks go through the branches of hops once."""
-        score = super()._scorer(graphs)
+        score, _ = super()._scorer(graphs, num_bytes)
         if (
             self.hops is None
-            or self.in_features == 1  # of which all rows are evaluated as fast
+            or self.in_features == 1  # a function of one number, for which branch_readout has a faster way
+            or type(self).forward_tensors is not SPIN.forward_tensors
+            or "forward_tensors" in vars(self)
+            or any(value.dtype != graphs.x.dtype for value in self.hops.parameters())
             or self.training
             or torch.is_grad_enabled()
             or not graphs.x.is_cpu
             or not native.has_kernel(graphs.x.device)
             or not self.is_as_constructed()
         ):
-            return score
+            return score, 0
         rows = self.hops.evaluated_rows(graphs.num_nodes)
 
         def score_by_rows(powers: Tensor, ptr: Tensor) -> Tensor:
@@ -343,7 +346,8 @@ class SPIN(GraphClassifier):
                 readout = readout * sizes.to(readout.dtype)[:, None]
             return self._classify([readout, *self._joint_readouts(powers, ptr, sizes)])
 
-        return score_by_rows
+        bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
+        return score_by_rows, max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)
 
     def _check_joint(self, rows: Rows, ptr: Tensor, joint: ops.JointRows | None, check_invariants: bool) -> None:
         if isinstance(rows, Tensor) or self.joint is None:

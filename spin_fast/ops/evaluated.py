@@ -10,6 +10,7 @@ from torch import Tensor
 from . import native
 from .parameters import flat_parameters
 
+COLUMN_MULTIPLE = 16  # to which kernels pad
 MOST_BYTES = 32 << 20  # of rows that are remembered, and what has become of them
 
 
@@ -17,7 +18,8 @@ class EvaluatedRows:
     """:func:`spin_fast.branch_readout` of dense powers that come chunk by chunk, to predict.
 
     A row goes through the MLP of its branch only where none of this chunk and of those before, as far back as memory
-    for some 32 MB of them goes, was equal to it. The readouts are the same bits. Where the rows of a branch hardly
+    for some 32 MB of them goes, was equal to it. The readouts are the same bits, but for rounding where
+    ``branch_readout`` takes a long graph piece by piece, or rows of one feature. Where the rows of a branch hardly
     repeat, they are not compared.
 
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
@@ -37,11 +39,17 @@ class EvaluatedRows:
     ) -> None:
         num_branches, in_features, _ = weights[0].shape
         widths = [weight.shape[2] for weight in weights]
-        bytes_of_row = num_branches * (in_features + widths[-1] + 6) * weights[0].element_size()
-        self._room = min(num_nodes, MOST_BYTES // bytes_of_row)
+        padded, slots = -(-widths[-1] // COLUMN_MULTIPLE) * COLUMN_MULTIPLE, 4 * 8  # of the table, at most
+        values = in_features + padded + 2  # the row, what it has become, its logit and mass
+        self._bytes_of_row = num_branches * (values * weights[0].element_size() + slots)
+        self._room = min(num_nodes, MOST_BYTES // self._bytes_of_row)
         parameters = flat_parameters(weights, biases, w).detach().numpy()
         model = (in_features, num_branches, widths, w is not None, negative_slope)
         self._rows = native.library.EvaluatedRows(parameters, *model, self._room)  # type: ignore[union-attr]
+
+    def bytes_of_node(self, num_bytes: int) -> int:
+        """What a node must count in chunks of ``num_bytes`` for two of them to fit into the memory."""
+        return 2 * num_bytes * self._bytes_of_row // MOST_BYTES
 
     def takes(self, powers: Tensor) -> bool:
         """Whether there is memory for the rows of a chunk."""

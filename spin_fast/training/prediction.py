@@ -86,7 +86,7 @@ def predict_chunks(
 ) -> Iterator[Tensor]:
     """Class scores ``[g, C]`` of consecutive chunks of graphs, computed as they are asked for.
 
-    Arguments and errors are those of :func:`predict_proba`.
+    The model must not change until the last one. Arguments and errors are those of :func:`predict_proba`.
     """
     graphs, name = model.prepared(graphs, operator)
     return _scores_of_chunks(model, graphs, name, progress)

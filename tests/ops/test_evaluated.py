@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from itertools import pairwise
 
 import numpy as np
@@ -38,13 +39,13 @@ def new_mlp(
 def readouts(mlp: Mlp, powers: torch.Tensor, ptr: torch.Tensor, cuts: list[int], num_nodes: int) -> torch.Tensor:
     """Of chunks of the graphs between the cuts."""
     rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=num_nodes)
-    parts = []
+    chunks = []
     for begin, end in pairwise([0, *cuts, len(ptr) - 1]):
         offsets = ptr[begin : end + 1]
         chunk = powers[:, int(offsets[0]) : int(offsets[-1])].contiguous()
         assert rows.takes(chunk)
-        parts.append(rows.readout(chunk, offsets - offsets[0]))
-    return torch.cat(parts)
+        chunks.append(rows.readout(chunk, offsets - offsets[0]))
+    return torch.cat(chunks)
 
 
 @st.composite
@@ -79,19 +80,36 @@ def test_equals_branch_readout(native, case: tuple[torch.Tensor, torch.Tensor, l
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
 @pytest.mark.parametrize("distinct", [50, 100_000])
-def test_many_chunks_and_threads(backend: str, threads: None, distinct: int) -> None:
+@pytest.mark.parametrize("graphs_of_chunk", [10, 30, 900])
+def test_many_chunks_and_threads(backend: str, threads: None, distinct: int, graphs_of_chunk: int) -> None:
     """Long enough for branches to go without the table, to try again, and to forget; the same with two threads."""
     generator = torch.Generator().manual_seed(1)
-    ptr = torch.arange(0, 20_001, 50)
+    ptr = torch.arange(0, 90_001, 50)
     pool = torch.randn(distinct, 7, generator=generator)
     powers = pool[torch.randint(0, distinct, (3, int(ptr[-1])), generator=generator)]
     powers[0] = pool[:1]  # a branch of which all rows are equal
-    mlp = new_mlp(3, [7, 32, 32, 16], True)
+    mlp, cuts = new_mlp(3, [7, 24, 16], True), [*range(graphs_of_chunk, len(ptr) - 1, graphs_of_chunk)]
     expected = ops.branch_readout(powers, *mlp, ptr, negative_slope=0.1)
-    for number in (1, 2):
+    for number, room in ((1, 90_000), (2, 60 * graphs_of_chunk)):
         torch.set_num_threads(number)
-        for room in (20_000, 1500):
-            assert torch.equal(readouts(mlp, powers, ptr, [*range(10, 400, 10)], room), expected)
+        assert torch.equal(readouts(mlp, powers, ptr, cuts, room), expected)
+
+
+def test_room_that_is_full(native) -> None:
+    """Rows are read by whole registers of them, for which there is memory; a thread of its own has no other."""
+    powers = torch.randn(1, 4993, 5, generator=torch.Generator().manual_seed(0))  # one more than whole registers
+    mlp, ptr, made = new_mlp(1, [5, 64], True), torch.tensor([0, 4000, 4993]), []
+    thread = threading.Thread(target=lambda: made.append(readouts(mlp, powers, ptr, [], 4993)))
+    thread.start()
+    thread.join()
+    assert torch.equal(made[0], ops.branch_readout(powers, *mlp, ptr, negative_slope=0.1))
+
+
+def test_graph_that_is_taken_piece_by_piece(native) -> None:
+    powers, ptr = torch.randn(4, 5000, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 5000])
+    mlp = new_mlp(4, [3, 256], True)
+    expected = ops.branch_readout(powers, *mlp, ptr, negative_slope=0.1)
+    torch.testing.assert_close(readouts(mlp, powers, ptr, [], 5000), expected, rtol=1e-4, atol=1e-4)
 
 
 def test_rows_with_nan_and_infinity(native) -> None:
@@ -102,10 +120,11 @@ def test_rows_with_nan_and_infinity(native) -> None:
 
 
 def test_memory_is_bounded(native, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluated, "MOST_BYTES", 100 * 2 * (3 + 8 + 6) * 4)
+    monkeypatch.setattr(evaluated, "MOST_BYTES", 100 * 2 * ((3 + 16 + 2) * 4 + 32))
     rows = ops.EvaluatedRows(*new_mlp(2, [3, 8], True), negative_slope=0.1, num_nodes=1000)
     assert rows.takes(torch.empty(2, 100, 3))
     assert not rows.takes(torch.empty(2, 101, 3))
+    assert 5000 // rows.bytes_of_node(5000) == 50
 
 
 def test_arguments_of_the_library_are_checked(native) -> None:

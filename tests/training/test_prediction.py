@@ -10,7 +10,7 @@ from helpers import random_graphs
 from helpers.training import knowing, new_model
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, training
+from spin_fast import SPIN, PowerFeatures, ops, training
 from spin_fast.nn.base import GraphClassifier
 
 
@@ -50,16 +50,42 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, options: dict, dtype: torch.dtype) -> None:
     """Equal rows are evaluated once; nothing changes by that."""
+    readouts = ops.EvaluatedRows.readout
+    read: list[int] = []
+    monkeypatch.setattr(ops.EvaluatedRows, "readout", lambda *args: read.append(len(args[2])) or readouts(*args))
     graphs = random_graphs([4, 0, 1, 60, 3, 0, 9] * 30, dtype=dtype)
     graphs = replace(graphs, x=graphs.x.sign())
-    model = SPIN(3, 16, 4, 2, **options).to(dtype)
+    model = SPIN(3, 32, 4, 2, **options).to(dtype)
     for number, size in ((1, 4 << 20), (1, 3000), (2, 20_000)):
         torch.set_num_threads(number)
         monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
         with monkeypatch.context() as patch:
             patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)
             expected = training.predict_proba(model, graphs, "rw")
+            assert not read
         assert torch.equal(training.predict_proba(model, graphs, "rw"), expected)
+        assert sum(read) - len(read) == len(graphs)
+        read.clear()
+
+
+def test_a_changed_model_has_all_rows_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is computed of a row may not be what the operation would."""
+    monkeypatch.setattr(ops.EvaluatedRows, "readout", lambda *_: pytest.fail("rows must not be shared"))
+    graphs = random_graphs([4, 0, 9], dtype=torch.float32)
+
+    class Halved(SPIN):
+        def forward_tensors(self, *args, **options):
+            return super().forward_tensors(*args, **options) / 2
+
+    replaced = SPIN(3, 8, 4, 2)
+    replaced.forward_tensors = replaced.forward_tensors  # as torch.compile would
+    for model in (Halved(3, 8, 4, 2), replaced):
+        training.predict_proba(model, graphs, "rw")
+    half = SPIN(3, 8, 4, 2).bfloat16()
+    with torch.autocast("cpu"):
+        assert training.predict_proba(half, graphs, "rw").shape == (3, 4)
+    with pytest.raises(TypeError, match=r"weights\[0\] must be float32, got float64"):
+        training.predict_proba(SPIN(3, 8, 4, 2).double(), graphs, "rw")
 
 
 @pytest.mark.parametrize(
