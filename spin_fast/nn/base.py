@@ -258,6 +258,11 @@ class GraphClassifier(GraphModel):
         """
         return partial(self.forward_tensors, check_invariants=False), 0
 
+    @property
+    def graphs_at_once(self) -> int:
+        """How many graphs ``training.predict`` scores together: some whose rows fit into memory module by module."""
+        return 1024
+
     @torch.no_grad()
     def num_outputs(self, features: PowerFeatures) -> int:
         """How many class scores a graph gets: ``out_features``, or else found by scoring one of the graphs."""

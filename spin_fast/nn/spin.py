@@ -18,6 +18,7 @@ from .base import GraphClassifier
 from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
+READOUT_BYTES = 8 << 20
 CALIBRATION_GRAPHS = 512  # enough to estimate means and deviations
 
 
@@ -179,6 +180,14 @@ class SPIN(GraphClassifier):
         if name.count(",") + 1 != wanted:
             raise ValueError(f"operator must name {wanted} operator(s) as the model has, got {operator!r}")
         return name
+
+    @property
+    def graphs_at_once(self) -> int:
+        """As many as have 8 MB of readouts in float64, all that fused operations store of them, or a thousand."""
+        if not self.is_as_constructed():
+            return super().graphs_at_once
+        columns = sum(group.num_branches for group in self._groups) * self.config["hidden_features"]
+        return max(super().graphs_at_once, READOUT_BYTES // (8 * columns))
 
     @property
     def sizes(self) -> ops.ModelSizes:

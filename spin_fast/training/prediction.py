@@ -25,14 +25,19 @@ def predict(
     model: GraphClassifier,
     features: PowerFeatures | ShardedFeatures,
     ids: GraphIds | None = None,
-    batch_size: int = 1024,
+    batch_size: int | None = None,
 ) -> Tensor:
     """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
+
+    Args:
+        batch_size: graphs that are scored together; None for ``model.graphs_at_once``. Rows that they share are
+            evaluated once, so more are faster.
 
     Raises:
         TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
     """
-    batch_size = check.integer("batch_size", batch_size, 1)
+    if batch_size is not None:
+        batch_size = check.integer("batch_size", batch_size, 1)
     if isinstance(features, ShardedFeatures):
         chosen, scores = graph_ids(slice(None) if ids is None else ids, len(features)), None
         for shard, of_shard, places in features.parts(chosen):
@@ -45,7 +50,8 @@ def predict(
     selected = features if ids is None else features[ids]
     if len(selected) == 0:
         return features.rows.new_empty(0, model.num_outputs(features))
-    return torch.cat([model(selected[start : start + batch_size]) for start in range(0, len(selected), batch_size)])
+    size = model.graphs_at_once if batch_size is None else batch_size
+    return torch.cat([model(selected[start : start + size]) for start in range(0, len(selected), size)])
 
 
 def predict_proba(

@@ -14,11 +14,16 @@ from spin_fast import SPIN, PowerFeatures, ops, training
 from spin_fast.nn.base import GraphClassifier
 
 
-def test_predict_order_and_batches(digits: PowerFeatures) -> None:
+def test_predict_order_and_batches(monkeypatch: pytest.MonkeyPatch, digits: PowerFeatures) -> None:
     model = new_model()
     ids = torch.tensor([5, 299, 5, 0])
     logits = training.predict(model, digits, ids)
     torch.testing.assert_close(logits, training.predict(model, digits, ids, batch_size=1))
+    torch.testing.assert_close(logits, training.predict(model, digits)[ids])
+    assert model.graphs_at_once == (8 << 20) // (8 * model.classifier[0].in_features)
+    model.hops.register_forward_hook(lambda *_: None)
+    assert model.graphs_at_once == 1024
+    monkeypatch.setattr(SPIN, "graphs_at_once", 7)
     torch.testing.assert_close(logits, training.predict(model, digits)[ids])
     assert training.predict(model, digits[[]]).shape == (0, 10)
     assert not logits.requires_grad
