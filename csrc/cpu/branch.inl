@@ -27,9 +27,9 @@ void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t s
       const T* from = branch.x + source[at] * width;
       const T* next = branch.x + source[at + ahead < last ? at + ahead : last] * width;
       T* here = to + i * stride + part * width;
-      for (int64_t j = 0; j < width; j += L) {
+      for (int64_t j = 0; j < room; j += L) {
         __builtin_prefetch(next + j);
-        const Vector<T> values = load_first(from + j, width - j);
+        const Vector<T> values = j < width ? load_first(from + j, width - j) : Vector<T>{};
         store_first(here + j, values, room - j);
         auto* bits = reinterpret_cast<T*>(used + part * width + j);
         store(bits, reinterpret_cast<Vector<T>>(reinterpret_cast<Vector<Bits<T>>>(load(bits)) |

@@ -88,7 +88,7 @@ def test_many_chunks_and_threads(backend: str, threads: None, distinct: int, gra
     pool = torch.randn(distinct, 7, generator=generator)
     powers = pool[torch.randint(0, distinct, (3, int(ptr[-1])), generator=generator)]
     powers[0] = pool[:1]  # a branch of which all rows are equal
-    mlp, cuts = new_mlp(3, [7, 24, 16], True), [*range(graphs_of_chunk, len(ptr) - 1, graphs_of_chunk)]
+    mlp, cuts = new_mlp(3, [7, 32, 32], True), [*range(graphs_of_chunk, len(ptr) - 1, graphs_of_chunk)]
     expected = ops.branch_readout(powers, *mlp, ptr, negative_slope=0.1)
     for number, room in ((1, 90_000), (2, 60 * graphs_of_chunk)):
         torch.set_num_threads(number)
