@@ -161,7 +161,7 @@ constexpr int64_t most_layers = 8;
 constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple - 1) / multiple * multiple; }
 
 // One branch of some graphs whose distinct rows are evaluated together, and the memory for it. Its entries are those of
-// the graphs' segments, one after the other; those of one row are linked, the last one first.
+// the graphs' segments, one after the other.
 template <class T>
 struct BranchChunk {
   Mlp<T> mlp;
@@ -170,10 +170,7 @@ struct BranchChunk {
   int64_t rows, graphs;
   int64_t parts;           // rows of x that an input of the MLP consists of, side by side
   const int64_t* source;   // [rows, parts] -> rows of x
-  const int32_t* last;     // [rows], the last entry of each
   const int32_t* row;      // [entries] -> rows
-  const int32_t* before;   // [entries], the entry before it of the same row, or -1
-  const int32_t* graph;    // [entries]
   const int32_t* count;    // [entries], how often, or null for ones
   const int64_t* ptr;      // [graphs + 1] -> entries
   T* const* activations;   // per layer [rows, stride]; the last is z, the others are null where none is kept
@@ -184,8 +181,8 @@ struct BranchChunk {
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
   T* readout;              // [graphs, readout_stride], already at the columns of this branch
   int64_t readout_stride;  // of the gradient too
-  T* ds;                   // [graphs, stride], the gradient
-  T* t;                    // [graphs], <ds, s>
+  T* dz;                   // [rows, stride], the gradient of z
+  T* shift;                // [rows], what is taken off that of beta
   T* dx;                   // [rows, padded d], the gradient of each row, or null
 };
 
@@ -198,7 +195,6 @@ struct TileScratch {
   T* gradient;  // the same of its gradient, and a row for the bias
   T* first;     // [mlp_tile_rows, widest stride]
   T* second;
-  T* third;
 };
 
 // The function offset + x slope.
@@ -341,8 +337,8 @@ struct BranchKernels {
   void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).
   void (*readout)(const BranchChunk<T>&, double* sum, int64_t begin, int64_t end);
-  // Their ds and t.
-  void (*readout_backward)(const BranchChunk<T>&, const T* grad, int64_t begin, int64_t end);
+  // The dz and shift of all rows.
+  void (*readout_backward)(const BranchChunk<T>&, const T* grad);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
   // The readouts of graphs [begin, end) with one feature; sum: [2 * intervals].

@@ -27,6 +27,7 @@ void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t s
       const T* from = branch.x + source[at] * width;
       const T* next = branch.x + source[at + ahead < last ? at + ahead : last] * width;
       T* here = to + i * stride + part * width;
+      __builtin_prefetch(next + width - 1);  // of the row's last cache line, which the others may not reach
       for (int64_t j = 0; j < room; j += L) {
         __builtin_prefetch(next + j);
         const Vector<T> values = j < width ? load_first(from + j, width - j) : Vector<T>{};
@@ -186,55 +187,43 @@ void branch_readout(const BranchChunk<T>& branch, double* sum, int64_t begin, in
   }
 }
 
+// What the entries of the graphs add to the gradient of z and, with t = <ds, s>, to that of beta:
+//   dz_u = sum_e alpha_e ds,  dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - shift_u,
+//   shift_u = sum_e alpha_e t.
+// Graph by graph, since then ds stays in registers, and jumps are as few as graphs.
 template <class T>
-void branch_readout_backward(const BranchChunk<T>& branch, const T* grad, int64_t begin, int64_t end) {
-  const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  for (int64_t g = begin; g < end; ++g) {
-    const T* from = grad + g * branch.readout_stride;
-    T* ds = branch.ds + g * last.stride;
-    for (int64_t j = 0; j < last.stride; j += lanes<T>)
-      store(ds + j, j < last.out ? load_first(from + j, last.out - j) : Vector<T>{});
-    if (branch.w) branch.t[g] = static_cast<T>(wide_dot(from, branch.readout + g * branch.readout_stride, last.out));
-  }
-}
-
-// dz_u = sum_e alpha_e ds over the entries of a row, and with t = <ds, s>
-//   dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - sum_e alpha_e t, 0 where the ReLU is shut.
-template <class T>
-void gradients_of_entries(const BranchChunk<T>& branch, int64_t begin, int64_t n, const T* z, T* dz, T* dbeta) {
+void branch_readout_backward(const BranchChunk<T>& branch, const T* grad) {
   constexpr int L = lanes<T>;
-  const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
-  for (int64_t i = 0; i < n; ++i) {
-    const auto alpha_of = [&](int32_t e) {
-      const T count = branch.count ? static_cast<T>(branch.count[e]) : 1;
-      if (!branch.w) return count;
-      const int32_t g = branch.graph[e];
-      const T top = branch.top[g];
-      if (top > 0)
-        return count * branch.scale[g] * static_cast<T>(__builtin_exp(double{branch.beta[begin + i]} - double{top}));
-      return count * branch.scale[g] * branch.mass[begin + i];
+  const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
+  const int32_t *row = branch.row, *count = branch.count;
+  const T *w = branch.w, *mass = branch.mass, *beta = branch.beta;
+  T *dz = branch.dz, *shift = branch.shift;
+  __builtin_memset(dz, 0, branch.rows * last.stride * sizeof(T));
+  if (w) __builtin_memset(shift, 0, branch.rows * sizeof(T));
+  for (int64_t g = 0; g < branch.graphs; ++g) {
+    const T* ds = grad + g * branch.readout_stride;
+    const T t = w ? static_cast<T>(wide_dot(ds, branch.readout + g * branch.readout_stride, last.out)) : 0;
+    const T scale = w ? branch.scale[g] : 1, top = w ? branch.top[g] : 0;
+    const auto alpha_of = [&](int64_t e) {
+      const T times = count ? scale * static_cast<T>(count[e]) : scale;
+      if (!w) return times;
+      return times * (top > 0 ? static_cast<T>(__builtin_exp(double{beta[row[e]]} - double{top})) : mass[row[e]]);
     };
-    T* to = dz + i * stride;
-    T shift = 0;
-    by_panels<T>(stride, [&](auto vectors, int64_t j) {
+    const int64_t begin = branch.ptr[g], end = branch.ptr[g + 1];
+    by_panels<T>(last.stride, [&](auto vectors, int64_t j) {
       constexpr int V = vectors();
-      Vector<T> sum[V] = {};
-      for (int32_t e = branch.last[begin + i]; e >= 0; e = branch.before[e]) {
-        const T alpha = alpha_of(e);
-        const T* ds = branch.ds + branch.graph[e] * stride + j;
-        for (int v = 0; v < V; ++v) sum[v] += alpha * load(ds + v * L);
-        if (j == 0 && branch.w) shift += alpha * branch.t[branch.graph[e]];
+      Vector<T> value[V];
+      for (int v = 0; v < V; ++v) {
+        const int64_t from = j + v * L;
+        value[v] = from < last.out ? load_first(ds + from, last.out - from) : Vector<T>{};
       }
-      for (int v = 0; v < V; ++v) store(to + j + v * L, sum[v]);
+      for (int64_t e = begin; e < end; ++e) {
+        const T alpha = alpha_of(e);
+        T* to = dz + row[e] * last.stride + j;
+        for (int v = 0; v < V; ++v) store(to + v * L, load(to + v * L) + alpha * value[v]);
+        if (j == 0 && w) shift[row[e]] += alpha * t;
+      }
     });
-    dbeta[i] = shift;
-  }
-  for (int64_t i = 0; i < n && branch.w; i += L) {
-    const Vector<T> product = products<L, T>([&](int k) { return dz + (i + k) * stride; },
-                                             [&](int k) { return z + (i + k) * stride; }, stride);
-    const Vector<T> beta = load_first(branch.beta + begin + i, n - i);
-    const Vector<T> value = product - load(dbeta + i);
-    store(dbeta + i, beta > 0 ? value : Vector<T>{});
   }
 }
 
@@ -248,19 +237,28 @@ void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch
   const T* activations[most_layers] = {};
   for (int64_t l = 0; l < depth; ++l) activations[l] = branch.activations[l] + begin * branch.mlp.layers[l].stride;
   const T* z = activations[depth - 1];
-  T* dz = scratch.third;
-  T dbeta[mlp_tile_rows + L];
-  gradients_of_entries(branch, begin, n, z, dz, dbeta);
-  for (int64_t j = 0; j < stride; j += L) {  // dz_u += dbeta_u w, dw = sum_u dbeta_u z_u
-    Vector<T> dw[2] = {};
-    const Vector<T> w = branch.w ? load(branch.w + j) : Vector<T>{};
-    for (int64_t i = 0; i < n; ++i) {
-      T* to = dz + i * stride + j;
-      const Vector<T> value = load(z + i * stride + j), sum = load(to) + dbeta[i] * w;
-      store(to, value > 0 ? sum : slope * sum);
-      dw[i & 1] += dbeta[i] * value;
+  T* dz = branch.dz + begin * stride;
+  for (int64_t begin_row = 0; begin_row < n; begin_row += L) {
+    const int64_t end_row = begin_row + L < n ? begin_row + L : n;
+    T dbeta[L] = {};
+    if (branch.w) {  // 0 where the ReLU is shut
+      const auto row_of = [&](const T* rows) { return [=](int k) { return rows + (begin_row + k) * stride; }; };
+      const int64_t at = begin + begin_row, some = end_row - begin_row;
+      const Vector<T> value = products<L, T>(row_of(dz), row_of(z), stride) - load_first(branch.shift + at, some);
+      store(dbeta, load_first(branch.beta + at, some) > 0 ? value : Vector<T>{});
     }
-    if (branch.w) store(gradient[depth] + j, load(gradient[depth] + j) + (dw[0] + dw[1]));
+    for (int64_t j = 0; j < stride; j += L) {  // dz_u += dbeta_u w, dw = sum_u dbeta_u z_u
+      Vector<T> dw[2] = {};
+      const Vector<T> w = branch.w ? load(branch.w + j) : Vector<T>{};
+      for (int64_t i = begin_row; i < end_row; ++i) {
+        T* to = dz + i * stride + j;
+        const T scale = dbeta[i - begin_row];
+        const Vector<T> value = load(z + i * stride + j), sum = load(to) + scale * w;
+        store(to, value > 0 ? sum : slope * sum);
+        dw[i & 1] += scale * value;
+      }
+      if (branch.w) store(gradient[depth] + j, load(gradient[depth] + j) + (dw[0] + dw[1]));
+    }
   }
   const Layer<T>& first = branch.mlp.layers[0];
   const bool all = tile.layers[0].in == first.in;

@@ -39,7 +39,7 @@ struct BranchEntries {
   int64_t rows = 0, entries = 0;
   uint32_t stamp = 0;
   std::vector<int64_t> source, parts, ptr;  // of joint rows, `source` are these, and `parts` the rows of x
-  std::vector<int32_t> last, row, before, graph, count;
+  std::vector<int32_t> row, count;
 
   void clear(uint32_t new_stamp) {
     rows = entries = 0;
@@ -51,12 +51,9 @@ struct BranchEntries {
   void add(const Segments& seg, int64_t begin, int64_t end, uint64_t* marks) {
     const int64_t n = end - begin, at = entries;
     if (at + n > static_cast<int64_t>(row.size()))
-      for (std::vector<int32_t>* of : {&row, &before, &graph, &count}) of->resize(2 * (at + n));
-    if (rows + n >= static_cast<int64_t>(source.size())) {  // the loop writes up to one past the last row
+      for (std::vector<int32_t>* of : {&row, &count}) of->resize(2 * (at + n));
+    if (rows + n >= static_cast<int64_t>(source.size()))  // the loop writes up to one past the last row
       source.resize(2 * (rows + n) + 1);
-      last.resize(2 * (rows + n) + 1);
-    }
-    const auto number = static_cast<int32_t>(ptr.size() - 1);
     auto next = static_cast<uint32_t>(rows);
     const auto add_all = [&](auto index) {
       for (int64_t i = 0; i < n; ++i) {  // no conditional jumps, which would be mispredicted
@@ -65,10 +62,7 @@ struct BranchEntries {
         const uint32_t here = known ? static_cast<uint32_t>(marks[u]) : next;
         marks[u] = uint64_t{stamp} << 32 | here;
         source[next] = u;
-        before[at + i] = known ? last[here] : -1;
-        last[here] = static_cast<int32_t>(at + i);
         row[at + i] = static_cast<int32_t>(here);
-        graph[at + i] = number;
         next += !known;
       }
     };
@@ -79,9 +73,7 @@ struct BranchEntries {
     else
       for (int64_t i = 0; i < n; ++i, ++next) {
         source[next] = begin + i;
-        last[next] = row[at + i] = static_cast<int32_t>(at + i);
-        before[at + i] = -1;
-        graph[at + i] = number;
+        row[at + i] = static_cast<int32_t>(next);
       }
     if (seg.count) std::copy(seg.count + begin, seg.count + end, count.begin() + at);
     rows = next;
@@ -235,8 +227,8 @@ class BranchPass : public PassBase<T> {
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     if (!long_) {
-      for (int64_t b = 0; b < model_.branches; ++b)
-        kernels.readout_backward(branches_[b], grad + b * model_.width(), 0, end_ - begin_);
+      parallel_tasks(model_.branches, tiny_,
+                     [&](int64_t b) { kernels.readout_backward(branches_[b], grad + b * model_.width()); });
       add_gradients();
       return;
     }
@@ -246,9 +238,9 @@ class BranchPass : public PassBase<T> {
         const double* sum = sums_.data() + b * (model_.width() + 2);
         BranchChunk<T>& branch = branches_[b];
         branch.readout = long_readout_ + b * model_.width();
-        kernels.readout_backward(branch, grad + b * model_.width(), 0, 1);
         branch.top[0] = static_cast<T>(sum[0]);
         branch.scale[0] = static_cast<T>(1 / sum[1]);
+        kernels.readout_backward(branch, grad + b * model_.width());
       }
       add_gradients();
     });
@@ -443,10 +435,7 @@ class BranchPass : public PassBase<T> {
         branch.graphs = graphs;
         branch.parts = arguments_.parts.number;
         branch.source = joint ? of.parts.data() : of.source.data();
-        branch.last = of.last.data();
         branch.row = of.row.data();
-        branch.before = of.before.data();
-        branch.graph = of.graph.data();
         branch.ptr = of.ptr.data();
         branch.count = seg_.count ? of.count.data() : nullptr;
         branch.activations = activations;
@@ -458,8 +447,8 @@ class BranchPass : public PassBase<T> {
         branch.mass = take(padded);
         branch.top = take(graphs);
         branch.scale = take(graphs);
-        branch.ds = take(backward_ ? graphs * padded_width() : 0);
-        branch.t = take(graphs);
+        branch.dz = take(backward_ ? padded * padded_width() : 0);
+        branch.shift = take(backward_ ? padded : 0);
         branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
       }
       tiny_ = cost < 4 * task_cost;
