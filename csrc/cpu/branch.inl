@@ -13,30 +13,54 @@ struct RowTile {
   Layer<T> layers[most_layers];
 };
 
-// Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros. `used`, of
-// which as many as `stride` and a vector are there, becomes the bits that any of the rows has in each column.
+// Copies one part of a row, `width` values, and prefetches another; `Whole` may write up to a vector beyond the part.
+template <bool Whole, class T>
+inline void copy_part(const T* from, const T* next, int64_t width, T* to) {
+  constexpr int64_t L = lanes<T>;
+  int64_t j = 0;
+  for (; j + L <= width; j += L) {
+    __builtin_prefetch(next + j);
+    store(to + j, load(from + j));
+  }
+  __builtin_prefetch(next + width - 1);
+  if (j == width) return;
+  __builtin_prefetch(next + j);
+  const Vector<T> rest = load_first(from + j, width - j);
+  if constexpr (Whole)
+    store(to + j, rest);
+  else
+    store_first(to + j, rest, width - j);
+}
+
+// Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros. What a part
+// writes beyond its end is overwritten by those after it.
 template <class T>
-void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to, Bits<T>* used) {
+void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to) {
   constexpr int64_t L = lanes<T>, ahead = 16;
   const int64_t parts = branch.parts, width = branch.mlp.layers[0].in / parts, last = n * parts - 1;
   const int64_t* source = branch.source + begin * parts;
-  __builtin_memset(used, 0, (stride + L) * sizeof(T));
-  for (int64_t i = 0; i < n; ++i)
-    for (int64_t part = 0; part < parts; ++part) {
-      const int64_t at = i * parts + part, room = part + 1 < parts ? width : stride - part * width;
-      const T* from = branch.x + source[at] * width;
-      const T* next = branch.x + source[at + ahead < last ? at + ahead : last] * width;
-      T* here = to + i * stride + part * width;
-      __builtin_prefetch(next + width - 1);  // of the row's last cache line, which the others may not reach
-      for (int64_t j = 0; j < room; j += L) {
-        __builtin_prefetch(next + j);
-        const Vector<T> values = j < width ? load_first(from + j, width - j) : Vector<T>{};
-        store_first(here + j, values, room - j);
-        auto* bits = reinterpret_cast<T*>(used + part * width + j);
-        store(bits, reinterpret_cast<Vector<T>>(reinterpret_cast<Vector<Bits<T>>>(load(bits)) |
-                                                reinterpret_cast<Vector<Bits<T>>>(values)));
-      }
+  const T *x = branch.x, *end = to + n * stride;
+  for (int64_t i = 0, at = 0; i < n; ++i, to += stride) {
+    for (int64_t part = 0; part < parts; ++part, ++at) {
+      const T *from = x + source[at] * width, *next = x + source[at + ahead < last ? at + ahead : last] * width;
+      if (end - to >= stride + L)
+        copy_part<true>(from, next, width, to + part * width);
+      else
+        copy_part<false>(from, next, width, to + part * width);
     }
+    for (int64_t j = parts * width; j < stride; ++j) to[j] = 0;
+  }
+}
+
+// The bits that any of n rows has in each column, for as many as `stride` and a vector.
+template <class T>
+void used_bits(const T* rows, int64_t stride, int64_t n, Bits<T>* used) {
+  for (int64_t j = 0; j < stride; j += lanes<T>) {
+    Vector<Bits<T>> bits = {};
+    for (int64_t i = 0; i < n; ++i)
+      bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows + i * stride + j, stride - j));
+    store(reinterpret_cast<T*>(used + j), reinterpret_cast<Vector<T>>(bits));
+  }
 }
 
 // Leaves these columns of n rows, and fills the rows up with zeros. No value is overwritten before it is read.
@@ -61,11 +85,13 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
   if (!kept) {
     auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
-    copy_rows(branch, begin, n, stride, x, used);
+    const bool all = width <= row_multiple;  // of a few columns it does not pay to leave some out
+    copy_rows(branch, begin, n, stride, x);
+    if (!all) used_bits(x, stride, n, used);
     columns[0] = 0;
     for (int64_t k = 0; k < width; ++k) {
       columns[columns[0] + 1] = static_cast<int32_t>(k);
-      columns[0] += width <= row_multiple || used[k];  // of a few columns it does not pay to leave some out
+      columns[0] += all || used[k];
     }
   }
   first.in = columns[0];
