@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, cast
 
@@ -70,6 +70,11 @@ class Branches(nn.Module):
         """What computes :meth:`fused` of chunks of so many nodes in all."""
         slope = self.config["negative_slope"]
         return ops.EvaluatedRows(*self._folded(), self.attention, negative_slope=slope, num_nodes=num_nodes)
+
+    def bound(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """What computes :meth:`fused` of rows, parts and ptr as long as no weight changes."""
+        slope = self.config["negative_slope"]
+        return ops.bind_branch_readout(*self._folded(), self.attention, negative_slope=slope)
 
     def _folded(self) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and biases of the layers, with BatchNorm in them."""

@@ -324,19 +324,16 @@ class SPIN(GraphClassifier):
         """The readout of the joint branch, if there is one, from dense rows."""
         if self.joint is None:
             return []
-        nodes = torch.arange(rows.shape[1], device=rows.device)
-        parts = nodes[:, None] + rows.shape[1] * torch.arange(self.num_branches, device=rows.device)
-        return [self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=parts)]
+        return [self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows))]
 
     def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
-        """Where it can be, equal rows of several chunks go through the branches of hops once."""
+        """Where it can be, equal rows of several chunks go through the branches of hops once, and checks are over."""
         score, _ = super()._scorer(graphs, num_bytes)
         if (
-            self.hops is None
-            or self.in_features == 1  # a function of one number, for which branch_readout has a faster way
+            (self.hops is not None and self.in_features == 1)  # of one number branch_readout has a faster way
             or type(self).forward_tensors is not SPIN.forward_tensors
             or "forward_tensors" in vars(self)
-            or any(value.dtype != graphs.x.dtype for value in self.hops.parameters())
+            or any(value.dtype != graphs.x.dtype for group in self._groups for value in group.parameters())
             or self.training
             or torch.is_grad_enabled()
             or not graphs.x.is_cpu
@@ -344,19 +341,21 @@ class SPIN(GraphClassifier):
             or not self.is_as_constructed()
         ):
             return score, 0
-        rows = self.hops.evaluated_rows(graphs.num_nodes)
+        rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes)
+        joint = None if self.joint is None else self.joint.bound()
 
-        def score_by_rows(powers: Tensor, ptr: Tensor) -> Tensor:
-            if not rows.takes(powers):
+        def score_unchecked(powers: Tensor, ptr: Tensor) -> Tensor:
+            if rows is not None and not rows.takes(powers):
                 return score(powers, ptr)
-            sizes, readout = None, rows.readout(powers, ptr)
+            readouts = [] if rows is None else [rows.readout(powers, ptr)]
+            if joint is not None:
+                readouts.append(joint(powers.flatten(0, 1), _parts_of(powers), ptr))
             if self.config["size_aware"]:
-                sizes = ptr.diff()
-                readout = readout * sizes.to(readout.dtype)[:, None]
-            return self._classify([readout, *self._joint_readouts(powers, ptr, sizes)])
+                readouts = [readout * ptr.diff().to(readout.dtype)[:, None] for readout in readouts]
+            return self._classify(readouts)
 
         bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
-        return score_by_rows, max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)
+        return score_unchecked, 0 if rows is None else max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)
 
     def _check_joint(self, rows: Rows, ptr: Tensor, joint: ops.JointRows | None, check_invariants: bool) -> None:
         if isinstance(rows, Tensor) or self.joint is None:
@@ -375,6 +374,12 @@ class SPIN(GraphClassifier):
                 ops.check_segments(joint.ptr, joint.index, joint.count, joint.parts.shape[0])
             except (TypeError, ValueError) as error:  # its message begins with the name of the array
                 raise (TypeError if isinstance(error, TypeError) else ValueError)(f"joint.{error}") from error
+
+
+def _parts_of(rows: Tensor) -> Tensor:
+    """The joint row of each node, from dense rows ``[R + 1, N, d]``: the numbers ``[N, R + 1]`` of its parts."""
+    nodes = torch.arange(rows.shape[1], device=rows.device)
+    return nodes[:, None] + rows.shape[1] * torch.arange(rows.shape[0], device=rows.device)
 
 
 def _side_by_side(rows: Rows, parts: Tensor) -> Tensor:

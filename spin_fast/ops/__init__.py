@@ -12,7 +12,7 @@ Letters in the shapes: ``G`` graphs, ``N`` nodes, ``E`` edges, ``d`` features, `
 branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct rows, ``J`` joint rows, ``nnz`` entries.
 """
 
-from .branch import branch_readout
+from .branch import bind_branch_readout, branch_readout
 from .distinct import DistinctRows, distinct_rows
 from .evaluated import EvaluatedRows
 from .invariants import check_csr, check_parts, check_segments
@@ -32,6 +32,7 @@ __all__ = [
     "JointRows",
     "ModelSizes",
     "attention_readout",
+    "bind_branch_readout",
     "bind_training_step",
     "branch_readout",
     "check_csr",

@@ -5,7 +5,7 @@ The second derivative differentiates the reference implementation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -114,6 +114,19 @@ def branch_readout(
             raise ValueError(f"{name} must not be batched by vmap: branch_readout reads it to choose rows")
     options: dict[str, Any] = {"index": index, "count": count, "ids": ids, "parts": parts}
     return reference.branch_readout(rows, weights, biases, w, ptr, **options, negative_slope=negative_slope)
+
+
+def bind_branch_readout(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None, *, negative_slope: float
+) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """:func:`branch_readout` as a function of ragged ``rows``, ``parts`` and ``ptr``, to predict chunk after chunk.
+
+    For :class:`spin_fast.SPIN`: arguments are contiguous and not checked; there is no gradient.
+    """
+    parameters, widths = flat_parameters(weights, biases, w).detach(), [weight.shape[2] for weight in weights]
+    model = (len(weights[0]), widths, w is not None, negative_slope)
+    op = torch.ops.spin_fast.branch_readout.default
+    return lambda rows, parts, ptr: op(rows, parameters, parts, ptr, None, None, None, *model, False, False, False)
 
 
 def _widened(value: Any) -> Any:

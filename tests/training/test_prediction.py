@@ -30,7 +30,15 @@ def test_predict_order_and_batches(monkeypatch: pytest.MonkeyPatch, digits: Powe
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"batch_norm": True, "attention": False}, {"size_aware": True}, {"branches": "both"}]
+    "options",
+    [
+        {},
+        {"batch_norm": True, "attention": False},
+        {"size_aware": True},
+        {"branches": "both"},
+        {"branches": "joint", "size_aware": True},
+        {"branches": "joint", "batch_norm": True, "attention": False},
+    ],
 )
 def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, options: dict) -> None:
     graphs = random_graphs([4, 0, 1, 60, 3, 0, 9], dtype=torch.float32)
@@ -39,7 +47,11 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
     expected = training.predict(model, features).softmax(1)
     for size in (4 << 20, 400, 1):
         monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
-        torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
+        found = training.predict_proba(model, graphs, "rw")
+        torch.testing.assert_close(found, expected)
+        with monkeypatch.context() as patch:
+            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
+            assert torch.equal(training.predict_proba(model, graphs, "rw"), found)
     assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
         training.predict_proba(model, features)
