@@ -181,8 +181,8 @@ struct BranchChunk {
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
   T* readout;              // [graphs, readout_stride], already at the columns of this branch
   int64_t readout_stride;  // of the gradient too
-  T* dz;                   // [rows, stride], the gradient of z
-  T* shift;                // [rows], what is taken off that of beta
+  T* dz;                   // [rows, stride], the gradient of z, but for what comes through beta
+  T* shift;                // [rows], the sum of alpha <ds, s> over the entries, with ds the gradient of the readout s
   T* dx;                   // [rows, padded d], the gradient of each row, or null
 };
 
@@ -339,7 +339,7 @@ struct BranchKernels {
   void (*readout)(const BranchChunk<T>&, double* sum, int64_t begin, int64_t end);
   // The dz and shift of all rows.
   void (*readout_backward)(const BranchChunk<T>&, const T* grad);
-  // The gradients that rows [begin, begin + n) add, of w after those of the layers.
+  // The gradients that rows [begin, begin + n) add, of w after those of the layers. Overwrites their dz.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
   // The readouts of graphs [begin, end) with one feature; sum: [2 * intervals].
   void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);

@@ -22,7 +22,7 @@ inline void copy_part(const T* from, const T* next, int64_t width, T* to) {
     __builtin_prefetch(next + j);
     store(to + j, load(from + j));
   }
-  __builtin_prefetch(next + width - 1);
+  if (width > 0) __builtin_prefetch(next + width - 1);
   if (j == width) return;
   __builtin_prefetch(next + j);
   const Vector<T> rest = load_first(from + j, width - j);
@@ -33,7 +33,7 @@ inline void copy_part(const T* from, const T* next, int64_t width, T* to) {
 }
 
 // Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros. What a part
-// writes beyond its end is overwritten by those after it.
+// writes beyond its end is overwritten afterwards; the last rows write nothing beyond it.
 template <class T>
 void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to) {
   constexpr int64_t L = lanes<T>, ahead = 16;
@@ -52,7 +52,7 @@ void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t s
   }
 }
 
-// The bits that any of n rows has in each column, for as many as `stride` and a vector.
+// The bits that any of n rows has in each column, of which as many as fill whole vectors are written.
 template <class T>
 void used_bits(const T* rows, int64_t stride, int64_t n, Bits<T>* used) {
   for (int64_t j = 0; j < stride; j += lanes<T>) {
@@ -213,7 +213,8 @@ void branch_readout(const BranchChunk<T>& branch, double* sum, int64_t begin, in
   }
 }
 
-// What the entries of the graphs add to the gradient of z and, with t = <ds, s>, to that of beta:
+// What the entries of the graphs add to the gradient of z, which lacks what comes through beta, and, with ds the
+// gradient of the readout s and t = <ds, s>, to that of beta:
 //   dz_u = sum_e alpha_e ds,  dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - shift_u,
 //   shift_u = sum_e alpha_e t.
 // Graph by graph, since then ds stays in registers, and jumps are as few as graphs.

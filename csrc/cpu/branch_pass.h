@@ -234,14 +234,14 @@ class BranchPass : public PassBase<T> {
     }
     for_each_piece([&] {
       evaluate();
-      for (int64_t b = 0; b < model_.branches; ++b) {  // attention weights are those of the whole graph
+      parallel_tasks(model_.branches, tiny_, [&](int64_t b) {  // attention weights are those of the whole graph
         const double* sum = sums_.data() + b * (model_.width() + 2);
         BranchChunk<T>& branch = branches_[b];
         branch.readout = long_readout_ + b * model_.width();
         branch.top[0] = static_cast<T>(sum[0]);
         branch.scale[0] = static_cast<T>(1 / sum[1]);
         kernels.readout_backward(branch, grad + b * model_.width());
-      }
+      });
       add_gradients();
     });
   }

@@ -327,7 +327,7 @@ class SPIN(GraphClassifier):
         return [self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows))]
 
     def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
-        """Where it can be, equal rows of several chunks go through the branches of hops once, and checks are over."""
+        """Where it can be, equal rows of several chunks go through the branches of hops once; checks are made once."""
         score, _ = super()._scorer(graphs, num_bytes)
         if (
             (self.hops is not None and self.in_features == 1)  # of one number branch_readout has a faster way

@@ -45,13 +45,18 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
     model = SPIN(3, 16, 4, 2, **options)
     features = PowerFeatures.from_graphs(graphs, 2, "rw")
     expected = training.predict(model, features).softmax(1)
+    checked: list[str] = []
+    forward = SPIN.forward_tensors
+    monkeypatch.setattr(SPIN, "forward_tensors", lambda *args, **named: checked.append("") or forward(*args, **named))
     for size in (4 << 20, 400, 1):
         monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
         found = training.predict_proba(model, graphs, "rw")
         torch.testing.assert_close(found, expected)
         with monkeypatch.context() as patch:
             patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
+            assert not checked
             assert torch.equal(training.predict_proba(model, graphs, "rw"), found)
+        checked.clear()
     assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
         training.predict_proba(model, features)
