@@ -312,19 +312,15 @@ class SPIN(GraphClassifier):
         if isinstance(rows, Tensor) and not drops_out and not self._has_batch_statistics() and self.is_as_constructed():
             sizes = ptr.diff() if self.config["size_aware"] else None
             readouts = [] if self.hops is None else [self.hops.fused(rows, ptr, sizes)]
-            return self._classify(readouts + self._joint_readouts(rows, ptr, sizes))
+            if self.joint is not None:
+                readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows)))
+            return self._classify(readouts)
         readouts = [] if self.hops is None else [self.hops(rows, ptr, index, count)]
         if self.joint is not None and isinstance(rows, Tensor):
             readouts.append(self.joint(rows.transpose(0, 1).flatten(1)[None], ptr))
         elif self.joint is not None and joint is not None:
             readouts.append(self.joint([_side_by_side(rows, joint.parts)], joint.ptr, joint.index, joint.count))
         return self._classify(readouts)
-
-    def _joint_readouts(self, rows: Tensor, ptr: Tensor, sizes: Tensor | None) -> list[Tensor]:
-        """The readout of the joint branch, if there is one, from dense rows."""
-        if self.joint is None:
-            return []
-        return [self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows))]
 
     def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
         """Where it can be, equal rows of several chunks go through the branches of hops once; checks are made once."""
