@@ -7,6 +7,7 @@ share of the batch, so that all ranks take the same step.
 from __future__ import annotations
 
 import pickle
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -18,6 +19,10 @@ from torch import Tensor, nn
 
 from .._common import torch_compat
 from .._common.check import ArgumentTypeError
+
+if dist.is_available():
+    # Its functions keep the group that is the default when it is imported, which torch.optim does too late.
+    import torch.distributed.nn.functional
 
 Value = TypeVar("Value")
 GradientOf = Callable[..., tuple[Tensor, Tensor]]  # of a batch: the loss, and the gradient in the flat parameters
@@ -81,9 +86,18 @@ class Ranks(OneRank):
     """This process among several; what it waits for raises a ConnectionError when another has ended."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self.group = group
+        # Torch keeps a group until it is destroyed, and ends its threads with the last reference: one of gloo's that
+        # still runs when the interpreter ends may abort the process.
+        self._group = weakref.ref(group)
         self.rank, self.number = dist.get_rank(group), dist.get_world_size(group)
         self.is_first = self.rank == 0
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        group = self._group()
+        if group is None:
+            raise ValueError("process_group has been destroyed")
+        return group
 
     def unify(self, model: nn.Module) -> None:
         if any(isinstance(module, torch_compat.BatchNorm) for module in model.modules()):

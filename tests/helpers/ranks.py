@@ -9,6 +9,7 @@ import os
 import signal
 import tempfile
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -44,15 +45,18 @@ def by_ranks(number: int, function: Callable[..., Iterator[Any]], *arguments: An
             process.join(max(deadline - time.monotonic(), 0))
         late = [process.kill() for process in processes if process.is_alive()]
         assert not late, "a rank hangs"
+        assert {process.exitcode for process in processes} <= {0, -signal.SIGKILL}
         return [torch.load(Path(folder, str(rank)), weights_only=False) for rank in range(number)]
 
 
 def _rank(rank: int, number: int, folder: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=number)
+    group = weakref.ref(dist.group.WORLD)
     for result in function(*arguments):
         torch.save(result, f"{folder}/{rank}")
     dist.destroy_process_group()
+    assert group() is None, "threads of the group go on, one of which may abort the process at its end"
 
 
 @functools.cache

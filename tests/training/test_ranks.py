@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +162,17 @@ def test_a_rank_that_has_every_graph_is_one_process(tmp_path: Path, monkeypatch:
             torch.testing.assert_close(parameters, expected)
     finally:
         dist.destroy_process_group()
+
+
+def test_a_trainer_leaves_a_destroyed_group_to_end(tmp_path: Path) -> None:
+    """Threads of a group that lives when the interpreter ends may abort it."""
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        ranks = Ranks(dist.group.WORLD)
+        ended = weakref.ref(dist.group.WORLD)
+        assert ranks.sum(torch.ones(2)).tolist() == [1, 1]
+    finally:
+        dist.destroy_process_group()
+    assert ended() is None
+    with pytest.raises(ValueError, match="process_group has been destroyed"):
+        ranks.sum(torch.ones(2))
