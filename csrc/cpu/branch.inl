@@ -52,25 +52,72 @@ void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t s
   }
 }
 
-// The bits that any of n rows has in each column, of which as many as fill whole vectors are written.
+// The parts of n rows from `begin` on: part(i, p) is where part p of row i begins.
 template <class T>
-void used_bits(const T* rows, int64_t stride, int64_t n, Bits<T>* used) {
-  for (int64_t j = 0; j < stride; j += lanes<T>) {
-    Vector<Bits<T>> bits = {};
-    for (int64_t i = 0; i < n; ++i)
-      bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows + i * stride + j, stride - j));
-    store(reinterpret_cast<T*>(used + j), reinterpret_cast<Vector<T>>(bits));
+struct RowParts {
+  const T* x;
+  const int64_t* source;
+  int64_t parts, width;  // of a part
+  int64_t left;          // rows of the chunk
+
+  RowParts(const BranchChunk<T>& branch, int64_t begin)
+      : x(branch.x),
+        source(branch.source + begin * branch.parts),
+        parts(branch.parts),
+        width(branch.mlp.layers[0].in / branch.parts),
+        left(branch.rows - begin) {}
+
+  const T* operator()(int64_t i, int64_t part) const { return x + source[i * parts + part] * width; }
+  // Whether n rows lie one after the other, as one part each.
+  bool in_order(int64_t n) const {
+    int64_t i = parts == 1;
+    while (0 < i && i < n && source[i] == source[0] + i) ++i;
+    return i == n;
+  }
+  // Calls f(part, j) for the vectors of a row, in order.
+  template <class F>
+  void for_each_vector(F f) const {
+    for (int64_t part = 0; part < parts; ++part)
+      for (int64_t j = 0; j < width; j += lanes<T>) f(part, j);
+  }
+};
+
+// The bits that any of n rows has in each column.
+template <class T>
+void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
+  constexpr int64_t L = lanes<T>, block = 16;  // the rows of the next one are on their way
+  for (int64_t begin = 0; begin < n; begin += block) {
+    const int64_t end = begin + block < n ? begin + block : n;
+    rows.for_each_vector([&](int64_t part, int64_t j) {
+      T* const to = reinterpret_cast<T*>(used + part * rows.width + j);
+      const int64_t left = rows.width - j;
+      Vector<Bits<T>> bits = {};
+      if (begin) bits = reinterpret_cast<Vector<Bits<T>>>(load_first(to, left));
+      for (int64_t i = begin; i < end; ++i) {
+        const T* next = rows(i + block < rows.left ? i + block : i, part);
+        __builtin_prefetch(next + j);
+        if (left <= L) __builtin_prefetch(next + rows.width - 1);
+        bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows(i, part) + j, left));
+      }
+      store_first(to, reinterpret_cast<Vector<T>>(bits), left);
+    });
   }
 }
 
-// Leaves these columns of n rows, and fills the rows up with zeros. No value is overwritten before it is read.
+// Copies these columns of n rows, and fills the rows up to `stride` with zeros.
 template <class T>
-void close_up(T* rows, int64_t stride, int64_t n, const int32_t* column, int64_t columns, int64_t new_stride) {
-  for (int64_t i = 0; i < n; ++i) {
-    T* to = rows + i * new_stride;
-    for (int64_t c = 0; c < columns; ++c) to[c] = rows[i * stride + column[c]];
-    for (int64_t c = columns; c < new_stride; ++c) to[c] = 0;
-  }
+void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int64_t columns, int64_t stride, T* to) {
+  int64_t end = 0;
+  rows.for_each_vector([&](int64_t part, int64_t j) {
+    const int64_t begin = end, first = part * rows.width + j, left = rows.width - j;
+    unsigned mask = 0;
+    for (; end < columns && column[end] - first < (left < lanes<T> ? left : lanes<T>); ++end)
+      mask |= 1u << (column[end] - first);
+    for (int64_t i = 0; mask && i < n; ++i)
+      copy_masked(rows(i, part) + j, left, mask, end - begin, to + i * stride + begin);
+  });
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t k = columns; k < stride; ++k) to[i * stride + k] = 0;
 }
 
 // `kept`: the forward pass has kept its inputs.
@@ -83,11 +130,11 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   const int64_t width = first.in, stride = padded_to(row_multiple, width);
   T* x = branch.inputs ? branch.inputs + begin * stride : scratch.inputs;
   int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
+  const RowParts<T> rows(branch, begin);
   if (!kept) {
     auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
     const bool all = width <= row_multiple;  // of a few columns it does not pay to leave some out
-    copy_rows(branch, begin, n, stride, x);
-    if (!all) used_bits(x, stride, n, used);
+    if (!all) used_bits(rows, n, used);
     columns[0] = 0;
     for (int64_t k = 0; k < width; ++k) {
       columns[columns[0] + 1] = static_cast<int32_t>(k);
@@ -95,11 +142,13 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
     }
   }
   first.in = columns[0];
-  tile.x = x;
-  tile.stride = padded_to(row_multiple, first.in);
+  const bool in_place = !branch.inputs && first.in == width && n % row_multiple == 0 && rows.in_order(n);
+  tile.x = in_place ? rows(0, 0) : x;
+  tile.stride = in_place ? width : padded_to(row_multiple, first.in);
   tile.column = columns + 1;
+  if (!kept && !in_place && first.in == width) copy_rows(branch, begin, n, stride, x);
   if (first.in < width) {
-    if (!kept) close_up(x, stride, n, tile.column, first.in, tile.stride);
+    if (!kept) copy_columns(rows, n, tile.column, first.in, tile.stride, x);
     for (int64_t k = 0; k < first.in; ++k)
       __builtin_memcpy(scratch.weight + k * first.stride, first.weight + tile.column[k] * first.stride,
                        first.stride * sizeof(T));

@@ -196,6 +196,21 @@ inline void store_first(S* to, Vector<Compute<S>> value, int64_t n) {
   store_first<lanes<Compute<S>>, Compute<S>>(to, value, n);
 }
 
+// Copies those of the first n values, at most a vector, that are in the mask, close together; `number` of them.
+template <class T>
+inline void copy_masked(const T* from, int64_t n, unsigned mask, int64_t number, T* to) {
+#if defined(SPIN_FAST_AVX512)
+  const Vector<T> values = load_first(from, n);
+  if constexpr (sizeof(T) == 4)
+    store_first(to, (Vector<T>)_mm512_maskz_compress_ps(mask, (__m512)values), number);
+  else
+    store_first(to, (Vector<T>)_mm512_maskz_compress_pd(mask, (__m512d)values), number);
+#else
+  if (number == lanes<T>) return store(to, load(from));
+  for (; mask; mask &= mask - 1) *to++ = from[__builtin_ctz(mask)];
+#endif
+}
+
 // n values, from what is stored to what is computed in, or back.
 template <class From, class To>
 void convert_rows(const From* from, To* to, int64_t n) {
