@@ -13,45 +13,6 @@ struct RowTile {
   Layer<T> layers[most_layers];
 };
 
-// Copies one part of a row, `width` values, and prefetches another; `Whole` may write up to a vector beyond the part.
-template <bool Whole, class T>
-inline void copy_part(const T* from, const T* next, int64_t width, T* to) {
-  constexpr int64_t L = lanes<T>;
-  int64_t j = 0;
-  for (; j + L <= width; j += L) {
-    __builtin_prefetch(next + j);
-    store(to + j, load(from + j));
-  }
-  if (width > 0) __builtin_prefetch(next + width - 1);
-  if (j == width) return;
-  __builtin_prefetch(next + j);
-  const Vector<T> rest = load_first(from + j, width - j);
-  if constexpr (Whole)
-    store(to + j, rest);
-  else
-    store_first(to + j, rest, width - j);
-}
-
-// Copies rows [begin, begin + n), all their parts side by side, and fills them up to `stride` with zeros. What a part
-// writes beyond its end is overwritten afterwards; the last rows write nothing beyond it.
-template <class T>
-void copy_rows(const BranchChunk<T>& branch, int64_t begin, int64_t n, int64_t stride, T* to) {
-  constexpr int64_t L = lanes<T>, ahead = 16;
-  const int64_t parts = branch.parts, width = branch.mlp.layers[0].in / parts, last = n * parts - 1;
-  const int64_t* source = branch.source + begin * parts;
-  const T *x = branch.x, *end = to + n * stride;
-  for (int64_t i = 0, at = 0; i < n; ++i, to += stride) {
-    for (int64_t part = 0; part < parts; ++part, ++at) {
-      const T *from = x + source[at] * width, *next = x + source[at + ahead < last ? at + ahead : last] * width;
-      if (end - to >= stride + L)
-        copy_part<true>(from, next, width, to + part * width);
-      else
-        copy_part<false>(from, next, width, to + part * width);
-    }
-    for (int64_t j = parts * width; j < stride; ++j) to[j] = 0;
-  }
-}
-
 // The parts of n rows from `begin` on: part(i, p) is where part p of row i begins.
 template <class T>
 struct RowParts {
@@ -146,9 +107,8 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   tile.x = in_place ? rows(0, 0) : x;
   tile.stride = in_place ? width : padded_to(row_multiple, first.in);
   tile.column = columns + 1;
-  if (!kept && !in_place && first.in == width) copy_rows(branch, begin, n, stride, x);
+  if (!kept && !in_place) copy_columns(rows, n, tile.column, first.in, tile.stride, x);
   if (first.in < width) {
-    if (!kept) copy_columns(rows, n, tile.column, first.in, tile.stride, x);
     for (int64_t k = 0; k < first.in; ++k)
       __builtin_memcpy(scratch.weight + k * first.stride, first.weight + tile.column[k] * first.stride,
                        first.stride * sizeof(T));
