@@ -13,27 +13,27 @@ struct RowTile {
   Layer<T> layers[most_layers];
 };
 
-// The parts of n rows from `begin` on: part(i, p) is where part p of row i begins.
+// The parts of the rows from `begin` on: rows(i, p) is where part p of row i begins.
 template <class T>
 struct RowParts {
   const T* x;
   const int64_t* source;
   int64_t parts, width;  // of a part
-  int64_t left;          // rows of the chunk
+  int64_t rows_left;     // of the chunk, from `begin` on
 
   RowParts(const BranchChunk<T>& branch, int64_t begin)
       : x(branch.x),
         source(branch.source + begin * branch.parts),
         parts(branch.parts),
         width(branch.mlp.layers[0].in / branch.parts),
-        left(branch.rows - begin) {}
+        rows_left(branch.rows - begin) {}
 
   const T* operator()(int64_t i, int64_t part) const { return x + source[i * parts + part] * width; }
   // Whether n rows lie one after the other, as one part each.
   bool in_order(int64_t n) const {
-    int64_t i = parts == 1;
-    while (0 < i && i < n && source[i] == source[0] + i) ++i;
-    return i == n;
+    int64_t i = 1;
+    while (i < n && source[i] == source[0] + i) ++i;
+    return parts == 1 && i == n;
   }
   // Calls f(part, j) for the vectors of a row, in order.
   template <class F>
@@ -52,10 +52,9 @@ void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
     rows.for_each_vector([&](int64_t part, int64_t j) {
       T* const to = reinterpret_cast<T*>(used + part * rows.width + j);
       const int64_t left = rows.width - j;
-      Vector<Bits<T>> bits = {};
-      if (begin) bits = reinterpret_cast<Vector<Bits<T>>>(load_first(to, left));
+      auto bits = begin ? reinterpret_cast<Vector<Bits<T>>>(load_first(to, left)) : Vector<Bits<T>>{};
       for (int64_t i = begin; i < end; ++i) {
-        const T* next = rows(i + block < rows.left ? i + block : i, part);
+        const T* next = rows(i + block < rows.rows_left ? i + block : i, part);
         __builtin_prefetch(next + j);
         if (left <= L) __builtin_prefetch(next + rows.width - 1);
         bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows(i, part) + j, left));
@@ -74,8 +73,7 @@ void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int
     unsigned mask = 0;
     for (; end < columns && column[end] - first < (left < lanes<T> ? left : lanes<T>); ++end)
       mask |= 1u << (column[end] - first);
-    for (int64_t i = 0; mask && i < n; ++i)
-      copy_masked(rows(i, part) + j, left, mask, end - begin, to + i * stride + begin);
+    for (int64_t i = 0; mask && i < n; ++i) copy_masked(rows(i, part) + j, mask, end - begin, to + i * stride + begin);
   });
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = columns; k < stride; ++k) to[i * stride + k] = 0;
@@ -103,6 +101,7 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
     }
   }
   first.in = columns[0];
+  // The backward pass reads its own copy; a product reads rows up to a multiple, which may lie beyond the end of x.
   const bool in_place = !branch.inputs && first.in == width && n % row_multiple == 0 && rows.in_order(n);
   tile.x = in_place ? rows(0, 0) : x;
   tile.stride = in_place ? width : padded_to(row_multiple, first.in);

@@ -196,11 +196,11 @@ inline void store_first(S* to, Vector<Compute<S>> value, int64_t n) {
   store_first<lanes<Compute<S>>, Compute<S>>(to, value, n);
 }
 
-// Copies those of the first n values, at most a vector, that are in the mask, close together; `number` of them.
+// Copies the values whose bits are set in the mask, close together; `number` of them, and reads no others.
 template <class T>
-inline void copy_masked(const T* from, int64_t n, unsigned mask, int64_t number, T* to) {
+inline void copy_masked(const T* from, unsigned mask, int64_t number, T* to) {
 #if defined(SPIN_FAST_AVX512)
-  const Vector<T> values = load_first(from, n);
+  const Vector<T> values = load_masked(mask, from, Vector<T>{});
   if constexpr (sizeof(T) == 4)
     store_first(to, (Vector<T>)_mm512_maskz_compress_ps(mask, (__m512)values), number);
   else

@@ -21,7 +21,8 @@ from .._common import torch_compat
 from .._common.check import ArgumentTypeError
 
 if dist.is_available():
-    # Its functions keep the group that is the default when it is imported, which torch.optim does too late.
+    # Its functions keep the group that is the default when it is imported. The first optimizer would import it, when
+    # there is one.
     import torch.distributed.nn.functional
 
 Value = TypeVar("Value")

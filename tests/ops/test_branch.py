@@ -51,7 +51,8 @@ def fused_branches(draw: st.DrawFn) -> dict:
     per_branch = sizes.reshape(branches, graphs).sum(1)
     indexed = draw(st.booleans())
     owned = rng.integers(1, 1 + max(per_branch.max(initial=0), 1), branches) if indexed else per_branch
-    rows = rng.standard_normal((owned.sum(), widths[0])) * (rng.random((1, widths[0])) < 0.5)
+    kept = rng.random((1, widths[0])) < draw(st.sampled_from([0.5, 1.0]))
+    rows = rng.standard_normal((owned.sum(), widths[0])) * kept
     starts = np.concatenate([[0], owned.cumsum()])
     ranges = [(0, starts[-1])] * branches if indexed and draw(st.booleans()) else list(pairwise(starts))
     index = [rng.integers(*ranges[b], per_branch[b]) for b in range(branches)]
