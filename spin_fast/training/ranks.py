@@ -21,8 +21,8 @@ from .._common import torch_compat
 from .._common.check import ArgumentTypeError
 
 if dist.is_available():
-    # Its functions keep the group that is the default when it is imported. The first optimizer would import it, when
-    # there is one.
+    # Its functions keep the group that is the default when it is imported, so not after there is one, as the first
+    # optimizer would.
     import torch.distributed.nn.functional
 
 Value = TypeVar("Value")

@@ -164,7 +164,7 @@ def test_a_rank_that_has_every_graph_is_one_process(tmp_path: Path, monkeypatch:
         dist.destroy_process_group()
 
 
-def test_a_trainer_leaves_a_destroyed_group_to_end(tmp_path: Path) -> None:
+def test_ranks_leave_a_destroyed_group_to_end(tmp_path: Path) -> None:
     """Threads of a group that lives when the interpreter ends may abort it."""
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
     try:
