@@ -135,6 +135,19 @@ std::string check_csr(const I* indptr, const I* indices, int64_t edges, const in
   return problem.empty() ? check_csr_indices(indptr, indices, edges, ptr, graphs, nodes) : problem;
 }
 
+// Compressed sparse rows [rows, width], whose columns must ascend in a row: none of them twice.
+inline std::string check_sparse_rows(const int32_t* crow_indices, int64_t rows, const int32_t* col_indices,
+                                     int64_t values, int64_t width) {
+  std::string problem = check_offsets("crow_indices", crow_indices, rows, values, "values");
+  if (problem.empty()) problem = check_range("col_indices", col_indices, 0, values, 0, width);
+  for (int64_t i = 0; problem.empty() && i < rows; ++i)
+    for (int64_t e = crow_indices[i] + 1; e < crow_indices[i + 1]; ++e)
+      if (col_indices[e] <= col_indices[e - 1])
+        return "col_indices must ascend in each row, got " + at("col_indices", e - 1, col_indices[e - 1]) + ", " +
+               at("col_indices", e, col_indices[e]) + " in row " + std::to_string(i);
+  return problem;
+}
+
 // The segments of a branch may refer to the rows [row_ptr[branch], row_ptr[branch + 1]); index and count may be null.
 template <class I>
 std::string check_segments(const int64_t* ptr, int64_t segments, const I* index, const int32_t* count, int64_t entries,

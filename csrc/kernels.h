@@ -165,8 +165,10 @@ constexpr int64_t padded_to(int64_t multiple, int64_t n) { return (n + multiple 
 template <class T>
 struct BranchChunk {
   Mlp<T> mlp;
-  const T* w;  // [stride], or null for the sum readout
-  const T* x;  // [U, d], the rows of all graphs
+  const T* w;                // [stride], or null for the sum readout
+  const T* x;                // [U, d], the rows of all graphs; or their values [nnz], in compressed sparse rows:
+  const int32_t* first;      // [U + 1], where the values of a row begin, or null
+  const int32_t* column_of;  // [nnz], the column of each value, none of them twice in a row
   int64_t rows, graphs;
   int64_t parts;           // rows of x that an input of the MLP consists of, side by side
   const int64_t* source;   // [rows, parts] -> rows of x
@@ -245,8 +247,10 @@ struct RowSearch {
   int64_t width;         // d
   const uint32_t* keys;  // [2 d], of the hash
   uint64_t hash_mask;
-  const W* known;   // [U, d], the distinct rows of graphs before
-  uint64_t* slots;  // [slot_mask + 1], at most half of them taken
+  const W* known;            // [U, d], the distinct rows of graphs before; or their values, of sparse rows:
+  const int64_t* first;      // [U + 1], where the values of a row begin, or null
+  const int32_t* column_of;  // of each value
+  uint64_t* slots;           // [slot_mask + 1], at most half of them taken
   uint64_t slot_mask;
   // The entries of a piece are its distinct rows. What belongs to them stands, in the order of their first appearance,
   // where the nodes of the piece begin.
@@ -296,6 +300,8 @@ struct DistinctKernels {
   int64_t (*find_entries)(const RowSearch<W, I>&, int64_t begin, int64_t end, const EntryTable<I>&);
   // For each of the entries [begin, end) the slot that all entries of its row share, in `row`.
   void (*find_slots)(const RowSearch<W, I>&, int64_t begin, int64_t end);
+  // How many values of a row are neither 0 nor -0.
+  int64_t (*nonzeros)(const W* row, int64_t width);
 };
 
 template <class W>

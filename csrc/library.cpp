@@ -41,15 +41,18 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "attention_readout_backward(Tensor grad, Tensor? grad_alpha, Tensor z, Tensor w, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor readout, Tensor alpha, bool shared, bool check_invariants) -> (Tensor dz, Tensor dw)");
   m.def(
-      "branch_readout(Tensor rows, Tensor parameters, Tensor? parts, Tensor ptr, Tensor? index, Tensor? count, "
+      "branch_readout(Tensor rows, Tensor? crow_indices, Tensor? col_indices, int num_features, Tensor parameters, "
+      "Tensor? parts, Tensor ptr, Tensor? index, Tensor? count, "
       "Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, bool shared, "
       "bool check_invariants) -> Tensor");
   m.def(
-      "branch_readout_backward(Tensor grad, Tensor rows, Tensor parameters, Tensor? parts, Tensor ptr, Tensor? index, "
+      "branch_readout_backward(Tensor grad, Tensor rows, Tensor? crow_indices, Tensor? col_indices, int num_features, "
+      "Tensor parameters, Tensor? parts, Tensor ptr, Tensor? index, "
       "Tensor? count, Tensor? ids, int num_branches, int[] widths, bool attention, float negative_slope, bool tf32, "
       "bool shared, bool check_invariants, bool with_rows) -> (Tensor dparameters, Tensor drows)");
   m.def(
-      "training_step(Tensor rows, Tensor parameters, Tensor labels, Tensor? class_weight, Tensor? ptr, Tensor? index, "
+      "training_step(Tensor rows, Tensor? crow_indices, Tensor? col_indices, int num_features, Tensor parameters, "
+      "Tensor labels, Tensor? class_weight, Tensor? ptr, Tensor? index, "
       "Tensor? count, Tensor? parts, Tensor? joint_ptr, Tensor? joint_index, Tensor? joint_count, Tensor? ids, "
       "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, bool "
       "check_invariants) -> (Tensor loss, Tensor gradient)");
@@ -130,7 +133,11 @@ py::array array_of(const Tensor& t) {
 }
 
 py::tuple take_rows(DistinctRows& found) {
-  return std::apply([](const auto&... tensors) { return py::make_tuple(array_of(tensors)...); }, found.take());
+  const bool sparse = found.is_sparse();
+  const auto indices = sparse ? std::optional(found.take_indices()) : std::nullopt;
+  py::tuple arrays = std::apply([](const auto&... t) { return py::make_tuple(array_of(t)...); }, found.take());
+  if (indices) arrays = arrays + py::make_tuple(array_of(indices->first), array_of(indices->second));
+  return arrays;
 }
 
 template <class T>
@@ -168,12 +175,20 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.def("check_csr", &check_csr<int64_t>, same_type, same_type, py::arg(), py::arg());
   m.def("check_segments", &check_segments<int32_t>, same_type, same_type, py::arg(), py::arg());
   m.def("check_segments", &check_segments<int64_t>, same_type, same_type, py::arg(), py::arg());
+  m.def("check_sparse_rows", [](const Array<int32_t>& crow_indices, const Array<int32_t>& col_indices, int64_t width) {
+    return spin_fast::check_sparse_rows(crow_indices.data(), crow_indices.size() - 1, col_indices.data(),
+                                        col_indices.size(), width);
+  });
   py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come chunk by chunk.")
       .def(py::init([](int64_t branches, int64_t nodes, int64_t width, int64_t graphs, int64_t bytes, bool wide_index,
-                       bool node_rows) {
-        return spin_fast::make_distinct_rows(branches, nodes, width, graphs, word_of(bytes), wide_index, node_rows, 64);
+                       bool node_rows, std::optional<bool> sparse) {
+        using spin_fast::RowLayout;
+        const auto layout = !sparse ? RowLayout::chosen : *sparse ? RowLayout::sparse : RowLayout::dense;
+        return spin_fast::make_distinct_rows(branches, nodes, width, graphs, word_of(bytes), wide_index, node_rows, 64,
+                                             layout);
       }))
       .def("add", &add_rows, py::arg().noconvert(), py::arg().noconvert())
+      .def("is_sparse", &DistinctRows::is_sparse)
       .def("num_rows", &DistinctRows::num_rows)
       .def("take", &take_rows);
   py::class_<EvaluatedRows>(m, "EvaluatedRows", "The readouts of chunks of graphs by MLPs whose weights stand still.")

@@ -65,14 +65,39 @@ struct Parts {
   int64_t number;
 };
 
+// The rows of x, [number, width]: dense, or in compressed sparse rows, whose columns ascend.
+struct Rows {
+  int64_t number, width;
+  const int32_t* first;   // [number + 1], where the values of a row begin; null of dense rows
+  const int32_t* column;  // of each value
+};
+
 // The arguments that the ops of the fused branch share, checked but for the contents of ids.
 struct Arguments {
   Model model;
   Segments seg;
+  Rows rows;
   Parts parts;
   const int64_t* ids;
   int64_t graphs;
 };
+
+inline Rows checked_rows(const Tensor& rows, const OptionalTensor& crow_indices, const OptionalTensor& col_indices,
+                         int64_t num_features, bool check_invariants) {
+  require(crow_indices.has_value() == col_indices.has_value(), "crow_indices must come with col_indices, and only so");
+  require(num_features >= 0, "num_features must be at least 0, got ", num_features);
+  if (!crow_indices) {
+    expect("rows", rows, {any, num_features}, computed_types);
+    return {rows.size(0), num_features, nullptr, nullptr};
+  }
+  expect("rows", rows, {any}, computed_types);
+  expect("crow_indices", *crow_indices, {any}, {ScalarType::Int});
+  expect("col_indices", *col_indices, {rows.numel()}, {ScalarType::Int});
+  require(crow_indices->numel() >= 1, "crow_indices must have at least one entry, got none");
+  const Rows of = {crow_indices->numel() - 1, num_features, data<int32_t>(crow_indices), data<int32_t>(col_indices)};
+  if (check_invariants) refuse_if(check_sparse_rows(of.first, of.number, of.column, rows.numel(), num_features));
+  return of;
+}
 
 inline Parts checked_parts(const OptionalTensor& parts, int64_t rows, bool check_invariants) {
   if (!parts) return {false, nullptr, nullptr, 1};
@@ -86,22 +111,23 @@ inline Parts checked_parts(const OptionalTensor& parts, int64_t rows, bool check
   return of;
 }
 
-inline Arguments model_arguments(const Tensor& rows, const OptionalTensor& parts, const Tensor& ptr,
-                                 const OptionalTensor& index, const OptionalTensor& count, const OptionalTensor& ids,
-                                 int64_t num_branches, const std::vector<int64_t>& widths, bool attention, double slope,
-                                 bool shared, bool check_invariants) {
-  expect("rows", rows, {any, any}, computed_types);
+inline Arguments model_arguments(const Tensor& rows, const OptionalTensor& crow_indices,
+                                 const OptionalTensor& col_indices, int64_t num_features, const OptionalTensor& parts,
+                                 const Tensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
+                                 const OptionalTensor& ids, int64_t num_branches, const std::vector<int64_t>& widths,
+                                 bool attention, double slope, bool shared, bool check_invariants) {
+  const Rows x = checked_rows(rows, crow_indices, col_indices, num_features, check_invariants);
   check_widths("widths", widths);
   check_num_branches(num_branches);
   require(!parts || (num_branches == 1 && !shared), "num_branches must be 1 where there are parts, got ", num_branches);
   require(slope >= 0, "negative_slope must be at least 0, got ", slope);
   require(std::isfinite(slope), "negative_slope must be finite, got ", slope);
-  const Parts joint = checked_parts(parts, rows.size(0), check_invariants);
-  const Model model = {product_of("parts", joint.number, rows.size(1)), num_branches, widths, attention, slope};
+  const Parts joint = checked_parts(parts, x.number, check_invariants);
+  const Model model = {product_of("parts", joint.number, x.width), num_branches, widths, attention, slope};
   model.parameters();  // refuses widths that are too large
-  const Segments seg = checked_segments(parts ? parts->size(0) : rows.size(0), widths.back(), ptr, index, count,
+  const Segments seg = checked_segments(parts ? parts->size(0) : x.number, widths.back(), ptr, index, count,
                                         num_branches, shared, check_invariants);
-  Arguments of{model, seg, joint, nullptr, seg.graphs};
+  Arguments of{model, seg, x, joint, nullptr, seg.graphs};
   if (ids) {
     expect("ids", *ids, {any}, {ScalarType::Long});
     of.ids = ids->const_data_ptr<int64_t>();
@@ -125,8 +151,9 @@ struct StepArguments {
   }
 };
 
-inline StepArguments step_arguments(const Tensor& rows, const Tensor& parameters, const OptionalTensor& ptr,
-                                    const OptionalTensor& index, const OptionalTensor& count,
+inline StepArguments step_arguments(const Tensor& rows, const OptionalTensor& crow_indices,
+                                    const OptionalTensor& col_indices, int64_t num_features, const Tensor& parameters,
+                                    const OptionalTensor& ptr, const OptionalTensor& index, const OptionalTensor& count,
                                     const OptionalTensor& parts, const OptionalTensor& joint_ptr,
                                     const OptionalTensor& joint_index, const OptionalTensor& joint_count,
                                     const OptionalTensor& ids, int64_t num_branches, const std::vector<int64_t>& widths,
@@ -136,12 +163,12 @@ inline StepArguments step_arguments(const Tensor& rows, const Tensor& parameters
   require(parts.has_value() == joint_ptr.has_value(), "parts must come with joint_ptr, and only with it");
   StepArguments step;
   if (ptr)
-    step.hops = model_arguments(rows, std::nullopt, *ptr, index, count, ids, num_branches, widths, attention, slope,
-                                false, check_invariants);
+    step.hops = model_arguments(rows, crow_indices, col_indices, num_features, std::nullopt, *ptr, index, count, ids,
+                                num_branches, widths, attention, slope, false, check_invariants);
   if (parts) {
     try {
-      step.joint = model_arguments(rows, parts, *joint_ptr, joint_index, joint_count, ids, 1, widths, attention, slope,
-                                   false, check_invariants);
+      step.joint = model_arguments(rows, crow_indices, col_indices, num_features, parts, *joint_ptr, joint_index,
+                                   joint_count, ids, 1, widths, attention, slope, false, check_invariants);
     } catch (const std::invalid_argument& error) {  // its message begins with the name of an argument
       const std::string message = error.what(), name = message.substr(0, message.find(' '));
       refuse(name == "ptr" || name == "index" || name == "count" ? "joint_" : "", message);

@@ -8,12 +8,12 @@
 namespace spin_fast {
 namespace {
 
-Tensor branch_readout(const Tensor& rows, const Tensor& parameters, OptionalTensor parts, const Tensor& ptr,
-                      OptionalTensor index, OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                      std::vector<int64_t> widths, bool attention, double negative_slope, bool /*tf32*/, bool shared,
-                      bool check_invariants) {
-  const Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, check_invariants);
+Tensor branch_readout(const Tensor& rows, OptionalTensor crow_indices, OptionalTensor col_indices, int64_t num_features,
+                      const Tensor& parameters, OptionalTensor parts, const Tensor& ptr, OptionalTensor index,
+                      OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
+                      bool attention, double negative_slope, bool /*tf32*/, bool shared, bool check_invariants) {
+  const Arguments of = model_arguments(rows, crow_indices, col_indices, num_features, parts, ptr, index, count, ids,
+                                       num_branches, widths, attention, negative_slope, shared, check_invariants);
   expect("parameters", parameters, {of.model.parameters()}, {rows.scalar_type()});
   check_ids(of);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
@@ -28,19 +28,22 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, OptionalTens
   return readout;
 }
 
-std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, const Tensor& parameters,
-                                                   OptionalTensor parts, const Tensor& ptr, OptionalTensor index,
-                                                   OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                                                   std::vector<int64_t> widths, bool attention, double negative_slope,
-                                                   bool /*tf32*/, bool shared, bool check_invariants, bool with_rows) {
-  const Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, check_invariants);
+std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, OptionalTensor crow_indices,
+                                                   OptionalTensor col_indices, int64_t num_features,
+                                                   const Tensor& parameters, OptionalTensor parts, const Tensor& ptr,
+                                                   OptionalTensor index, OptionalTensor count, OptionalTensor ids,
+                                                   int64_t num_branches, std::vector<int64_t> widths, bool attention,
+                                                   double negative_slope, bool /*tf32*/, bool shared,
+                                                   bool check_invariants, bool with_rows) {
+  const Arguments of = model_arguments(rows, crow_indices, col_indices, num_features, parts, ptr, index, count, ids,
+                                       num_branches, widths, attention, negative_slope, shared, check_invariants);
   const ScalarType value = rows.scalar_type();
   expect("parameters", parameters, {of.model.parameters()}, {value});
   check_ids(of);
   expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);
-  Tensor dx = empty({with_rows ? rows.size(0) : 0, rows.size(1)}, value);
+  require(!with_rows || !of.rows.first, "rows must be dense to have a gradient");
+  Tensor dx = empty({with_rows ? of.rows.number : 0, num_features}, value);
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;
     if (with_rows) std::memset(dx.mutable_data_ptr<T>(), 0, dx.numel() * sizeof(T));

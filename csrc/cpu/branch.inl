@@ -17,18 +17,36 @@ struct RowTile {
 template <class T>
 struct RowParts {
   const T* x;
+  const int32_t *first, *column_of;  // of sparse rows, as in BranchChunk
   const int64_t* source;
   int64_t parts, width;  // of a part
   int64_t rows_left;     // of the chunk, from `begin` on
 
   RowParts(const BranchChunk<T>& branch, int64_t begin)
       : x(branch.x),
+        first(branch.first),
+        column_of(branch.column_of),
         source(branch.source + begin * branch.parts),
         parts(branch.parts),
         width(branch.mlp.layers[0].in / branch.parts),
         rows_left(branch.rows - begin) {}
 
   const T* operator()(int64_t i, int64_t part) const { return x + source[i * parts + part] * width; }
+  // Calls f(i, column, value) for the values of n sparse rows.
+  template <class F>
+  void for_each_value(int64_t n, F f) const {
+    constexpr int64_t near = 8, far = 16;  // parts whose values, and the place of these, are on their way
+    const int64_t* const last = source + rows_left * parts - 1;
+    const int64_t* at = source;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t begin = 0; begin < parts * width; begin += width, ++at) {
+        __builtin_prefetch(first + *(last - at > far ? at + far : last));
+        const int32_t next = first[*(last - at > near ? at + near : last)];
+        __builtin_prefetch(x + next);
+        __builtin_prefetch(column_of + next);
+        for (int32_t e = first[*at]; e < first[*at + 1]; ++e) f(i, begin + column_of[e], x[e]);
+      }
+  }
   // Whether n rows lie one after the other, as one part each.
   bool in_order(int64_t n) const {
     int64_t i = 1;
@@ -43,10 +61,15 @@ struct RowParts {
   }
 };
 
-// The bits that any of n rows has in each column.
+// Not 0 for each column in which any of n rows is not 0.
 template <class T>
 void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   constexpr int64_t L = lanes<T>, block = 16;  // the rows of the next one are on their way
+  if (rows.first) {
+    __builtin_memset(used, 0, rows.parts * rows.width * sizeof(T));
+    rows.for_each_value(n, [&](int64_t, int64_t column, T) { used[column] = 1; });
+    return;
+  }
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t end = begin + block < n ? begin + block : n;
     rows.for_each_vector([&](int64_t part, int64_t j) {
@@ -64,9 +87,16 @@ void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   }
 }
 
-// Copies these columns of n rows, and fills the rows up to `stride` with zeros.
+// Copies these columns of n rows, and fills the rows up to `stride` with zeros. Overwrites `place`, [columns of a row].
 template <class T>
-void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int64_t columns, int64_t stride, T* to) {
+void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int64_t columns, int64_t stride,
+                  Bits<T>* place, T* to) {
+  if (rows.first) {
+    for (int64_t k = 0; k < columns; ++k) place[column[k]] = static_cast<Bits<T>>(k);
+    __builtin_memset(to, 0, n * stride * sizeof(T));
+    rows.for_each_value(n, [&](int64_t i, int64_t at, T value) { to[i * stride + place[at]] = value; });
+    return;
+  }
   int64_t end = 0;
   rows.for_each_vector([&](int64_t part, int64_t j) {
     const int64_t begin = end, first = part * rows.width + j, left = rows.width - j;
@@ -90,8 +120,8 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   T* x = branch.inputs ? branch.inputs + begin * stride : scratch.inputs;
   int32_t* columns = branch.inputs ? branch.columns + begin / mlp_tile_rows * (width + 1) : scratch.columns;
   const RowParts<T> rows(branch, begin);
+  auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
   if (!kept) {
-    auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
     const bool all = width <= row_multiple;  // of a few columns it does not pay to leave some out
     if (!all) used_bits(rows, n, used);
     columns[0] = 0;
@@ -102,11 +132,11 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   }
   first.in = columns[0];
   // The backward pass reads its own copy; a product reads rows up to a multiple, which may lie beyond the end of x.
-  const bool in_place = !branch.inputs && first.in == width && n % row_multiple == 0 && rows.in_order(n);
+  const bool in_place = !branch.inputs && first.in == width && n % row_multiple == 0 && !rows.first && rows.in_order(n);
   tile.x = in_place ? rows(0, 0) : x;
   tile.stride = in_place ? width : padded_to(row_multiple, first.in);
   tile.column = columns + 1;
-  if (!kept && !in_place) copy_columns(rows, n, tile.column, first.in, tile.stride, x);
+  if (!kept && !in_place) copy_columns(rows, n, tile.column, first.in, tile.stride, used, x);
   if (first.in < width) {
     for (int64_t k = 0; k < first.in; ++k)
       __builtin_memcpy(scratch.weight + k * first.stride, first.weight + tile.column[k] * first.stride,

@@ -431,6 +431,8 @@ class BranchPass : public PassBase<T> {
         branch.mlp = mlp;
         branch.w = packed_[b].w;
         branch.x = x_;
+        branch.first = arguments_.rows.first;
+        branch.column_of = arguments_.rows.column;
         branch.rows = rows;
         branch.graphs = graphs;
         branch.parts = arguments_.parts.number;

@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t piece_nodes = 4096;  // a table of so many stays in the nearest caches
 constexpr int64_t short_list = 64;
+constexpr int64_t dense_bytes = 256;  // of a row that may be sparse
 
 // Slots of a table for so many entries: a power of two.
 int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }
@@ -97,12 +98,14 @@ class Filled {
 // What is found of a branch so far; its rows are numbered from 0.
 template <class W, class I>
 struct Store {
-  Filled<W> rows;                    // [U, d]
+  Filled<W> rows;                    // [U, d], or of sparse rows the values [nnz]
   Filled<uint32_t> hashes;           // [U], to make a larger table from
   Filled<int64_t> lists;             // [G] entries of each graph
   Filled<I> index;                   // [nnz]
   Filled<int32_t> count;             // [nnz]
   Filled<I> row_of_node;             // [N], if wanted
+  Filled<int64_t> first;             // [U + 1], where the values of a sparse row begin
+  Filled<int32_t> column;            // [nnz]
   int64_t size = 0;                  // U
   std::vector<uint64_t> slots = {};  // at most half of them taken
 };
@@ -120,6 +123,7 @@ struct BranchSearch {
   const uint32_t* keys;
   uint64_t hash_mask;
   Store<W, I>& store;
+  bool sparse;
   const DistinctKernels<W, I>& kernels;
   int64_t* sizes;        // [pieces] entries
   int64_t* rows_before;  // [pieces] rows that first appear in earlier pieces
@@ -131,8 +135,21 @@ struct BranchSearch {
   I* row_of_node;
 
   RowSearch<W, I> row_search() const {
-    return {rows, width,      keys, hash_mask, store.rows.begin(), store.slots.data(), store.slots.size() - 1,
-            hash, first_node, row,  count,     row_of_node};
+    const int64_t* const first = sparse ? store.first.begin() : nullptr;
+    return {rows,
+            width,
+            keys,
+            hash_mask,
+            store.rows.begin(),
+            first,
+            store.column.begin(),
+            store.slots.data(),
+            store.slots.size() - 1,
+            hash,
+            first_node,
+            row,
+            count,
+            row_of_node};
   }
 
   template <class F>
@@ -207,15 +224,31 @@ struct BranchSearch {
       });
     }
     const int64_t fresh = entry_of_row.size();
-    W* distinct = store.rows.add(fresh * width);
+    const auto row_of = [&](int64_t u) { return rows + first_node[entry_of_row[u]] * width; };
+    W* distinct = sparse ? nullptr : store.rows.add(fresh * width);
     uint32_t* hashes = store.hashes.add(fresh);
     store.size += fresh;
     const auto same_cost = [](int64_t item) { return item; };
     parallel_items(fresh, fresh * (width + 4), same_cost, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
-        const W* values = rows + first_node[entry_of_row[u]] * width;
-        std::transform(values, values + width, distinct + u * width, positive_zero<W>);
+        if (!sparse) std::transform(row_of(u), row_of(u) + width, distinct + u * width, positive_zero<W>);
         hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
+      }
+    });
+    if (!sparse) return;
+    int64_t* end = store.first.add(fresh);
+    parallel_items(fresh, fresh * width, same_cost, [&](int64_t from, int64_t to) {
+      for (int64_t u = from; u < to; ++u) end[u] = kernels.nonzeros(row_of(u), width);
+    });
+    std::partial_sum(end - 1, end + fresh, end - 1);
+    const int64_t begin = store.rows.size(), more = end[fresh - 1] - begin;
+    W* value = store.rows.add(more) - begin;
+    int32_t* column = store.column.add(more) - begin;
+    parallel_items(fresh, fresh * width, same_cost, [&](int64_t from, int64_t to) {
+      for (int64_t u = from; u < to; ++u) {
+        int64_t at = end[u - 1];
+        for (int64_t j = 0; j < width; ++j)
+          if (positive_zero(row_of(u)[j])) value[at] = row_of(u)[j], column[at++] = static_cast<int32_t>(j);
       }
     });
   }
@@ -269,8 +302,8 @@ template <class W, class I>
 class TypedDistinctRows final : public DistinctRows {
  public:
   TypedDistinctRows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs, ScalarType value, bool node_rows,
-                    int64_t hash_bits)
-      : DistinctRows(branches, width, sizeof(W)),
+                    int64_t hash_bits, RowLayout layout)
+      : DistinctRows(layout, branches, width, sizeof(W)),
         value_(value),
         node_rows_(node_rows),
         nodes_left_(nodes),
@@ -279,7 +312,9 @@ class TypedDistinctRows final : public DistinctRows {
         keys_(hash_keys(width)) {
     for (int64_t r = 0; r < branches; ++r)
       stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
-                         Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0)});
+                         Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0), Filled<int64_t>(nodes + 1),
+                         Filled<int32_t>(layout == RowLayout::dense ? 0 : nodes * width)});
+    for (Store<W, I>& store : stores_) *store.first.add(1) = 0;
   }
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
@@ -296,6 +331,7 @@ class TypedDistinctRows final : public DistinctRows {
     Tensor row = empty({nodes}, index_type), count = empty({nodes}, ScalarType::Int);
     Tensor row_of_node = empty({node_rows_ ? 0 : nodes}, index_type);
     const W* rows = static_cast<const W*>(powers);
+    if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
     for (Store<W, I>& store : stores_) {
       const BranchSearch<W, I> search = {rows,
                                          width,
@@ -306,6 +342,7 @@ class TypedDistinctRows final : public DistinctRows {
                                          keys_.data(),
                                          hash_mask_,
                                          store,
+                                         is_sparse(),
                                          kernels,
                                          sizes.data(),
                                          rows_before.data(),
@@ -330,6 +367,22 @@ class TypedDistinctRows final : public DistinctRows {
     return sum;
   }
 
+  std::pair<Tensor, Tensor> take_indices() override {
+    const int64_t values = size_of(&Store<W, I>::rows);
+    require(values <= INT32_MAX, "rows must have at most ", INT32_MAX, " values that are not 0, got ", values,
+            "; compute the features in shards");
+    Tensor crow = empty({num_rows() + 1}, ScalarType::Int), col = empty({values}, ScalarType::Int);
+    int32_t* end = crow.mutable_data_ptr<int32_t>();
+    int64_t begin = *end = 0;
+    for (Store<W, I>& store : stores_) {
+      for (int64_t u = 1; u <= store.size; ++u) *++end = static_cast<int32_t>(begin + store.first.begin()[u]);
+      begin += store.rows.size();
+      store.first.free();
+    }
+    move_to(col.mutable_data_ptr<int32_t>(), &Store<W, I>::column, [](int64_t, int32_t column) { return column; });
+    return {crow, col};
+  }
+
   DistinctTensors take() override {
     nodes_left_ = graphs_left_ = 0;
     Tensor row_ptr = empty({branches + 1}, ScalarType::Long);
@@ -343,7 +396,8 @@ class TypedDistinctRows final : public DistinctRows {
     }
     const auto same = [](int64_t, auto value) { return value; };
     const auto of_all = [&](int64_t branch, I row) { return static_cast<I>(first_row[branch] + row); };
-    Tensor rows = empty({first_row[branches], width}, value_);
+    Tensor rows =
+        is_sparse() ? empty({size_of(&Store<W, I>::rows)}, value_) : empty({first_row[branches], width}, value_);
     move_to(static_cast<W*>(rows.mutable_data_ptr()), &Store<W, I>::rows, same);
     Tensor ptr = empty({size_of(&Store<W, I>::lists) + 1}, ScalarType::Long);
     int64_t* ends = ptr.mutable_data_ptr<int64_t>();
@@ -360,6 +414,17 @@ class TypedDistinctRows final : public DistinctRows {
   }
 
  private:
+  void choose_layout(const W* powers, int64_t nodes, const int64_t* ptr) {
+    while (ptr[1] == 0) ++ptr;
+    const int64_t rows = ptr[1], row_bytes = width * bytes;
+    int64_t values = 0;
+    for (int64_t b = 0; b < branches; ++b)
+      for (int64_t v = 0; v < rows; ++v)
+        values += isa_kernels<DistinctKernels<W, I>>().nonzeros(powers + (b * nodes + v) * width, width);
+    const bool small = 4 * (values * (bytes + 4) + branches * rows * 4) <= branches * rows * row_bytes;
+    layout = small && row_bytes >= dense_bytes ? RowLayout::sparse : RowLayout::dense;
+  }
+
   static constexpr ScalarType index_type = std::is_same_v<I, int32_t> ? ScalarType::Int : ScalarType::Long;
 
   template <class T>
@@ -399,7 +464,7 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
   const int64_t graphs = ptr.numel() - 1;
   if (check_invariants) refuse_if(check_offsets("ptr", offsets, graphs, powers.size(1), "nodes"));
   const auto found = make_distinct_rows(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
-                                        wide_index, true, hash_bits);
+                                        wide_index, true, hash_bits, RowLayout::dense);
   found->add(powers.const_data_ptr(), offsets, graphs);
   return found->take();
 }
@@ -407,7 +472,8 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
 }  // namespace
 
 std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
-                                                 ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits) {
+                                                 ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits,
+                                                 RowLayout layout) {
   require(branches >= 1, "branches must be at least 1, got ", branches);
   require(branches <= most_branches, "branches must be at most ", most_branches, ", got ", branches);
   require(nodes >= 0, "nodes must be at least 0, got ", nodes);
@@ -419,7 +485,8 @@ std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes
   std::unique_ptr<DistinctRows> found;
   dispatch_words(value, [&]<class W>(Tag<W>) {
     dispatch_index(wide_index ? ScalarType::Long : ScalarType::Int, [&]<class I>(Tag<I>) {
-      found = std::make_unique<TypedDistinctRows<W, I>>(branches, nodes, width, graphs, value, node_rows, hash_bits);
+      found = std::make_unique<TypedDistinctRows<W, I>>(branches, nodes, width, graphs, value, node_rows, hash_bits,
+                                                        layout);
     });
   });
   return found;

@@ -4,14 +4,19 @@
 #include <cstdint>
 #include <memory>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "ops.h"
 
 namespace spin_fast {
 
-// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops.
+// rows, row_ptr, ptr, index, count and row_of_node, as in spin_fast/ops. Of sparse rows `rows` are the values.
 using DistinctTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// How rows are kept. `chosen`: sparse if the rows of the first graph that has nodes take a quarter of the memory so, or
+// less, and each takes some cache lines otherwise: of fewer, reading them dense is faster.
+enum class RowLayout { dense, sparse, chosen };
 
 // Pseudo-random odd numbers, two per feature, for its 64 bits.
 inline std::vector<uint32_t> hash_keys(int64_t width) {
@@ -28,7 +33,8 @@ inline std::vector<uint32_t> hash_keys(int64_t width) {
 
 class DistinctRows {
  public:
-  DistinctRows(int64_t branches, int64_t width, int64_t bytes) : branches(branches), width(width), bytes(bytes) {}
+  DistinctRows(RowLayout layout, int64_t branches, int64_t width, int64_t bytes)
+      : layout(layout), branches(branches), width(width), bytes(bytes) {}
   virtual ~DistinctRows() = default;
   // The graphs that come next: `powers` [R + 1, N, d], `ptr` [graphs + 1] from 0 to N.
   virtual void add(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
@@ -36,12 +42,17 @@ class DistinctRows {
   virtual int64_t num_rows() const = 0;
   // What is found, as if all chunks had been one; nothing is left behind.
   virtual DistinctTensors take() = 0;
+  // crow_indices and col_indices of sparse rows that are taken next.
+  virtual std::pair<Tensor, Tensor> take_indices() = 0;
+  bool is_sparse() const { return layout == RowLayout::sparse; }
 
+  RowLayout layout;
   const int64_t branches, width, bytes;  // of powers: R + 1, d, and the size of a value
 };
 
 // For at most so many nodes and graphs in all. `node_rows`: keep row_of_node, which is [R + 1, 0] otherwise.
 std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
-                                                 ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits);
+                                                 ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits,
+                                                 RowLayout layout);
 
 }  // namespace spin_fast

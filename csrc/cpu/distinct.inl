@@ -123,6 +123,21 @@ int64_t find_entries(const RowSearch<W, I>& search, Width width, int64_t begin, 
   return next - begin;
 }
 
+template <class W>
+int64_t nonzeros(const W* row, int64_t width) {
+  uint32_t sum = 0;
+  for (int64_t j = 0; j < width; ++j) sum += static_cast<W>(row[j] << 1) != 0;
+  return sum;
+}
+
+// Whether row u of the sparse ones is `row`.
+template <class W, class I>
+bool equals_sparse(const RowSearch<W, I>& search, int64_t u, const W* row) {
+  W differ = 0;
+  for (int64_t e = search.first[u]; e < search.first[u + 1]; ++e) differ |= search.known[e] ^ row[search.column_of[e]];
+  return differ == 0 && nonzeros(row, search.width) == search.first[u + 1] - search.first[u];
+}
+
 // Finds for each of the entries [begin, end) the slot that it shares with all entries of the same row, for now in
 // `row`. Which of them claims it is a matter of chance, and does not matter.
 template <int L, class W, class I, class Width>
@@ -137,8 +152,13 @@ void find_slots(const RowSearch<W, I>& search, Width width, int64_t begin, int64
       if (other == 0 && __atomic_compare_exchange_n(search.slots + i, &other, tag | slot_claimed | search.first_node[e],
                                                     false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         break;
-      const W* another = (other & slot_claimed ? search.rows : search.known) + slot_number(other) * width;
-      if (slot_tag_in(other) == tag && equal_rows<L>(another, its_row, width)) break;
+      if (slot_tag_in(other) != tag) continue;
+      const auto number = static_cast<int64_t>(slot_number(other));
+      const bool is_here = other & slot_claimed;
+      if (is_here || !search.first
+              ? equal_rows<L>((is_here ? search.rows : search.known) + number * width, its_row, width)
+              : equals_sparse(search, number, its_row))
+        break;
     }
     search.row[e] = static_cast<I>(i);
   }

@@ -261,6 +261,7 @@ FusedBranches<T>::FusedBranches(const Device& device, const Arguments& arguments
       first_(first),
       tf32_(false) {
   require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
+  require(!arguments.rows.first, "rows must be dense on a GPU");
   if constexpr (std::is_same_v<T, float>) tf32_ = tf32 && device.has_tf32(&forward_kernel<Math::tf32, true, T>);
   call_.seg = arguments.seg;
   call_.ids = arguments.ids;
@@ -268,7 +269,7 @@ FusedBranches<T>::FusedBranches(const Device& device, const Arguments& arguments
   call_.x = rows.const_data_ptr<T>();
   call_.parts = {arguments.parts.narrow, arguments.parts.wide};
   call_.num_parts = arguments.parts.given ? static_cast<int>(arguments.parts.number) : 0;
-  call_.part_width = static_cast<int>(rows.size(1));
+  call_.part_width = static_cast<int>(arguments.rows.width);
 }
 
 template <class T>
@@ -340,12 +341,12 @@ template class FusedBranches<double>;
 
 namespace {
 
-Tensor branch_readout(const Tensor& rows, const Tensor& parameters, OptionalTensor parts, const Tensor& ptr,
-                      OptionalTensor index, OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                      std::vector<int64_t> widths, bool attention, double negative_slope, bool tf32, bool shared,
-                      bool) {
-  const Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention,
-                                       negative_slope, shared, false);
+Tensor branch_readout(const Tensor& rows, OptionalTensor crow_indices, OptionalTensor col_indices, int64_t num_features,
+                      const Tensor& parameters, OptionalTensor parts, const Tensor& ptr, OptionalTensor index,
+                      OptionalTensor count, OptionalTensor ids, int64_t num_branches, std::vector<int64_t> widths,
+                      bool attention, double negative_slope, bool tf32, bool shared, bool) {
+  const Arguments of = model_arguments(rows, crow_indices, col_indices, num_features, parts, ptr, index, count, ids,
+                                       num_branches, widths, attention, negative_slope, shared, false);
   expect("parameters", parameters, {of.model.parameters()}, {rows.scalar_type()});
   const Device device(
       rows,
@@ -358,13 +359,15 @@ Tensor branch_readout(const Tensor& rows, const Tensor& parameters, OptionalTens
   return readout;
 }
 
-std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, const Tensor& parameters,
-                                                   OptionalTensor parts, const Tensor& ptr, OptionalTensor index,
-                                                   OptionalTensor count, OptionalTensor ids, int64_t num_branches,
-                                                   std::vector<int64_t> widths, bool attention, double negative_slope,
-                                                   bool tf32, bool shared, bool, bool with_rows) {
-  Arguments of = model_arguments(rows, parts, ptr, index, count, ids, num_branches, widths, attention, negative_slope,
-                                 shared, false);
+std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Tensor& rows, OptionalTensor crow_indices,
+                                                   OptionalTensor col_indices, int64_t num_features,
+                                                   const Tensor& parameters, OptionalTensor parts, const Tensor& ptr,
+                                                   OptionalTensor index, OptionalTensor count, OptionalTensor ids,
+                                                   int64_t num_branches, std::vector<int64_t> widths, bool attention,
+                                                   double negative_slope, bool tf32, bool shared, bool,
+                                                   bool with_rows) {
+  Arguments of = model_arguments(rows, crow_indices, col_indices, num_features, parts, ptr, index, count, ids,
+                                 num_branches, widths, attention, negative_slope, shared, false);
   const ScalarType value = rows.scalar_type();
   expect("parameters", parameters, {of.model.parameters()}, {value});
   const int64_t width = of.model.readout_width(), features = of.model.features;
@@ -377,7 +380,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
                              {"count", count},
                              {"ids", ids}});
   Tensor gradient = device.empty({parameters.numel()}, value);
-  Tensor drows = device.empty({with_rows ? rows.size(0) : 0, rows.size(1)}, value);
+  Tensor drows = device.empty({with_rows ? of.rows.number : 0, num_features}, value);
   dispatch_compute(value, [&]<class T>(Tag<T>) {
     const auto gather = [&](const Transposed& by, const T* from, int64_t to_rows, int64_t columns, T* to) {
       device.launch(&gather_kernel<T>, blocks_for("rows", to_rows * columns, gather_threads), gather_threads, 0,
@@ -410,8 +413,8 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
       gather(transposed(device, index->scalar_type(), index->const_data_ptr(), of.seg.entries, of.seg.rows), dentries,
              of.seg.rows, features, to_inputs);
     if (by_part)
-      gather(transposed(device, parts->scalar_type(), parts->const_data_ptr(), parts->numel(), rows.size(0)), djoint,
-             rows.size(0), rows.size(1), to_rows);
+      gather(transposed(device, parts->scalar_type(), parts->const_data_ptr(), parts->numel(), of.rows.number), djoint,
+             of.rows.number, num_features, to_rows);
   });
   return {gradient, drows};
 }

@@ -77,16 +77,17 @@ __global__ void classifier_kernel(MlpCall<T> call, const T* readout, const int64
   store_gradient(call, memory);
 }
 
-std::tuple<Tensor, Tensor> training_step(const Tensor& rows, const Tensor& parameters, const Tensor& labels,
+std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow_indices, OptionalTensor col_indices,
+                                         int64_t num_features, const Tensor& parameters, const Tensor& labels,
                                          OptionalTensor class_weight, OptionalTensor ptr, OptionalTensor index,
                                          OptionalTensor count, OptionalTensor parts, OptionalTensor joint_ptr,
                                          OptionalTensor joint_index, OptionalTensor joint_count, OptionalTensor ids,
                                          int64_t num_branches, std::vector<int64_t> widths,
                                          std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
                                          bool tf32, bool) {
-  const StepArguments step =
-      step_arguments(rows, parameters, ptr, index, count, parts, joint_ptr, joint_index, joint_count, ids, num_branches,
-                     widths, classifier_widths, attention, negative_slope, false);
+  const StepArguments step = step_arguments(rows, crow_indices, col_indices, num_features, parameters, ptr, index,
+                                            count, parts, joint_ptr, joint_index, joint_count, ids, num_branches,
+                                            widths, classifier_widths, attention, negative_slope, false);
   const Arguments& of = step.any();
   const ScalarType value = rows.scalar_type();
   expect("labels", labels, {of.seg.graphs}, {ScalarType::Long});

@@ -1,7 +1,7 @@
 """Files that this package writes: whole or not at all, and of a format that is named in them.
 
 Tensors are kept in safetensors files, whose metadata has under ``format`` what they are and the version of that, such
-as ``spin_fast features 1``.
+as ``spin_fast features 2``.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def check_is_file(path: Path, format: str) -> None:
 
 
 def check_format(path: Path, found: Any, expected: str, *, oldest: int | None = None) -> None:
-    """Raise a ValueError unless formats such as ``spin_fast features 1`` are the same; it tells a newer version.
+    """Raise a ValueError unless formats such as ``spin_fast features 2`` are the same; it tells a newer version.
 
     Args:
         oldest: an earlier version, from which on they are read as well.

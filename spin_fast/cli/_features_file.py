@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import datasets, sum_readout
 from .._common.progress import progress_bar
+from .._common.rows import take_dense
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
@@ -118,7 +119,7 @@ def _sums(features: PowerFeatures, branch: int, begin: int = 0, end: int | None 
         return sum_readout(_with_size(features.rows[entries]), ptr - ptr[0])
     used, index = features.index[entries].unique(return_inverse=True)
     count = None if features.count is None else features.count[entries]
-    return sum_readout(_with_size(features.rows[used]), ptr - ptr[0], index=index, count=count)
+    return sum_readout(_with_size(take_dense(features.rows, used)), ptr - ptr[0], index=index, count=count)
 
 
 def _with_size(rows: Tensor) -> Tensor:

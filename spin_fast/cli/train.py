@@ -18,6 +18,7 @@ from torch import Tensor
 
 from .. import datasets, training
 from .._common import files
+from .._common.rows import values_of
 from ..features import shards
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures, sharded
@@ -230,7 +231,7 @@ def _prepare(graphs: GraphBatch, train: Tensor, recipe: Recipe) -> tuple[NodeFea
 
 def _are_whole(features: ShardedFeatures) -> bool:
     """Whether all node features are whole numbers."""
-    rows = (shard.rows[: int(shard.row_ptr[1])] for shard in features.shards)
+    rows = (values_of(shard.rows, int(shard.row_ptr[1])) for shard in features.shards)
     return all(torch.equal(of_shard, of_shard.round()) for of_shard in rows)
 
 

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from .. import ops
 from .._common.indexing import ragged_arange
+from .._common.rows import take_dense
 from ..ops import reference
 
 if TYPE_CHECKING:
     from .power_features import PowerFeatures
 
 ODD = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
+ROWS_AT_ONCE = 1 << 16
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 
@@ -51,10 +53,10 @@ def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
     Equal for two graphs that have the same equally often, wherever these are stored; by chance for one other pair in
     2^64.
     """
-    keys = torch.full((len(features.rows),), ODD, device=features.rows.device)  # not 0, for rows of zeros count, too
-    for column in features.rows.view(INTEGERS[features.rows.element_size()]).unbind(1):
-        keys = _mixed(keys + column)
     segments: PowerFeatures | ops.JointRows = features
+    features._arrays()  # checks those of a mapped file
+    numbers = torch.arange(len(features.rows), device=features.rows.device)
+    keys = torch.cat([_keys_of(take_dense(features.rows, some)) for some in numbers.split(ROWS_AT_ONCE)])
     if joint:
         segments, of_parts = features.joint, keys
         keys = torch.zeros_like(segments.parts[:, 0], dtype=torch.int64)
@@ -69,6 +71,13 @@ def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
     for of_branch in sums:
         key = _mixed(key + of_branch)
     return key if features.ids is None else key[features.ids]
+
+
+def _keys_of(rows: Tensor) -> Tensor:
+    keys = torch.full((len(rows),), ODD, device=rows.device)  # not 0, for rows of zeros count, too
+    for column in rows.view(INTEGERS[rows.element_size()]).unbind(1):
+        keys = _mixed(keys + column)
+    return keys
 
 
 def _mixed(key: Tensor) -> Tensor:

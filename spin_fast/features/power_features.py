@@ -15,6 +15,7 @@ from .. import ops
 from .._common import check
 from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
 from .._common.progress import progress_bar
+from .._common.rows import arrays_of, check_ragged, dense, is_sparse, take, take_dense, with_arrays
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from ..ops import reference
@@ -40,7 +41,9 @@ class PowerFeatures(GraphArrays):
     arrays are on one device, but for ``row_ptr``, which is always on the CPU.
 
     Attributes:
-        rows: ``[U, d]``; branch ``r`` owns ``rows[row_ptr[r]:row_ptr[r + 1]]``.
+        rows: ``[U, d]``; branch ``r`` owns ``rows[row_ptr[r]:row_ptr[r + 1]]``. On the CPU the layout is torch's CSR
+            where that takes a quarter of the memory, or less, for the first graph that has nodes, and a dense row takes
+            256 bytes or more; ``rows.to_dense()`` is always dense.
         row_ptr: ``[R + 2]`` int64.
         ptr: ``[S + 1]`` int64, the entries of each segment, branch-major.
         index: ``[nnz]`` int32 or int64, the row of each entry, one of its own branch, ascending in a segment; None for
@@ -77,7 +80,7 @@ class PowerFeatures(GraphArrays):
 
     def _check_shapes(self) -> None:
         """Check all but the contents of the arrays that grow with the nodes, which are not read."""
-        check.tensor("rows", self.rows, ("U", "d"), check.FLOATS)
+        check_ragged("rows", self.rows, check.FLOATS)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
             check.offsets_shape(name, getattr(self, name), device)
@@ -122,6 +125,7 @@ class PowerFeatures(GraphArrays):
 
     def _check_entries(self) -> None:
         num_rows = len(self.rows)
+        ops.check_sparse_rows(self.rows)
         ops.check_segments(self.ptr, self.index, self.count, num_rows, self.row_ptr)
         entries, num_nodes = int(self.ptr[-1]), int(self.node_ptr[-1])
         if (total := entries if self.count is None else int(self.count.sum())) != self.num_branches * num_nodes:
@@ -151,9 +155,17 @@ class PowerFeatures(GraphArrays):
         return vars(self)
 
     def _with_arrays(self, function: Callable[[Tensor], Tensor]) -> PowerFeatures:
-        changed = super()._with_arrays(function)
+        changed = super()._with_arrays(lambda value: with_arrays(value, function))
         vars(changed)["_found"] = {}
         return changed
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PowerFeatures:
+        """Copy all arrays, also sparse rows, for which torch has no ``__deepcopy__``."""
+        if is_sparse(self.rows):
+            memo[id(self.rows)] = with_arrays(self.rows, Tensor.clone)
+        copied = copy.copy(self)
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     @property
     def joint(self) -> ops.JointRows:
@@ -272,7 +284,7 @@ class PowerFeatures(GraphArrays):
             kept = row_of_node if node_rows else None
             arrays = (rows, row_ptr, ptr, index, count, kept)
             return cls(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
-        known = rows.index_select(0, row_of_node.flatten()).view(*row_of_node.shape, -1)
+        known = take_dense(rows, row_of_node)
         del rows, row_ptr, ptr, index, count, row_of_node
         dense = [known, *(more.clone() for more, _ in powers)]
         del known
@@ -441,7 +453,10 @@ class PowerFeatures(GraphArrays):
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays of the storage."""
-        return sum(value.nbytes for value in self._arrays().values() if isinstance(value, Tensor))
+        arrays = [value for value in self._arrays().values() if isinstance(value, Tensor) and not is_sparse(value)]
+        if is_sparse(self.rows):
+            arrays += [value for value in arrays_of(self.rows) if isinstance(value, Tensor)]
+        return sum(value.nbytes for value in arrays)
 
     @property
     def num_branches(self) -> int:
@@ -518,9 +533,10 @@ class PowerFeatures(GraphArrays):
             [nnz]`` as in :func:`spin_fast.sum_readout`, the rows of all branches counted one after the other.
         """
         if self.ids is None:
-            return self.rows.split(self.row_ptr.diff().tolist()), self.ptr, self.index, self.count
+            ptr, index, count = self.ptr, self.index, self.count
+            return dense(self.rows).split(self.row_ptr.diff().tolist()), ptr, index, count
         rows, row_ptr, ptr, index, count, _ = self._gather()
-        return rows.split(row_ptr.diff().tolist()), ptr, index, count
+        return dense(rows).split(row_ptr.diff().tolist()), ptr, index, count
 
     def take(self) -> PowerFeatures:
         """Materialise a selection: its own compact rows, no reference to the graphs left out."""
@@ -596,7 +612,8 @@ class PowerFeatures(GraphArrays):
 
     def dense_rows(self) -> Tensor:
         """The selected graphs' rows per node, ``[R + 1, n, d]``."""
-        return self.rows[self._node_rows()]
+        nodes = self._node_rows()  # before the rows are read: it checks them
+        return take_dense(self.rows, nodes)
 
     @property
     def selected_ptr(self) -> Tensor:
@@ -610,11 +627,11 @@ class PowerFeatures(GraphArrays):
         """
         num_graphs, nodes = self.node_ptr.numel() - 1, slice(int(self.node_ptr[begin]), int(self.node_ptr[end]))
         if self.row_of_node is not None:
-            return self.rows[self.row_of_node[:, nodes].long()]
+            return take_dense(self.rows, self.row_of_node[:, nodes].long())
         branches = []
         for r in range(self.num_branches):
             entries = slice(int(self.ptr[r * num_graphs + begin]), int(self.ptr[r * num_graphs + end]))
-            rows = self.rows[entries if self.index is None else self.index[entries].long()]
+            rows = self.rows[entries] if self.index is None else take_dense(self.rows, self.index[entries].long())
             branches.append(rows if self.count is None else rows.repeat_interleave(self.count[entries].long(), dim=0))
             if len(branches[-1]) != nodes.stop - nodes.start:
                 raise ValueError(
@@ -645,11 +662,11 @@ class PowerFeatures(GraphArrays):
         entries = ragged_arange(starts.flatten(), sizes.flatten())
         ptr = offsets(sizes.flatten())
         if self.index is None:
-            return self.rows.index_select(0, entries), offsets(sizes.sum(1)).cpu(), ptr, None, None, None
+            return take(self.rows, entries), offsets(sizes.sum(1)).cpu(), ptr, None, None, None
         distinct, index = torch.unique(self.index.index_select(0, entries), return_inverse=True)
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)
-        return self.rows.index_select(0, distinct), row_ptr, ptr, index, count, distinct
+        return take(self.rows, distinct), row_ptr, ptr, index, count, distinct
 
 
 def _add(

@@ -12,12 +12,14 @@ from typing import Any
 from torch import Tensor
 
 from .._common import files
+from .._common.rows import checked_sparse_rows, is_sparse
 from ..graphs.node_features import NodeFeatures
 
-FORMAT, INDEX_FORMAT = "spin_fast features 1", "spin_fast features-index 1"
+FORMAT, INDEX_FORMAT = "spin_fast features 2", "spin_fast features-index 1"
 ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
 _REQUIRED = {"rows", "row_ptr", "ptr", "node_ptr"}
-_OPTIONAL = {*ENTRIES, "labels"}
+_SPARSE = ("crow_indices", "col_indices")
+_OPTIONAL = {*ENTRIES, *_SPARSE, "labels"}
 
 
 @dataclass
@@ -49,8 +51,13 @@ def write(
     """Write the tensors among ``arrays``, and what they were made of, in any text."""
     check_name(path)
     tensors = {name: value for name, value in arrays.items() if isinstance(value, Tensor)}
+    width = None
+    if is_sparse(tensors["rows"]):
+        rows, width = tensors["rows"], str(tensors["rows"].shape[1])
+        indices = {"crow_indices": rows.crow_indices(), "col_indices": rows.col_indices()}
+        tensors |= {"rows": rows.values(), **indices}
     prepared = None if node_features is None else json.dumps(node_features.to_dict())
-    metadata = {"operator": operator, "node_features": prepared, "made_of": made_of}
+    metadata = {"operator": operator, "node_features": prepared, "made_of": made_of, "num_features": width}
     told = {name: value for name, value in metadata.items() if value is not None}
     files.write_tensors(path, FORMAT, tensors, told)
 
@@ -65,8 +72,12 @@ def read(path: Path, *, mmap: bool) -> dict[str, Any]:
     if (told := metadata.get("node_features")) is not None:
         with naming(path):
             node_features = NodeFeatures.from_dict(json.loads(told))
+    with naming(path):
+        crow_indices, col_indices = (tensors.pop(name, None) for name in _SPARSE)
+        if (width := metadata.get("num_features")) is not None:
+            tensors["rows"] = checked_sparse_rows(tensors["rows"], crow_indices, col_indices, int(width))
     read = {"operator": metadata.get("operator"), "node_features": node_features}
-    return dict.fromkeys(_OPTIONAL) | tensors | read
+    return dict.fromkeys(_OPTIONAL.difference(_SPARSE)) | tensors | read
 
 
 def made_of(path: Path) -> str | None:

@@ -15,7 +15,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 from .branch import bind_branch_readout, branch_readout
 from .distinct import DistinctRows, distinct_rows
 from .evaluated import EvaluatedRows
-from .invariants import check_csr, check_parts, check_segments
+from .invariants import check_csr, check_parts, check_segments, check_sparse_rows
 from .joint import JointRows, joint_rows
 from .native import may_use_tf32
 from .parameters import BRANCHES, MOST_LAYERS, ModelSizes, parameter_shapes
@@ -38,6 +38,7 @@ __all__ = [
     "check_csr",
     "check_parts",
     "check_segments",
+    "check_sparse_rows",
     "distinct_rows",
     "joint_rows",
     "may_use_tf32",

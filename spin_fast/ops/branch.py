@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from .._common import check, torch_compat
+from .._common.rows import arrays_of, check_ragged, dense, is_sparse, rows_of
 from . import native, reference
-from .invariants import check_parts, check_rows, contents_are_readable, num_graphs
+from .invariants import check_forms, check_parts, check_sparse_rows, contents_are_readable, num_graphs
 from .parameters import MOST_LAYERS, ModelSizes, flat_parameters, split_parameters
 
 Grads = tuple[Tensor | None, ...]
@@ -42,7 +43,8 @@ def branch_readout(
 
     Args:
         rows: ragged ``[U, d]``, or dense ``[R + 1, N, d]``; float32 or float64. Under autocast half types are widened
-            to float32, in which it then runs; the parameters too.
+            to float32, in which it then runs; the parameters too. Ragged rows may be in torch's CSR layout, with int32
+            indices, on the CPU and without a gradient: where few of their values are not 0, that takes less memory.
         weights: of each layer ``[R + 1, d_in, d_out]``; 1 to 8 layers.
         biases: of each layer ``[R + 1, d_out]``.
         w: ``[R + 1, h]``, with ``h`` the width of the last layer, or None.
@@ -68,11 +70,11 @@ def branch_readout(
         rows, w = _widened(rows), _widened(w)
         weights, biases = [_widened(weight) for weight in weights], [_widened(bias) for bias in biases]
     _check_layers(rows, weights, biases, w, parts)  # an op sees only the flat parameters
-    num_branches, dense = len(weights[0]), rows.dim() == 3
+    num_branches, shared = len(weights[0]), rows.dim() == 3
 
     def call() -> Tensor:
         return torch.ops.spin_fast.branch_readout.default(
-            rows.contiguous().flatten(0, 1) if dense else rows.contiguous(),
+            *arrays_of(rows if is_sparse(rows) else rows.contiguous().flatten(0, -2)),
             flat_parameters(weights, biases, w),
             native.contiguous(parts),
             ptr.contiguous(),
@@ -84,7 +86,7 @@ def branch_readout(
             w is not None,
             negative_slope,
             native.may_use_tf32(),
-            dense,
+            shared,
             check_invariants,
         )
 
@@ -94,15 +96,17 @@ def branch_readout(
             return call()
         except native.REFUSALS as error:
             refusal = error
-    joint = None if parts is None else parts.shape[0]  # len(parts) would fix the size while exporting
-    check_rows("rows", rows, ptr, index, count, num_branches, check_invariants, num_rows=joint)
+    num_rows = rows.shape[-2] if parts is None else parts.shape[0]  # len would fix the size while exporting
+    check_forms("rows", rows, ptr, index, count, num_branches, check_invariants, num_rows)
+    if check_invariants:
+        check_sparse_rows(rows)
     if parts is not None and check_invariants:
         check_parts("parts", parts, rows.shape[0])
     check_invariants = bool(check_invariants)  # of numpy
     negative_slope = check.number("negative_slope", negative_slope, 0)
     if ids is not None:
         check.tensor("ids", ids, ("graphs",), (torch.int64,), rows.device)
-        graphs = num_graphs(ptr, num_branches, dense)
+        graphs = num_graphs(ptr, num_branches, shared)
         if contents_are_readable(ids) and ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < graphs:
             raise ValueError(f"ids must be in [0, {graphs}), got {int(ids.min())} to {int(ids.max())}")
     if refusal is not None:
@@ -126,7 +130,11 @@ def bind_branch_readout(
     parameters, widths = flat_parameters(weights, biases, w).detach(), [weight.shape[2] for weight in weights]
     model = (len(weights[0]), widths, w is not None, negative_slope)
     op = torch.ops.spin_fast.branch_readout.default
-    return lambda rows, parts, ptr: op(rows, parameters, parts, ptr, None, None, None, *model, False, False, False)
+
+    def readout(rows: Tensor, parts: Tensor, ptr: Tensor) -> Tensor:
+        return op(*arrays_of(rows), parameters, parts, ptr, None, None, None, *model, False, False, False)
+
+    return readout
 
 
 def _widened(value: Any) -> Any:
@@ -138,8 +146,10 @@ def _check_layers(
     rows: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None, parts: Tensor | None
 ) -> None:
     """Check the rows and the MLPs of the branches."""
-    dense = isinstance(rows, Tensor) and rows.dim() == 3 and parts is None
-    check.tensor("rows", rows, ("branches", "N", "d") if dense else ("U", "d"), check.FLOATS)
+    if isinstance(rows, Tensor) and rows.dim() == 3 and parts is None:
+        check.tensor("rows", rows, ("branches", "N", "d"), check.FLOATS)
+    else:
+        check_ragged("rows", rows, check.FLOATS)
     for name, layers in (("weights", weights), ("biases", biases)):
         if not hasattr(layers, "__len__"):
             raise TypeError(f"{name} must be a sequence of tensors, got {type(layers).__name__}")
@@ -169,42 +179,62 @@ def _check_layers(
 
 
 def _fake(  # type: ignore[no-untyped-def]
-    rows, parameters, parts, ptr, index, count, ids, num_branches, widths, attention, slope, tf32, shared, *_
+    rows,
+    crow,
+    col,
+    num_features,
+    parameters,
+    parts,
+    ptr,
+    index,
+    count,
+    ids,
+    num_branches,
+    widths,
+    attention,
+    slope,
+    tf32,
+    shared,
+    *_,
 ):
     graphs = num_graphs(ptr, num_branches, shared) if ids is None else ids.shape[0]
     return rows.new_empty(graphs, num_branches * widths[-1])
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, parameters, parts, ptr, index, count, ids, *model, ctx.tf32, ctx.shared, _ = inputs
+    *arrays, ctx.num_features, parameters, parts, ptr, index, count, ids = inputs[:10]
+    *model, ctx.tf32, ctx.shared, _ = inputs[10:]
     ctx.num_branches, ctx.widths, ctx.attention, ctx.slope = model
-    ctx.save_for_backward(rows, parameters, parts, ptr, index, count, ids)
+    ctx.save_for_backward(*arrays, parameters, parts, ptr, index, count, ids)
 
 
 def _grad(ctx: Any, grad: Tensor) -> Grads:
     with_rows = ctx.needs_input_grad[0]
     model = (ctx.num_branches, ctx.widths, ctx.attention, ctx.slope)
+    arrays, rest = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
     dparameters, drows = torch.ops.spin_fast.branch_readout_backward.default(
-        grad.contiguous(), *ctx.saved_tensors, *model, ctx.tf32, ctx.shared, False, with_rows
+        grad.contiguous(), *arrays, ctx.num_features, *rest, *model, ctx.tf32, ctx.shared, False, with_rows
     )
-    return (drows if with_rows else None, dparameters, *[None] * 12)
+    return (drows if with_rows else None, *[None] * 3, dparameters, *[None] * 12)
 
 
-def _backward_fake(grad, rows, parameters, *rest):  # type: ignore[no-untyped-def]
+def _backward_fake(grad, rows, crow, col, num_features, parameters, *rest):  # type: ignore[no-untyped-def]
     with_rows = rest[-1]
-    return torch.empty_like(parameters), torch.empty_like(rows) if with_rows else rows.new_empty(0, rows.shape[1])
+    return torch.empty_like(parameters), torch.empty_like(rows) if with_rows else rows.new_empty(0, num_features)
 
 
 def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    grad, rows, parameters, parts, ptr, index, count, ids, *model, _, ctx.shared, _, ctx.with_rows = inputs
+    grad, *arrays, ctx.num_features, parameters, parts, ptr, index, count, ids = inputs[:11]
+    *model, _, ctx.shared, _, ctx.with_rows = inputs[11:]
     ctx.num_branches, ctx.widths, ctx.attention, ctx.slope = model
-    ctx.save_for_backward(grad, rows, parameters, parts, ptr, index, count, ids)
+    ctx.save_for_backward(grad, *arrays, parameters, parts, ptr, index, count, ids)
 
 
 def _backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> Grads:
     if torch.is_grad_enabled():
         raise NotImplementedError("branch_readout has no third derivative; use spin_fast.reference.branch_readout")
-    grad, rows, parameters, parts, ptr, index, count, ids = ctx.saved_tensors
+    grad, values, crow, col, parameters, parts, ptr, index, count, ids = ctx.saved_tensors
+    rows = dense(rows_of(values, crow, col, ctx.num_features))
     model = ModelSizes(ctx.num_branches, ctx.widths, (), ctx.attention, ctx.slope)
     options = {"index": index, "count": count, "ids": ids, "parts": parts, "negative_slope": model.negative_slope}
     width = rows.shape[1] if parts is None else parts.shape[1] * rows.shape[1]
@@ -216,7 +246,7 @@ def _backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> Gr
         asked, cotangents = (parameters, rows)[: 1 + ctx.with_rows], (grad_dparameters, grad_drows)[: 1 + ctx.with_rows]
         first = torch.autograd.grad(readout, asked, grad, create_graph=True)
         dgrad, drows, dparameters = torch.autograd.grad(first, (grad, rows, parameters), cotangents, allow_unused=True)
-    return (dgrad, drows, dparameters, *[None] * 13)
+    return (dgrad, drows if crow is None else None, *[None] * 3, dparameters, *[None] * 13)
 
 
 native.register("branch_readout", _fake, _grad, _setup)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .._common import check
+from .._common.rows import sparse_rows, take_dense
 from . import native, reference
 from .invariants import contents_are_readable
 
@@ -80,7 +81,8 @@ def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
 class DistinctRows:
     """:func:`distinct_rows` of powers that come chunk by chunk and need never be in memory at once.
 
-    For :class:`spin_fast.PowerFeatures`: arguments are not checked.
+    For :class:`spin_fast.PowerFeatures`: arguments are not checked. The kernel keeps rows in torch's CSR layout where
+    those of the first graph that has nodes take a quarter of the memory so, or less, and 256 bytes or more otherwise.
 
     The kernel has room for a number of nodes and graphs, in memory that is not touched before it is used. Where more
     come than that, what is found of the graphs so far is set aside, and the kernel starts anew, with twice the room,
@@ -96,10 +98,16 @@ class DistinctRows:
         num_graphs: so far.
     """
 
+    _is_sparse: bool | None = None  # None until the kernel has chosen
+
     def __init__(
         self, num_branches: int, x: Tensor, *, num_nodes: int = 0, num_graphs: int = 0, node_rows: bool = True
     ) -> None:
-        self._num_branches, self._x, self._node_rows = num_branches, x.detach().new_empty(0, x.shape[1]), node_rows
+        self._num_branches, self._x, self._node_rows = (
+            num_branches,
+            torch.empty(0, x.shape[1], dtype=x.dtype, device=x.device),
+            node_rows,
+        )
         self._num_nodes = self.num_graphs = 0
         self._set_aside: reference.Lists = [[] for _ in range(num_branches)]
         self._is_native = x.is_cpu and native.has_kernel(x.device)
@@ -112,7 +120,7 @@ class DistinctRows:
     def _start(self, num_nodes: int, num_graphs: int) -> None:
         sizes = (self._num_branches, num_nodes, self._x.shape[1], num_graphs, self._x.element_size())
         is_wide = self._row_type(num_nodes) == torch.int64
-        self._found = native.library.DistinctRows(*sizes, is_wide, self._node_rows)  # type: ignore[union-attr]
+        self._found = native.library.DistinctRows(*sizes, is_wide, self._node_rows, self._is_sparse)  # type: ignore[union-attr]
         self._nodes_left, self._graphs_left = num_nodes, num_graphs
         self._known_nodes = self._known_graphs = 0  # that stand for the rows of earlier chunks
 
@@ -141,14 +149,14 @@ class DistinctRows:
         self._start(num_nodes + int(last.max()) + 1, num_graphs + len(known))
         for begin in known:  # as graphs with all rows of a branch in order, and again the last one, if others have more
             numbers = torch.arange(begin, min(begin + KNOWN_ROWS, int(last.max()) + 1)).minimum(last)
-            self._found.add(rows[numbers + row_ptr[:-1, None]].numpy(), np.array([0, numbers.shape[1]]))
+            self._found.add(take_dense(rows, numbers + row_ptr[:-1, None]).numpy(), np.array([0, numbers.shape[1]]))
             self._known_nodes += numbers.shape[1]
             self._known_graphs += 1
         self._nodes_left, self._graphs_left = num_nodes, num_graphs
 
     def _take_rows(self) -> tuple[Tensor, Tensor]:
         """Set aside what is found of the graphs so far, but for the rows, which are returned."""
-        rows, row_ptr, ptr, index, count, row_of_node = map(torch.from_numpy, self._found.take())
+        rows, row_ptr, ptr, index, count, row_of_node = self._take_all()
         num_segments = (ptr.numel() - 1) // self._num_branches
         for r, shift in enumerate(row_ptr[:-1].tolist()):
             ends = ptr[r * num_segments + self._known_graphs : (r + 1) * num_segments + 1]
@@ -157,6 +165,16 @@ class DistinctRows:
                 (ends.diff(), index[entries] - shift, count[entries], row_of_node[r, nodes] - shift)
             )
         return rows, row_ptr
+
+    def _take_all(self) -> tuple[Tensor, ...]:
+        is_sparse = self._found.is_sparse()
+        if self._num_nodes:
+            self._is_sparse = is_sparse
+        rows, *lists = map(torch.from_numpy, self._found.take())
+        if is_sparse:
+            *lists, crow_indices, col_indices = lists
+            rows = sparse_rows(rows, crow_indices, col_indices, self._x.shape[1])
+        return rows, *lists
 
     @property
     def num_rows(self) -> int:
@@ -172,7 +190,7 @@ class DistinctRows:
             rows, row_ptr = self._take_rows()
             found = (rows, row_ptr, *reference.joined_lists(self._set_aside, row_ptr, row_type))
         else:
-            found = map(torch.from_numpy, self._found.take())
+            found = self._take_all()
         rows, row_ptr, ptr, index, count, row_of_node = found
         return rows, row_ptr, ptr, index, count, row_of_node if self._node_rows else None
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .._common import check, torch_compat
+from .._common.rows import is_sparse
 from . import native, reference
 
 
@@ -97,6 +98,23 @@ def check_segments(
         raise ValueError(problem)
 
 
+def check_sparse_rows(rows: Tensor) -> None:
+    """Check, on the CPU, the indices of rows in CSR layout: monotone offsets, columns in range that ascend in a row.
+
+    Raises:
+        ValueError: names the indices, and the first entry that is wrong.
+    """
+    if not is_sparse(rows) or not contents_are_readable(rows):
+        return
+    crow_indices, col_indices = rows.crow_indices(), rows.col_indices()
+    if native.library is not None:
+        problem = native.library.check_sparse_rows(_array(crow_indices), _array(col_indices), rows.shape[1])
+    else:
+        problem = reference.check_sparse_rows(crow_indices, col_indices, rows.shape[1])
+    if problem:
+        raise ValueError(problem)
+
+
 def check_parts(name: str, parts: Tensor, num_rows: int) -> None:
     """Check, on the CPU, that the parts of joint rows are among ``num_rows`` rows."""
     if contents_are_readable(parts) and parts.numel():
@@ -113,14 +131,25 @@ def check_rows(
     count: Tensor | None,
     num_branches: int | None,
     check_invariants: bool,
-    num_rows: int | None = None,
 ) -> int:
-    """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches.
-
-    ``num_rows`` is the number of rows that entries refer to, if these are not ``z``.
-    """
+    """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches."""
     dense = isinstance(rows, Tensor) and rows.dim() == 3
     check.tensor(name, rows, ("branches", "N", "h") if dense else ("rows", "h"), check.STORED)
+    return check_forms(name, rows, ptr, index, count, num_branches, check_invariants, rows.shape[-2])
+
+
+def check_forms(
+    name: str,
+    rows: Tensor,
+    ptr: Tensor,
+    index: Tensor | None,
+    count: Tensor | None,
+    num_branches: int | None,
+    check_invariants: bool,
+    num_rows: int,
+) -> int:
+    """The rest of :func:`check_rows`, of rows that are checked; ``num_rows`` is the number that entries refer to."""
+    dense = rows.dim() == 3
     check.offsets_shape("ptr", ptr, rows.device)
     if num_branches is not None:
         num_branches = check.integer("num_branches", num_branches, 1)
@@ -136,7 +165,6 @@ def check_rows(
         if (ptr.numel() - 1) % num_branches:
             raise ValueError(f"ptr must have a multiple of {num_branches} segments (branches), got {ptr.numel() - 1}")
     check.flag("check_invariants", check_invariants)
-    num_rows = rows.shape[-2] if num_rows is None else num_rows
     check_segments(ptr, index, count, num_rows, check_invariants=bool(check_invariants))
     return num_branches
 

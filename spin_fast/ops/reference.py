@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common.indexing import offsets
+from .._common.rows import dense
 from .parameters import ModelSizes, split_parameters
 
 if TYPE_CHECKING:
@@ -208,7 +209,7 @@ def branch_readout(
     negative_slope: float = 0.01,
 ) -> Tensor:
     """Reference implementation of :func:`spin_fast.branch_readout`; one evaluation of the MLP per entry."""
-    num_branches = weights[0].shape[0]
+    num_branches, rows = weights[0].shape[0], dense(rows)
     if parts is not None:
         rows = rows[parts.long()].flatten(1)
     if rows.dim() == 3:
@@ -436,6 +437,21 @@ def check_segments(
         entry = int((count < 1).nonzero()[0])
         problem = f"count must be positive, got count[{entry}] = {int(count[entry])}"
     return problem
+
+
+def check_sparse_rows(crow_indices: Tensor, col_indices: Tensor, num_features: int) -> str:
+    """What is wrong with the indices of sparse rows, or an empty string."""
+    problem = check_offsets("crow_indices", crow_indices, len(col_indices), "values")
+    problem = problem or _check_range("col_indices", col_indices, 0, num_features)
+    if problem:
+        return problem
+    row = run_of_entry(crow_indices.long(), len(col_indices))
+    bad = (col_indices.diff() <= 0) & (row.diff() == 0)
+    if not bool(bad.any()):
+        return ""
+    entry = int(bad.nonzero()[0])
+    first, second = (f"col_indices[{at}] = {int(col_indices[at])}" for at in (entry, entry + 1))
+    return f"col_indices must ascend in each row, got {first}, {second} in row {int(row[entry])}"
 
 
 def _check_branches(ptr: Tensor, index: Tensor | None, row_ptr: Tensor) -> str:

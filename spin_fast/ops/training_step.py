@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .._common import check
+from .._common.rows import arrays_of, check_ragged
 from . import native, reference
-from .invariants import check_parts, check_segments
+from .invariants import check_parts, check_segments, check_sparse_rows
 from .joint import JointRows
 from .parameters import BRANCHES, ModelSizes
 
@@ -36,7 +37,7 @@ def training_step(
     contiguous tensors, and calls the arrays of ``joint`` ``parts``, ``joint_ptr``, ...
 
     Args:
-        rows: ragged ``[U, d]`` float32 or float64.
+        rows: ragged ``[U, d]`` float32 or float64; dense or, as in :func:`branch_readout`, sparse.
         parameters: the flat parameters, see :func:`parameter_shapes`.
         labels: int64 classes of all graphs.
         ptr: int64 offsets of the segments into ``index``; None of a model without branches of hops.
@@ -86,7 +87,7 @@ def bind_training_step(
     """:func:`training_step` as a function of ``ids`` alone, for a loop over batches: the rest is looked up once."""
     if model.branches not in BRANCHES:
         raise ValueError(f"model must have branches of {', '.join(BRANCHES)}, got {model.branches!r}")
-    check.tensor("rows", rows, ("U", "d"), check.FLOATS)
+    check_ragged("rows", rows, check.FLOATS)
     if model.branches != "joint" and ptr is None:
         raise ValueError(f"ptr must be given to a model of {model.branches!r} branches, got None")
     if model.branches != "hops":
@@ -95,6 +96,7 @@ def bind_training_step(
         check.tensor("parts", joint.parts, ("J", model.num_branches), check.INTEGERS)  # the op takes any number
     if not native.has_kernel(rows.device):
         if check_invariants:
+            check_sparse_rows(rows)
             _check_contents(len(rows), ptr, index, count, joint)
         options: dict[str, Any] = {"index": index, "count": count, "joint": joint, "class_weight": class_weight}
         return lambda ids: reference.training_step(rows, parameters, labels, ptr, model=model, ids=ids, **options)
@@ -102,7 +104,7 @@ def bind_training_step(
     hops = (ptr, index, count) if model.branches != "joint" else (None,) * 3
     of = None if model.branches == "hops" else joint
     joint_rows = (None,) * 4 if of is None else (of.parts, of.ptr, of.index, of.count)
-    before_ids = (rows, parameters, labels, class_weight, *hops, *joint_rows)
+    before_ids = (*arrays_of(rows), parameters, labels, class_weight, *hops, *joint_rows)
     after_ids = (*model[:-1], native.may_use_tf32(), check_invariants)
     return lambda ids: op(*before_ids, ids, *after_ids)
 
@@ -120,7 +122,7 @@ def _check_contents(
             raise ValueError(f"joint_{error}") from error
 
 
-def _fake(rows, parameters, *rest):  # type: ignore[no-untyped-def]
+def _fake(rows, crow, col, num_features, parameters, *rest):  # type: ignore[no-untyped-def]
     return rows.new_empty(()), torch.empty_like(parameters)
 
 

@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.utils import Tags
 from sklearn.utils.validation import check_is_fitted
 
+from .._common.rows import values_of
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
@@ -65,7 +66,7 @@ class GraphEstimator(BaseEstimator):
 
 
 def check_finite(graphs: Graphs) -> None:
-    parts = [("features", graphs.rows if isinstance(graphs, PowerFeatures) else graphs.x)]
+    parts = [("features", values_of(graphs.rows) if isinstance(graphs, PowerFeatures) else graphs.x)]
     if isinstance(graphs, GraphBatch) and graphs.edge_weight is not None:
         parts.append(("edge weights", graphs.edge_weight))
     for name, values in parts:

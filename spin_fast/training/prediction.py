@@ -49,7 +49,7 @@ def predict(
     model.eval()
     selected = features if ids is None else features[ids]
     if len(selected) == 0:
-        return features.rows.new_empty(0, model.num_outputs(features))
+        return torch.empty(0, model.num_outputs(features), dtype=features.rows.dtype, device=features.rows.device)
     size = model.graphs_at_once if batch_size is None else batch_size
     return torch.cat([model(selected[start : start + size]) for start in range(0, len(selected), size)])
 

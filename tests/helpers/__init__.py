@@ -20,11 +20,15 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, datasets
+from spin_fast._common.indexing import offsets
+from spin_fast._common.rows import arrays_of, sparse_rows
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SPIN_FAST_DATA", ROOT.parent / "shared" / "data"))
@@ -109,12 +113,30 @@ class WatchedGraphs:
         return len(self._made)
 
 
+def sparse(rows: torch.Tensor) -> torch.Tensor:
+    """Rows in CSR layout, without the values that are 0."""
+    row, column = rows.nonzero().unbind(1)
+    return sparse_rows(
+        rows[row, column], offsets(torch.bincount(row, minlength=len(rows))).int(), column.int(), rows.shape[1]
+    )
+
+
+def change_array(path: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+    """Change an array of a file of features; None leaves it out."""
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(path)
+    changed = change(tensors.pop(name).clone())
+    save_file(tensors | ({} if changed is None else {name: changed}), path, metadata)
+
+
 def assert_same_features(one: PowerFeatures, other: PowerFeatures) -> None:
     for name in (field.name for field in fields(one)):
         value, twin = getattr(one, name), getattr(other, name)
         if isinstance(value, torch.Tensor):
-            assert value.dtype == twin.dtype, name
-            assert torch.equal(value, twin), name
+            assert (value.dtype, value.layout, value.shape) == (twin.dtype, twin.layout, twin.shape), name
+            pairs = zip(arrays_of(value), arrays_of(twin), strict=True) if name == "rows" else [(value, twin)]
+            assert all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor)), name
         elif isinstance(value, NodeFeatures):
             assert value.fingerprint == twin.fingerprint
         else:

@@ -14,13 +14,14 @@ import cuda_kernels
 import numpy as np
 import pytest
 import torch
-from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs, strided
+from helpers import TOLERANCE, float_dtypes, index_dtypes, looped_readout, random_graphs, sparse, strided
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import spin_fast
-from spin_fast import SPIN, PowerFeatures, datasets, reference, training
+from spin_fast import SPIN, PowerFeatures, datasets, ops, reference, training
 from spin_fast._common.indexing import offsets
+from spin_fast._common.rows import arrays_of, sparse_rows
 from spin_fast.ops.parameters import ModelSizes
 
 
@@ -111,6 +112,79 @@ def test_gradients_are_those_of_the_reference(backend: str, poison: None, argume
     compare_gradients(arguments, with_rows)
 
 
+@given(arguments=fused_branches(), share=st.sampled_from([0.0, 0.1, 1.0]))
+def test_sparse_rows_are_read_as_dense_ones(backend: str, poison: None, arguments: dict, share: float) -> None:
+    """To the bit, but for rows of one feature, which have a way of their own where they are dense."""
+    generator = torch.Generator().manual_seed(0)
+    dense = arguments["rows"] * (torch.rand(arguments["rows"].shape, generator=generator) < share)
+    if backend == "cuda":
+        with pytest.raises(ValueError, match=r"^rows must be dense on a GPU$"):
+            spin_fast.branch_readout(**arguments | {"rows": sparse(dense)})
+        return
+    results = []
+    for rows in (dense, sparse(dense)):
+        weights = [weight.clone().requires_grad_() for weight in arguments["weights"]]
+        readout = spin_fast.branch_readout(**arguments | {"rows": rows, "weights": weights})
+        results.append([readout, *torch.autograd.grad(readout.square().sum(), weights)])
+    one_feature = dense.shape[1] == 1 and arguments["parts"] is None
+    for one, other in zip(*results, strict=True):
+        if one_feature:
+            scale = max(float(one.detach().abs().max()), 1.0) if one.numel() else 1.0
+            torch.testing.assert_close(one / scale, other / scale)
+        else:
+            assert torch.equal(one, other)
+
+
+def test_sparse_rows_have_second_derivatives_but_no_own(native) -> None:
+    rows = sparse(torch.tensor([[0.0, 2.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, -3.0]]).double())
+    ptr = torch.tensor([0, 2, 3])
+    weight, bias = torch.randn(1, 3, 2).double().requires_grad_(), torch.randn(1, 2).double().requires_grad_()
+    w = torch.randn(1, 2).double().requires_grad_()
+
+    def readout(*layer: torch.Tensor) -> torch.Tensor:
+        return spin_fast.branch_readout(rows, [layer[0]], [layer[1]], layer[2], ptr)
+
+    assert torch.autograd.gradcheck(readout, (weight, bias, w))
+    assert torch.autograd.gradgradcheck(readout, (weight, bias, w))
+    arrays = arrays_of(rows)
+    with pytest.raises(ValueError, match=r"^rows must be dense to have a gradient, got sparse_csr$"):
+        spin_fast.branch_readout(sparse_rows(arrays[0].requires_grad_(), *arrays[1:]), [weight], [bias], w, ptr)
+
+
+@pytest.mark.parametrize(
+    ("crow", "col", "message"),
+    [
+        ([0, 1, 1], [3, 0], "crow_indices must end with the number of values, 2, got 1"),
+        ([0, 2, 1], [0, 1], r"crow_indices must not decrease, got crow_indices\[1\] = 2, crow_indices\[2\] = 1"),
+        ([1, 1, 2], [0, 1], "crow_indices must start with 0, got 1"),
+        ([0, 1, 2], [0, 3], r"col_indices must be in \[0, 3\), got col_indices\[1\] = 3"),
+        ([0, 1, 2], [-1, 0], r"col_indices must be in \[0, 3\), got col_indices\[0\] = -1"),
+        (
+            [0, 0, 2],
+            [1, 1],
+            r"col_indices must ascend in each row, got col_indices\[0\] = 1, col_indices\[1\] = 1 in row 1",
+        ),
+    ],
+)
+def test_wrong_sparse_rows_are_refused(backend: str, crow: list[int], col: list[int], message: str) -> None:
+    if backend == "cuda":
+        pytest.skip("rows must be dense on a GPU")
+    indices = (torch.tensor(values, dtype=torch.int32) for values in (crow, col))
+    rows, ptr = sparse_rows(torch.ones(2), *indices, 3), torch.tensor([0, 2])
+    weights, biases = [torch.ones(1, 3, 2)], [torch.ones(1, 2)]
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        spin_fast.branch_readout(rows, weights, biases, None, ptr)
+    model = ModelSizes(1, [2], [2], False, 0.01, "hops")
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        ops.training_step(rows, torch.ones(3 * 2 + 2 + 2 * 2 + 2), torch.tensor([0]), ptr, model=model)
+
+
+def test_sparse_rows_have_narrow_indices(backend: str) -> None:
+    rows = torch.eye(3).to_sparse_csr()
+    with pytest.raises(TypeError, match=r"^rows\.crow_indices\(\) must be int32, got int64$"):
+        spin_fast.branch_readout(rows, [torch.ones(1, 3, 2)], [torch.ones(1, 2)], None, torch.tensor([0, 3]))
+
+
 def compare_gradients(arguments: dict, with_rows: bool) -> None:
     """In float64, of every parameter, and of the rows too if wanted."""
     arguments = {
@@ -152,7 +226,7 @@ def test_training_step_on_any_segments(native, poison: None, arguments: dict) ->
     rows, labels = arguments["rows"].double(), torch.arange(num_graphs) % 2
     *hops, ids = data.values()
     result = torch.ops.spin_fast.training_step(
-        rows, flat, labels, None, *hops, *[None] * 4, ids, *model[:-1], False, True
+        *arrays_of(rows), flat, labels, None, *hops, *[None] * 4, ids, *model[:-1], False, True
     )
     expected = reference.training_step(rows, flat, labels, **data, model=model)
     for one, other in zip(result, expected, strict=True):
@@ -235,12 +309,13 @@ def test_opcheck(native) -> None:
     model = (3, [4, 2], True, 0.01)
     ids = torch.tensor([2, 0, 2])
     data = (features.ptr, features.index, features.count)
-    inputs = (features.rows.requires_grad_(), parameters.requires_grad_(), None, *data, ids, *model, *[False] * 3)
+    rows = (features.rows.requires_grad_(), None, None, 3)
+    inputs = (*rows, parameters.requires_grad_(), None, *data, ids, *model, *[False] * 3)
     torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, inputs)
     of = features.joint
     of_joint = torch.randn(2 + (9 + 1) * 4 + (4 + 1) * 2, dtype=torch.float64, requires_grad=True)
     joint_data = (of.parts, of.ptr, of.index, of.count, ids)
-    joint_inputs = (inputs[0], of_joint, *joint_data, 1, *model[1:], *[False] * 3)
+    joint_inputs = (*rows, of_joint, *joint_data, 1, *model[1:], *[False] * 3)
     torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, joint_inputs)
     grad = torch.randn(3, 6, dtype=torch.float64, requires_grad=True)
     once = ("test_schema", "test_autograd_registration", "test_faketensor")  # sizes of its gradient depend on the ids
@@ -250,6 +325,9 @@ def test_opcheck(native) -> None:
     flat = torch.cat([parameters.detach(), torch.randn(7 * 2, dtype=torch.float64)])
     step = (
         features.rows.detach(),
+        None,
+        None,
+        3,
         flat,
         features.labels,
         torch.rand(2, dtype=torch.float64),
@@ -266,8 +344,13 @@ def test_opcheck(native) -> None:
     )
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
     both = torch.cat([parameters.detach(), of_joint.detach(), torch.randn(9 * 2, dtype=torch.float64)])
-    step = (step[0], both, *step[2:7], *joint_data, *step[12:])
+    step = (*step[:4], both, *step[5:10], *joint_data, *step[15:])
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
+    *arrays, width = arrays_of(sparse(features.rows.detach()))
+    of_sparse = (*(array.clone() for array in arrays), width)
+    torch.library.opcheck(torch.ops.spin_fast.branch_readout.default, (*of_sparse, *inputs[4:]))
+    torch.library.opcheck(backward, (grad, *of_sparse, *inputs[4:], False), test_utils=once)
+    torch.library.opcheck(torch.ops.spin_fast.training_step.default, (*of_sparse, *step[4:]))
 
 
 def test_large_logits_do_not_overflow(backend: str) -> None:

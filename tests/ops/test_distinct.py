@@ -140,6 +140,7 @@ def test_parts_are_as_one(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(distinct, "KNOWN_ROWS", data.draw(st.sampled_from([1, 3, 1 << 16])))
         patch.setattr(distinct, "WIDE", data.draw(st.sampled_from([0, 20, 2**31])))
+        patch.setattr(ops.DistinctRows, "_is_sparse", data.draw(st.sampled_from([None, True, False])))
         found = ops.DistinctRows(len(powers), powers[0], **room, node_rows=node_rows)
         for begin, end in pairwise([0, *cuts, len(ptr) - 1]):
             part = powers[:, ptr[begin] : ptr[end]].clone()
@@ -147,7 +148,8 @@ def test_parts_are_as_one(
             part.fill_(7)
         expected = ops.distinct_rows(powers, ptr)
         assert (found.num_rows, found.num_graphs) == (len(expected[0]), len(ptr) - 1)
-        *made, row_of_node = found.take()
+        rows, *made, row_of_node = found.take()
+    made.insert(0, rows.to_dense())
     assert_same((*made, expected[-1] if row_of_node is None else row_of_node), expected)
     assert (row_of_node is None) != node_rows
 
@@ -182,7 +184,7 @@ def test_wrong_parts_are_refused(native, node_rows: bool) -> None:
     found.add(powers, ptr)
     assert len(found.take()[0]) == 2
     assert len(found.take()[0]) == 0
-    full = native.DistinctRows(2, 0, 3, 0, 4, False, node_rows)
+    full = native.DistinctRows(2, 0, 3, 0, 4, False, node_rows, None)
     with pytest.raises(ValueError, match="powers must have at most the 0 nodes that are left, got 5"):
         full.add(powers.numpy(), ptr.numpy())
 

@@ -272,6 +272,9 @@ RAW = {
     },
     "branch_readout": {
         "rows": torch.ones(3, 5),
+        "crow_indices": None,
+        "col_indices": None,
+        "num_features": 5,
         "parameters": torch.zeros(24 + 10 + 2),
         "parts": None,
         "ptr": PTR,
@@ -289,6 +292,9 @@ RAW = {
     "branch_readout_backward": {
         "grad": torch.ones(2, 2),
         "rows": torch.ones(3, 5),
+        "crow_indices": None,
+        "col_indices": None,
+        "num_features": 5,
         "parameters": torch.zeros(44 + 10 + 2),
         "parts": torch.tensor([[0, 1], [2, 2]]),
         "ptr": PTR,
@@ -306,6 +312,9 @@ RAW = {
     },
     "training_step": {
         "rows": torch.ones(3, 5),
+        "crow_indices": None,
+        "col_indices": None,
+        "num_features": 5,
         "parameters": torch.zeros(24 + 10 + 2 + 44 + 10 + 2 + 10),
         "labels": torch.tensor([0, 1]),
         "class_weight": torch.ones(2),
@@ -344,7 +353,9 @@ RAW = {
 }
 RAW["power_features_out"] = RAW["power_features"] | {"out": torch.zeros(3, 3, 5)}
 HUGE = 2**62
-NONE = {"rows": torch.ones(0, 3), "parameters": torch.ones(0), "ptr": PTR[:1], "ids": None}
+NONE = {"rows": torch.ones(0, 3), "num_features": 3, "parameters": torch.ones(0), "ptr": PTR[:1], "ids": None}
+COLUMNS = torch.tensor([0, 1], dtype=torch.int32)
+SPARSE = {"rows": torch.ones(2), "crow_indices": torch.tensor([0, 1, 1, 2], dtype=torch.int32), "col_indices": COLUMNS}
 # What a call of an op itself refuses, and what it says; a GPU cannot see contents.
 OF_METADATA = [
     ("power_features", {"x": None}, "x must be a torch.Tensor, got None"),
@@ -396,6 +407,13 @@ OF_METADATA = [
     ("branch_readout_backward", {"widths": [HUGE]}, f"widths must make sizes below 2.63, got 11 . {HUGE}"),
     ("branch_readout", {"negative_slope": float("inf")}, "negative_slope must be finite, got inf"),
     ("branch_readout", {"negative_slope": float("nan")}, "negative_slope must be at least 0, got nan"),
+    ("branch_readout", {"num_features": 4}, r"rows must have shape \[\*, 4\], got \[3, 5\]"),
+    ("branch_readout", {"num_features": -1}, "num_features must be at least 0, got -1"),
+    ("branch_readout", {"col_indices": COLUMNS}, "crow_indices must come with col_indices"),
+    ("branch_readout", SPARSE | {"rows": torch.ones(3, 5)}, r"rows must have shape \[\*\], got \[3, 5\]"),
+    ("branch_readout", SPARSE | {"col_indices": COLUMNS[1:]}, r"col_indices must have shape \[2\], got \[1\]"),
+    ("branch_readout", SPARSE | {"crow_indices": PTR}, "crow_indices must be int32, got int64"),
+    ("branch_readout", SPARSE | {"crow_indices": COLUMNS[:0]}, "crow_indices must have at least one entry, got none"),
     ("training_step", {"num_branches": -HUGE}, f"num_branches must be at least 1, got -{HUGE}"),
     ("training_step", {"num_branches": HUGE}, f"num_branches must be at most 1048576, got {HUGE}"),
     (
@@ -421,6 +439,12 @@ OF_METADATA = [
     ("distinct_rows", {"hash_bits": 65}, r"hash_bits must be in \[0, 64\], got 65"),
 ]
 OF_CONTENTS = [
+    (
+        "branch_readout",
+        SPARSE | {"col_indices": COLUMNS - 1},
+        r"col_indices must be in \[0, 5\), got col_indices\[0\] = -1",
+    ),
+    ("branch_readout_backward", SPARSE, "rows must be dense to have a gradient"),
     ("power_features", {"indices": IDS + 2}, r"indices must be in \[0, 3\), got indices\[1\] = 3"),
     (
         "power_features",
@@ -504,6 +528,7 @@ def test_too_many_segments_are_not_said_to_be_entries(native, tmp_path: Path) ->
 )
 def test_room_for_distinct_rows_is_checked(native, change: dict, message: str) -> None:
     sizes = {"branches": 2, "nodes": 3, "width": 4, "graphs": 1, "bytes": 4, "wide_index": False, "node_rows": True}
+    sizes |= {"sparse": None}
     native.DistinctRows(*sizes.values())
     with pytest.raises(ValueError, match=f"^{message}$"):
         native.DistinctRows(*(sizes | change).values())
