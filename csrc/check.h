@@ -140,7 +140,14 @@ inline std::string check_sparse_rows(const int32_t* crow_indices, int64_t rows, 
                                      int64_t values, int64_t width) {
   std::string problem = check_offsets("crow_indices", crow_indices, rows, values, "values");
   if (problem.empty()) problem = check_range("col_indices", col_indices, 0, values, 0, width);
-  for (int64_t i = 0; problem.empty() && i < rows; ++i)
+  if (!problem.empty()) return problem;
+  int64_t falls = 0;  // all of which must be between two rows
+  for (int64_t e = 1; e < values; ++e) falls += col_indices[e] <= col_indices[e - 1];
+  for (int64_t i = 0; i < rows; ++i) {
+    const int32_t e = crow_indices[i];
+    falls -= e > 0 && e < crow_indices[i + 1] && col_indices[e] <= col_indices[e - 1];
+  }
+  for (int64_t i = falls ? 0 : rows; i < rows; ++i)
     for (int64_t e = crow_indices[i] + 1; e < crow_indices[i + 1]; ++e)
       if (col_indices[e] <= col_indices[e - 1])
         return "col_indices must ascend in each row, got " + at("col_indices", e - 1, col_indices[e - 1]) + ", " +

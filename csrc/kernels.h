@@ -302,6 +302,8 @@ struct DistinctKernels {
   void (*find_slots)(const RowSearch<W, I>&, int64_t begin, int64_t end);
   // How many values of a row are neither 0 nor -0.
   int64_t (*nonzeros)(const W* row, int64_t width);
+  // Writes these values, and their columns.
+  void (*pack_row)(const W* row, int64_t width, W* value, int32_t* column);
 };
 
 template <class W>

@@ -32,20 +32,30 @@ struct RowParts {
         rows_left(branch.rows - begin) {}
 
   const T* operator()(int64_t i, int64_t part) const { return x + source[i * parts + part] * width; }
+  // Calls f(column) for the values of n sparse rows: in one loop over those of rows that lie one after the other, whose
+  // lengths would be mispredicted.
+  template <class F>
+  void for_each_column(int64_t n, F f) const {
+    constexpr int64_t near = 4, far = 8;  // rows whose values, and the place of these, are on their way
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto row = [&](int64_t i) { return source[(i < rows_left ? i : rows_left - 1) * parts + part]; };
+      for (int64_t i = 0, next; i < n; i = next) {
+        for (next = i + 1; next < n && row(next) == row(next - 1) + 1;) ++next;
+        __builtin_prefetch(first + row(next + far));
+        const int32_t then = first[row(next + near)];
+        __builtin_prefetch(x + then);
+        __builtin_prefetch(column_of + then);
+        for (int32_t e = first[row(i)]; e < first[row(next - 1) + 1]; ++e) f(part * width + column_of[e]);
+      }
+    }
+  }
   // Calls f(i, column, value) for the values of n sparse rows.
   template <class F>
   void for_each_value(int64_t n, F f) const {
-    constexpr int64_t near = 8, far = 16;  // parts whose values, and the place of these, are on their way
-    const int64_t* const last = source + rows_left * parts - 1;
-    const int64_t* at = source;
+    const int64_t* row = source;
     for (int64_t i = 0; i < n; ++i)
-      for (int64_t begin = 0; begin < parts * width; begin += width, ++at) {
-        __builtin_prefetch(first + *(last - at > far ? at + far : last));
-        const int32_t next = first[*(last - at > near ? at + near : last)];
-        __builtin_prefetch(x + next);
-        __builtin_prefetch(column_of + next);
-        for (int32_t e = first[*at]; e < first[*at + 1]; ++e) f(i, begin + column_of[e], x[e]);
-      }
+      for (int64_t begin = 0; begin < parts * width; begin += width, ++row)
+        for (int32_t e = first[*row], end = first[*row + 1]; e < end; ++e) f(i, begin + column_of[e], x[e]);
   }
   // Whether n rows lie one after the other, as one part each.
   bool in_order(int64_t n) const {
@@ -67,7 +77,7 @@ void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   constexpr int64_t L = lanes<T>, block = 16;  // the rows of the next one are on their way
   if (rows.first) {
     __builtin_memset(used, 0, rows.parts * rows.width * sizeof(T));
-    rows.for_each_value(n, [&](int64_t, int64_t column, T) { used[column] = 1; });
+    rows.for_each_column(n, [&](int64_t column) { used[column] = 1; });
     return;
   }
   for (int64_t begin = 0; begin < n; begin += block) {

@@ -245,11 +245,7 @@ struct BranchSearch {
     W* value = store.rows.add(more) - begin;
     int32_t* column = store.column.add(more) - begin;
     parallel_items(fresh, fresh * width, same_cost, [&](int64_t from, int64_t to) {
-      for (int64_t u = from; u < to; ++u) {
-        int64_t at = end[u - 1];
-        for (int64_t j = 0; j < width; ++j)
-          if (positive_zero(row_of(u)[j])) value[at] = row_of(u)[j], column[at++] = static_cast<int32_t>(j);
-      }
+      for (int64_t u = from; u < to; ++u) kernels.pack_row(row_of(u), width, value + end[u - 1], column + end[u - 1]);
     });
   }
 

@@ -130,6 +130,21 @@ int64_t nonzeros(const W* row, int64_t width) {
   return sum;
 }
 
+// Writes the values of a row that are neither 0 nor -0, and their columns.
+template <class W>
+void pack_row(const W* row, int64_t width, W* value, int32_t* column) {
+  constexpr int L = 64 / sizeof(W);
+  for (int64_t j = 0; j < width; j += L) {
+    const int64_t end = width - j < L ? width - j : L;
+    uint32_t mask = 0;
+    for (int64_t k = 0; k < end; ++k) mask |= uint32_t{static_cast<W>(row[j + k] << 1) != 0} << k;
+    for (; mask; mask &= mask - 1) {
+      const int64_t at = j + __builtin_ctz(mask);
+      *value++ = row[at], *column++ = static_cast<int32_t>(at);
+    }
+  }
+}
+
 // Whether row u of the sparse ones is `row`.
 template <class W, class I>
 bool equals_sparse(const RowSearch<W, I>& search, int64_t u, const W* row) {
