@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from spin_fast import SPIN, GraphBatch, PowerFeatures, training
+from spin_fast._common.rows import arrays_of, values_of
 
 from .harness import epochs, floors, peak
 from .harness.checks import assert_close
@@ -100,7 +101,7 @@ def arithmetic_floor(spin: SPIN, features: PowerFeatures, batches: Iterable[Tens
     layers, multiplications = spin.config["num_layers"] - 1, 0
     for ids in batches:
         rows = features[ids].take().rows
-        multiplications += WIDTH * (first * int(rows.count_nonzero()) + other * len(rows) * layers * WIDTH)
+        multiplications += WIDTH * (first * int(values_of(rows).count_nonzero()) + other * len(rows) * layers * WIDTH)
     classifier = sum(layer.weight.numel() for layer in spin.classifier if isinstance(layer, nn.Linear))
     return floors.arithmetic(2 * (multiplications + other * len(features) * classifier))
 
@@ -277,11 +278,11 @@ def test_profile(session: Session, dataset: str, graphs: GraphBatch, shape: Shap
 def test_resident_memory(session: Session, dataset: str, graphs: GraphBatch) -> None:
     """What the features of a whole data set take, against its hops as one dense array."""
     features = PowerFeatures.from_graphs(graphs, DEPTH, node_rows=False)
-    stored = sum(value.nbytes for value in vars(features).values() if isinstance(value, Tensor))
-    rows, dense = features.rows.nbytes, (DEPTH + 1) * graphs.x.nbytes
-    numbers = (f"{number / 1e6:,.1f}" for number in (dense, stored, rows))
+    rows = sum(array.nbytes for array in arrays_of(features.rows) if isinstance(array, Tensor))
+    dense = (DEPTH + 1) * graphs.x.nbytes
+    numbers = (f"{number / 1e6:,.1f}" for number in (dense, features.nbytes, rows))
     title, headers = "memory of a data set", ("input", "(R + 1) X, MB", "PowerFeatures, MB", "its rows, MB", "ratio")
-    session.count(title, headers, [(dataset, *numbers, f"{stored / dense:.2f}")])
+    session.count(title, headers, [(dataset, *numbers, f"{features.nbytes / dense:.2f}")])
 
 
 @pytest.mark.skipif(not peak.available(), reason="this system does not tell the peak memory of a process")

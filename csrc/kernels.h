@@ -167,7 +167,7 @@ struct BranchChunk {
   Mlp<T> mlp;
   const T* w;                // [stride], or null for the sum readout
   const T* x;                // [U, d], the rows of all graphs; or their values [nnz], in compressed sparse rows:
-  const int32_t* first;      // [U + 1], where the values of a row begin, or null
+  const int32_t* row_begin;  // [U + 1] values, or null
   const int32_t* column_of;  // [nnz], the column of each value, none of them twice in a row
   int64_t rows, graphs;
   int64_t parts;           // rows of x that an input of the MLP consists of, side by side
@@ -248,7 +248,7 @@ struct RowSearch {
   const uint32_t* keys;  // [2 d], of the hash
   uint64_t hash_mask;
   const W* known;            // [U, d], the distinct rows of graphs before; or their values, of sparse rows:
-  const int64_t* first;      // [U + 1], where the values of a row begin, or null
+  const int64_t* row_begin;  // [U + 1] values, or null
   const int32_t* column_of;  // of each value
   uint64_t* slots;           // [slot_mask + 1], at most half of them taken
   uint64_t slot_mask;

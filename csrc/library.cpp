@@ -133,8 +133,7 @@ py::array array_of(const Tensor& t) {
 }
 
 py::tuple take_rows(DistinctRows& found) {
-  const bool sparse = found.is_sparse();
-  const auto indices = sparse ? std::optional(found.take_indices()) : std::nullopt;
+  const auto indices = found.take_indices();
   py::tuple arrays = std::apply([](const auto&... t) { return py::make_tuple(array_of(t)...); }, found.take());
   if (indices) arrays = arrays + py::make_tuple(array_of(indices->first), array_of(indices->second));
   return arrays;

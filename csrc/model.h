@@ -68,8 +68,8 @@ struct Parts {
 // The rows of x, [number, width]: dense, or in compressed sparse rows, whose columns ascend.
 struct Rows {
   int64_t number, width;
-  const int32_t* first;   // [number + 1], where the values of a row begin; null of dense rows
-  const int32_t* column;  // of each value
+  const int32_t* row_begin;  // [number + 1] values; null of dense rows
+  const int32_t* column;     // of each value
 };
 
 // The arguments that the ops of the fused branch share, checked but for the contents of ids.
@@ -95,7 +95,7 @@ inline Rows checked_rows(const Tensor& rows, const OptionalTensor& crow_indices,
   expect("col_indices", *col_indices, {rows.numel()}, {ScalarType::Int});
   require(crow_indices->numel() >= 1, "crow_indices must have at least one entry, got none");
   const Rows of = {crow_indices->numel() - 1, num_features, data<int32_t>(crow_indices), data<int32_t>(col_indices)};
-  if (check_invariants) refuse_if(check_sparse_rows(of.first, of.number, of.column, rows.numel(), num_features));
+  if (check_invariants) refuse_if(check_sparse_rows(of.row_begin, of.number, of.column, rows.numel(), num_features));
   return of;
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from spin_fast import SPIN, PowerFeatures
 from spin_fast._common.indexing import ragged_arange
+from spin_fast._common.rows import take_dense
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def row_batches(features: PowerFeatures, ids: Tensor, batch_size: int) -> Iterat
             entries = ragged_arange(starts, sizes)
             distinct, index = torch.unique(features.index[entries], return_inverse=True)
             row_ptr = torch.searchsorted(distinct, features.row_ptr.to(distinct.dtype))
-            rows = features.rows.index_select(0, distinct).split(row_ptr.diff().tolist())
+            rows = take_dense(features.rows, distinct).split(row_ptr.diff().tolist())
             segment = numbers.flatten().repeat_interleave(sizes)
             yield Rows(rows, index, features.count[entries], segment, features.labels[batch])
 

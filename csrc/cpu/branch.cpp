@@ -42,7 +42,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
   check_ids(of);
   expect("grad", grad, {of.graphs, of.model.readout_width()}, {value});
   Tensor gradient = empty({parameters.numel()}, value);
-  require(!with_rows || !of.rows.first, "rows must be dense to have a gradient");
+  require(!with_rows || !of.rows.row_begin, "rows must be dense to have a gradient");
   Tensor dx = empty({with_rows ? of.rows.number : 0, num_features}, value);
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;

@@ -17,14 +17,14 @@ struct RowTile {
 template <class T>
 struct RowParts {
   const T* x;
-  const int32_t *first, *column_of;  // of sparse rows, as in BranchChunk
+  const int32_t *row_begin, *column_of;  // of sparse rows, as in BranchChunk
   const int64_t* source;
   int64_t parts, width;  // of a part
   int64_t rows_left;     // of the chunk, from `begin` on
 
   RowParts(const BranchChunk<T>& branch, int64_t begin)
       : x(branch.x),
-        first(branch.first),
+        row_begin(branch.row_begin),
         column_of(branch.column_of),
         source(branch.source + begin * branch.parts),
         parts(branch.parts),
@@ -32,8 +32,8 @@ struct RowParts {
         rows_left(branch.rows - begin) {}
 
   const T* operator()(int64_t i, int64_t part) const { return x + source[i * parts + part] * width; }
-  // Calls f(column) for the values of n sparse rows: in one loop over those of rows that lie one after the other, whose
-  // lengths would be mispredicted.
+  // Calls f(column) for the values of n sparse rows, in one loop for rows that lie one after the other: a loop for each
+  // short row ends in a mispredicted branch.
   template <class F>
   void for_each_column(int64_t n, F f) const {
     constexpr int64_t near = 4, far = 8;  // rows whose values, and the place of these, are on their way
@@ -41,11 +41,11 @@ struct RowParts {
       const auto row = [&](int64_t i) { return source[(i < rows_left ? i : rows_left - 1) * parts + part]; };
       for (int64_t i = 0, next; i < n; i = next) {
         for (next = i + 1; next < n && row(next) == row(next - 1) + 1;) ++next;
-        __builtin_prefetch(first + row(next + far));
-        const int32_t then = first[row(next + near)];
+        __builtin_prefetch(row_begin + row(next + far));
+        const int32_t then = row_begin[row(next + near)];
         __builtin_prefetch(x + then);
         __builtin_prefetch(column_of + then);
-        for (int32_t e = first[row(i)]; e < first[row(next - 1) + 1]; ++e) f(part * width + column_of[e]);
+        for (int32_t e = row_begin[row(i)]; e < row_begin[row(next - 1) + 1]; ++e) f(part * width + column_of[e]);
       }
     }
   }
@@ -55,7 +55,7 @@ struct RowParts {
     const int64_t* row = source;
     for (int64_t i = 0; i < n; ++i)
       for (int64_t begin = 0; begin < parts * width; begin += width, ++row)
-        for (int32_t e = first[*row], end = first[*row + 1]; e < end; ++e) f(i, begin + column_of[e], x[e]);
+        for (int32_t e = row_begin[*row], end = row_begin[*row + 1]; e < end; ++e) f(i, begin + column_of[e], x[e]);
   }
   // Whether n rows lie one after the other, as one part each.
   bool in_order(int64_t n) const {
@@ -75,7 +75,7 @@ struct RowParts {
 template <class T>
 void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   constexpr int64_t L = lanes<T>, block = 16;  // the rows of the next one are on their way
-  if (rows.first) {
+  if (rows.row_begin) {
     __builtin_memset(used, 0, rows.parts * rows.width * sizeof(T));
     rows.for_each_column(n, [&](int64_t column) { used[column] = 1; });
     return;
@@ -97,11 +97,12 @@ void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   }
 }
 
-// Copies these columns of n rows, and fills the rows up to `stride` with zeros. Overwrites `place`, [columns of a row].
+// Copies these columns of n rows, and fills the rows up to `stride` with zeros. Overwrites `place`, [columns of a row],
+// which may be what says the columns that are used.
 template <class T>
 void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int64_t columns, int64_t stride,
                   Bits<T>* place, T* to) {
-  if (rows.first) {
+  if (rows.row_begin) {
     for (int64_t k = 0; k < columns; ++k) place[column[k]] = static_cast<Bits<T>>(k);
     __builtin_memset(to, 0, n * stride * sizeof(T));
     rows.for_each_value(n, [&](int64_t i, int64_t at, T value) { to[i * stride + place[at]] = value; });
@@ -142,7 +143,8 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   }
   first.in = columns[0];
   // The backward pass reads its own copy; a product reads rows up to a multiple, which may lie beyond the end of x.
-  const bool in_place = !branch.inputs && first.in == width && n % row_multiple == 0 && !rows.first && rows.in_order(n);
+  const bool in_place =
+      !branch.inputs && first.in == width && n % row_multiple == 0 && !rows.row_begin && rows.in_order(n);
   tile.x = in_place ? rows(0, 0) : x;
   tile.stride = in_place ? width : padded_to(row_multiple, first.in);
   tile.column = columns + 1;

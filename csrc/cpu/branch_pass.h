@@ -431,7 +431,7 @@ class BranchPass : public PassBase<T> {
         branch.mlp = mlp;
         branch.w = packed_[b].w;
         branch.x = x_;
-        branch.first = arguments_.rows.first;
+        branch.row_begin = arguments_.rows.row_begin;
         branch.column_of = arguments_.rows.column;
         branch.rows = rows;
         branch.graphs = graphs;

@@ -104,7 +104,7 @@ struct Store {
   Filled<I> index;                   // [nnz]
   Filled<int32_t> count;             // [nnz]
   Filled<I> row_of_node;             // [N], if wanted
-  Filled<int64_t> first;             // [U + 1], where the values of a sparse row begin
+  Filled<int64_t> row_begin;         // [U + 1], of the values of sparse rows
   Filled<int32_t> column;            // [nnz]
   int64_t size = 0;                  // U
   std::vector<uint64_t> slots = {};  // at most half of them taken
@@ -135,13 +135,13 @@ struct BranchSearch {
   I* row_of_node;
 
   RowSearch<W, I> row_search() const {
-    const int64_t* const first = sparse ? store.first.begin() : nullptr;
+    const int64_t* const row_begin = sparse ? store.row_begin.begin() : nullptr;
     return {rows,
             width,
             keys,
             hash_mask,
             store.rows.begin(),
-            first,
+            row_begin,
             store.column.begin(),
             store.slots.data(),
             store.slots.size() - 1,
@@ -235,8 +235,8 @@ struct BranchSearch {
         hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
       }
     });
-    if (!sparse) return;
-    int64_t* end = store.first.add(fresh);
+    if (!sparse || fresh == 0) return;
+    int64_t* end = store.row_begin.add(fresh);
     parallel_items(fresh, fresh * width, same_cost, [&](int64_t from, int64_t to) {
       for (int64_t u = from; u < to; ++u) end[u] = kernels.nonzeros(row_of(u), width);
     });
@@ -310,7 +310,7 @@ class TypedDistinctRows final : public DistinctRows {
       stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
                          Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0), Filled<int64_t>(nodes + 1),
                          Filled<int32_t>(layout == RowLayout::dense ? 0 : nodes * width)});
-    for (Store<W, I>& store : stores_) *store.first.add(1) = 0;
+    for (Store<W, I>& store : stores_) *store.row_begin.add(1) = 0;
   }
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
@@ -363,20 +363,23 @@ class TypedDistinctRows final : public DistinctRows {
     return sum;
   }
 
-  std::pair<Tensor, Tensor> take_indices() override {
+  std::optional<std::pair<Tensor, Tensor>> take_indices() override {
+    if (!is_sparse()) return std::nullopt;
     const int64_t values = size_of(&Store<W, I>::rows);
-    require(values <= INT32_MAX, "rows must have at most ", INT32_MAX, " values that are not 0, got ", values,
-            "; compute the features in shards");
+    if (values > INT32_MAX || sparse_bytes(values, num_rows()) >= num_rows() * width * bytes) {
+      make_dense();
+      return std::nullopt;
+    }
     Tensor crow = empty({num_rows() + 1}, ScalarType::Int), col = empty({values}, ScalarType::Int);
     int32_t* end = crow.mutable_data_ptr<int32_t>();
     int64_t begin = *end = 0;
     for (Store<W, I>& store : stores_) {
-      for (int64_t u = 1; u <= store.size; ++u) *++end = static_cast<int32_t>(begin + store.first.begin()[u]);
+      for (int64_t u = 1; u <= store.size; ++u) *++end = static_cast<int32_t>(begin + store.row_begin.begin()[u]);
       begin += store.rows.size();
-      store.first.free();
+      store.row_begin.free();
     }
     move_to(col.mutable_data_ptr<int32_t>(), &Store<W, I>::column, [](int64_t, int32_t column) { return column; });
-    return {crow, col};
+    return std::pair(crow, col);
   }
 
   DistinctTensors take() override {
@@ -410,15 +413,37 @@ class TypedDistinctRows final : public DistinctRows {
   }
 
  private:
+  int64_t sparse_bytes(int64_t values, int64_t rows) const { return values * (bytes + 4) + rows * 4; }
+
   void choose_layout(const W* powers, int64_t nodes, const int64_t* ptr) {
+    layout = RowLayout::dense;
+    if (width * bytes < dense_bytes) return;
     while (ptr[1] == 0) ++ptr;
-    const int64_t rows = ptr[1], row_bytes = width * bytes;
+    const auto kernels = isa_kernels<DistinctKernels<W, I>>();
     int64_t values = 0;
     for (int64_t b = 0; b < branches; ++b)
-      for (int64_t v = 0; v < rows; ++v)
-        values += isa_kernels<DistinctKernels<W, I>>().nonzeros(powers + (b * nodes + v) * width, width);
-    const bool small = 4 * (values * (bytes + 4) + branches * rows * 4) <= branches * rows * row_bytes;
-    layout = small && row_bytes >= dense_bytes ? RowLayout::sparse : RowLayout::dense;
+      for (int64_t v = 0; v < ptr[1]; ++v) values += kernels.nonzeros(powers + (b * nodes + v) * width, width);
+    const int64_t rows = branches * ptr[1];
+    if (4 * sparse_bytes(values, rows) <= rows * width * bytes) layout = RowLayout::sparse;
+  }
+
+  void make_dense() {
+    for (Store<W, I>& store : stores_) {
+      Filled<W> dense(store.size * width);
+      W* const row = dense.add(store.size * width);
+      const int64_t* begin = store.row_begin.begin();
+      const auto cost = [](int64_t u) { return u; };
+      parallel_items(store.size, store.size * width, cost, [&](int64_t from, int64_t to) {
+        std::fill(row + from * width, row + to * width, W{0});
+        for (int64_t u = from; u < to; ++u)
+          for (int64_t e = begin[u]; e < begin[u + 1]; ++e)
+            row[u * width + store.column.begin()[e]] = store.rows.begin()[e];
+      });
+      store.rows = std::move(dense);
+      store.row_begin.free();
+      store.column.free();
+    }
+    layout = RowLayout::dense;
   }
 
   static constexpr ScalarType index_type = std::is_same_v<I, int32_t> ? ScalarType::Int : ScalarType::Long;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -42,8 +43,9 @@ class DistinctRows {
   virtual int64_t num_rows() const = 0;
   // What is found, as if all chunks had been one; nothing is left behind.
   virtual DistinctTensors take() = 0;
-  // crow_indices and col_indices of sparse rows that are taken next.
-  virtual std::pair<Tensor, Tensor> take_indices() = 0;
+  // crow_indices and col_indices of sparse rows that are taken next; none of dense ones, which sparse ones become here
+  // if they have more values than int32 counts, or take as much memory.
+  virtual std::optional<std::pair<Tensor, Tensor>> take_indices() = 0;
   bool is_sparse() const { return layout == RowLayout::sparse; }
 
   RowLayout layout;

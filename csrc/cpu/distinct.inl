@@ -149,8 +149,9 @@ void pack_row(const W* row, int64_t width, W* value, int32_t* column) {
 template <class W, class I>
 bool equals_sparse(const RowSearch<W, I>& search, int64_t u, const W* row) {
   W differ = 0;
-  for (int64_t e = search.first[u]; e < search.first[u + 1]; ++e) differ |= search.known[e] ^ row[search.column_of[e]];
-  return differ == 0 && nonzeros(row, search.width) == search.first[u + 1] - search.first[u];
+  for (int64_t e = search.row_begin[u]; e < search.row_begin[u + 1]; ++e)
+    differ |= search.known[e] ^ row[search.column_of[e]];
+  return differ == 0 && nonzeros(row, search.width) == search.row_begin[u + 1] - search.row_begin[u];
 }
 
 // Finds for each of the entries [begin, end) the slot that it shares with all entries of the same row, for now in
@@ -170,7 +171,7 @@ void find_slots(const RowSearch<W, I>& search, Width width, int64_t begin, int64
       if (slot_tag_in(other) != tag) continue;
       const auto number = static_cast<int64_t>(slot_number(other));
       const bool is_here = other & slot_claimed;
-      if (is_here || !search.first
+      if (is_here || !search.row_begin
               ? equal_rows<L>((is_here ? search.rows : search.known) + number * width, its_row, width)
               : equals_sparse(search, number, its_row))
         break;

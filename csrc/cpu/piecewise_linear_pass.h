@@ -21,7 +21,7 @@ class PiecewiseLinearPass : public PassBase<T> {
   // Whether the entries are so many that the search for intervals, usually about as many as units, pays.
   static bool pays(const Arguments& arguments) {
     const Model& model = arguments.model;
-    if (model.features != 1 || arguments.parts.given || arguments.rows.first) return false;
+    if (model.features != 1 || arguments.parts.given || arguments.rows.row_begin) return false;
     int64_t units = 1, entries = 0;
     for (const int64_t width : model.widths) units += width;
     for (int64_t i = 0; i < arguments.graphs; ++i) entries += entries_of(arguments, i);

@@ -261,7 +261,7 @@ FusedBranches<T>::FusedBranches(const Device& device, const Arguments& arguments
       first_(first),
       tf32_(false) {
   require(model_.branches <= UINT16_MAX, "num_branches must be at most ", UINT16_MAX, ", got ", model_.branches);
-  require(!arguments.rows.first, "rows must be dense on a GPU");
+  require(!arguments.rows.row_begin, "rows must be dense on a GPU");
   if constexpr (std::is_same_v<T, float>) tf32_ = tf32 && device.has_tf32(&forward_kernel<Math::tf32, true, T>);
   call_.seg = arguments.seg;
   call_.ids = arguments.ids;

@@ -12,7 +12,14 @@ from torch import Tensor
 from . import check
 from .indexing import offsets, ragged_arange
 
+MOST_VALUES = 2**31 - 1  # of sparse rows, whose indices are int32
+ROWS_AT_ONCE = 1 << 16
 SparseArrays = tuple[Tensor, Tensor | None, Tensor | None, int]
+
+
+with warnings.catch_warnings():  # once per process torch says that CSR is in beta; little but its arrays is used here
+    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+    torch.empty(0, 0).to_sparse_csr()
 
 
 def is_sparse(rows: Tensor) -> bool:
@@ -36,14 +43,12 @@ def check_ragged(name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...], devic
 def sparse_rows(values: Tensor, crow_indices: Tensor, col_indices: Tensor, num_features: int) -> Tensor:
     """A CSR tensor of these arrays, whose contents are not read."""
     size = (crow_indices.shape[0] - 1, num_features)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")  # nothing is used but the arrays
-        return torch.sparse_csr_tensor(crow_indices, col_indices, values, size, check_invariants=False)
+    return torch.sparse_csr_tensor(crow_indices, col_indices, values, size, check_invariants=False)
 
 
 def checked_sparse_rows(values: Tensor, crow_indices: Any, col_indices: Any, num_features: int) -> Tensor:
     """The same of arrays whose shapes and dtypes are checked; raises TypeError, ValueError."""
-    check.integer("num_features", num_features, 0)
+    check.integer("num_features", num_features, 0, bits=31)
     check.tensor("rows", values, ("nnz",), check.FLOATS)
     check.tensor("crow_indices", crow_indices, ("U + 1",), (torch.int32,), values.device)
     check.tensor("col_indices", col_indices, (len(values),), (torch.int32,), values.device)
@@ -56,7 +61,9 @@ def arrays_of(rows: Tensor) -> SparseArrays:
     """What an op takes for rows: the rows or their values, ``crow_indices``, ``col_indices``, and ``d``."""
     if not is_sparse(rows):
         return rows, None, None, rows.shape[1]
-    return rows.values(), rows.crow_indices(), rows.col_indices(), rows.shape[1]
+    arrays = (rows.values(), rows.crow_indices(), rows.col_indices())
+    values, crow_indices, col_indices = (array.contiguous() for array in arrays)
+    return values, crow_indices, col_indices, rows.shape[1]
 
 
 def rows_of(values: Tensor, crow_indices: Tensor | None, col_indices: Tensor | None, num_features: int) -> Tensor:
@@ -80,6 +87,8 @@ def take(rows: Tensor, ids: Tensor) -> Tensor:
     crow_indices = rows.crow_indices()
     starts = crow_indices.index_select(0, ids).long()
     sizes = crow_indices.index_select(0, ids + 1).long() - starts
+    if (num_values := int(sizes.sum())) > MOST_VALUES:
+        raise ValueError(f"rows must have at most {MOST_VALUES} values that are not 0, got {num_values}")
     entries = ragged_arange(starts, sizes)
     arrays = (rows.values()[entries], offsets(sizes).int(), rows.col_indices()[entries])
     return sparse_rows(*arrays, rows.shape[1])
@@ -103,4 +112,9 @@ def with_arrays(rows: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
 
 def take_dense(rows: Tensor, ids: Tensor) -> Tensor:
     """The rows of these numbers, of any shape, dense: ``rows[ids]``."""
-    return dense(take(rows, ids.flatten())).view(*ids.shape, rows.shape[1]) if is_sparse(rows) else rows[ids]
+    if not is_sparse(rows):
+        return rows[ids]
+    taken = torch.empty(ids.numel(), rows.shape[1], dtype=rows.dtype, device=rows.device)
+    for some, block in zip(ids.flatten().split(ROWS_AT_ONCE), taken.split(ROWS_AT_ONCE), strict=True):
+        block.copy_(dense(take(rows, some)))
+    return taken.view(*ids.shape, rows.shape[1])

@@ -54,7 +54,6 @@ def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
     2^64.
     """
     segments: PowerFeatures | ops.JointRows = features
-    features._arrays()  # checks those of a mapped file
     numbers = torch.arange(len(features.rows), device=features.rows.device)
     keys = torch.cat([_keys_of(take_dense(features.rows, some)) for some in numbers.split(ROWS_AT_ONCE)])
     if joint:

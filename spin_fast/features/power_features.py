@@ -92,6 +92,8 @@ class PowerFeatures(GraphArrays):
         graphs, segments = self.node_ptr.numel() - 1, self.ptr.numel() - 1
         if segments != self.num_branches * graphs:
             raise ValueError(f"ptr must have {self.num_branches} branches of {graphs} segments, got {segments}")
+        if is_sparse(self.rows) and self.index is None:
+            raise ValueError("rows must be dense where index is None, got sparse_csr")
         if self.index is not None:
             check.tensor("index", self.index, ("nnz",), check.INTEGERS, device)
         if self.count is not None:
@@ -111,6 +113,7 @@ class PowerFeatures(GraphArrays):
             )
         if not self.rows.is_cpu:
             return
+        ops.check_sparse_rows(self.rows)
         num_nodes = int(self.node_ptr[-1])
         if problem := reference.check_offsets("node_ptr", self.node_ptr, num_nodes, "nodes"):
             raise ValueError(problem)
@@ -125,7 +128,6 @@ class PowerFeatures(GraphArrays):
 
     def _check_entries(self) -> None:
         num_rows = len(self.rows)
-        ops.check_sparse_rows(self.rows)
         ops.check_segments(self.ptr, self.index, self.count, num_rows, self.row_ptr)
         entries, num_nodes = int(self.ptr[-1]), int(self.node_ptr[-1])
         if (total := entries if self.count is None else int(self.count.sum())) != self.num_branches * num_nodes:
@@ -161,7 +163,7 @@ class PowerFeatures(GraphArrays):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PowerFeatures:
         """Copy all arrays, also sparse rows, for which torch has no ``__deepcopy__``."""
-        if is_sparse(self.rows):
+        if is_sparse(self.rows) and id(self.rows) not in memo:
             memo[id(self.rows)] = with_arrays(self.rows, Tensor.clone)
         copied = copy.copy(self)
         vars(copied).update(copy.deepcopy(vars(self), memo))
@@ -404,11 +406,12 @@ class PowerFeatures(GraphArrays):
     def load(cls, path: str | Path, *, mmap: bool = True) -> PowerFeatures:
         """Read what :meth:`save` has written, on the CPU.
 
-        With ``mmap`` the file is mapped: only offsets, some bytes per graph and branch, are read and checked here.
-        ``index``, ``count`` and ``row_of_node`` are read once, in order, to be checked, when one of them is first asked
-        for, which the model does; rows and labels are read where they are used. What a file says is never trusted: a
-        damaged one gives an error, or other numbers, but no operation reads what is not there. The file must not be
-        overwritten in place meanwhile; :meth:`save` does not. Without ``mmap`` all is read and checked at once.
+        With ``mmap`` the file is mapped: only offsets, some bytes per graph and branch, and the indices of sparse rows
+        are read and checked here. ``index``, ``count`` and ``row_of_node`` are read once, in order, to be checked, when
+        one of them is first asked for, which the model does; rows and labels are read where they are used. What a file
+        says is never trusted: a damaged one gives an error, or other numbers, but no operation reads what is not there.
+        The file must not be overwritten in place meanwhile; :meth:`save` does not. Without ``mmap`` all is read and
+        checked at once.
 
         Args:
             path: the file, or one of many, each of which can be read alone; or their index, ``*.index.json``, with
@@ -533,8 +536,7 @@ class PowerFeatures(GraphArrays):
             [nnz]`` as in :func:`spin_fast.sum_readout`, the rows of all branches counted one after the other.
         """
         if self.ids is None:
-            ptr, index, count = self.ptr, self.index, self.count
-            return dense(self.rows).split(self.row_ptr.diff().tolist()), ptr, index, count
+            return dense(self.rows).split(self.row_ptr.diff().tolist()), self.ptr, self.index, self.count
         rows, row_ptr, ptr, index, count, _ = self._gather()
         return dense(rows).split(row_ptr.diff().tolist()), ptr, index, count
 
@@ -612,8 +614,7 @@ class PowerFeatures(GraphArrays):
 
     def dense_rows(self) -> Tensor:
         """The selected graphs' rows per node, ``[R + 1, n, d]``."""
-        nodes = self._node_rows()  # before the rows are read: it checks them
-        return take_dense(self.rows, nodes)
+        return take_dense(self.rows, self._node_rows())
 
     @property
     def selected_ptr(self) -> Tensor:

@@ -81,8 +81,9 @@ def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
 class DistinctRows:
     """:func:`distinct_rows` of powers that come chunk by chunk and need never be in memory at once.
 
-    For :class:`spin_fast.PowerFeatures`: arguments are not checked. The kernel keeps rows in torch's CSR layout where
-    those of the first graph that has nodes take a quarter of the memory so, or less, and 256 bytes or more otherwise.
+    For :class:`spin_fast.PowerFeatures`: arguments are not checked. The kernel, unlike the reference, may return rows
+    in torch's CSR layout: where a dense row takes 256 bytes or more and those of the first graph that has nodes take at
+    most a quarter of their memory so, unless in the end the rows of all take more than dense ones.
 
     The kernel has room for a number of nodes and graphs, in memory that is not touched before it is used. Where more
     come than that, what is found of the graphs so far is set aside, and the kernel starts anew, with twice the room,
@@ -103,11 +104,9 @@ class DistinctRows:
     def __init__(
         self, num_branches: int, x: Tensor, *, num_nodes: int = 0, num_graphs: int = 0, node_rows: bool = True
     ) -> None:
-        self._num_branches, self._x, self._node_rows = (
-            num_branches,
-            torch.empty(0, x.shape[1], dtype=x.dtype, device=x.device),
-            node_rows,
-        )
+        self._num_branches = num_branches
+        self._x = torch.empty(0, x.shape[1], dtype=x.dtype, device=x.device)
+        self._node_rows = node_rows
         self._num_nodes = self.num_graphs = 0
         self._set_aside: reference.Lists = [[] for _ in range(num_branches)]
         self._is_native = x.is_cpu and native.has_kernel(x.device)
@@ -167,14 +166,13 @@ class DistinctRows:
         return rows, row_ptr
 
     def _take_all(self) -> tuple[Tensor, ...]:
-        is_sparse = self._found.is_sparse()
         if self._num_nodes:
-            self._is_sparse = is_sparse
-        rows, *lists = map(torch.from_numpy, self._found.take())
-        if is_sparse:
-            *lists, crow_indices, col_indices = lists
+            self._is_sparse = self._found.is_sparse()
+        rows, row_ptr, ptr, index, count, row_of_node, *sparse = map(torch.from_numpy, self._found.take())
+        if sparse:
+            crow_indices, col_indices = sparse
             rows = sparse_rows(rows, crow_indices, col_indices, self._x.shape[1])
-        return rows, *lists
+        return rows, row_ptr, ptr, index, count, row_of_node
 
     @property
     def num_rows(self) -> int:

@@ -52,7 +52,7 @@ def test_rows_of_nodes_are_the_powers(backend: str, graphs: spin_fast.GraphBatch
     made = PowerFeatures.from_graphs(graphs, num_hops, operator)
     assert (made.num_hops, made.num_operators) == (num_hops, operator.count(",") + 1)
     for r in range(made.num_branches if made.index is not None else 0):
-        rows = made.rows[made.row_ptr[r] : made.row_ptr[r + 1]]
+        rows = made.rows.to_dense()[made.row_ptr[r] : made.row_ptr[r + 1]]
         assert len({row.numpy().tobytes() for row in rows}) == len(rows)
 
 
@@ -273,7 +273,7 @@ def test_joint_rows_are_those_of_the_nodes(backend: str, deduplicate: bool) -> N
     assert made[[1, 3]].joint is joint  # found once for all selections of one storage
     assert made.take().joint is joint
     assert made.to("cpu", non_blocking=True).joint is not joint
-    rows = made.rows[joint.parts.long()].flatten(1)
+    rows = made.rows.to_dense()[joint.parts.long()].flatten(1)
     index = torch.arange(len(rows)) if joint.index is None else joint.index
     of_nodes = torch.cat([*made.dense_rows()], dim=1)
     for graph, (begin, end) in enumerate(pairwise(made.node_ptr.tolist())):

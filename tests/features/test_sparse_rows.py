@@ -12,6 +12,7 @@ import torch
 from helpers import assert_same_features, change_array, random_graphs
 
 from spin_fast import PAGNN, SPIN, GraphBatch, PowerFeatures, ops, shards, training
+from spin_fast._common.rows import checked_sparse_rows
 from spin_fast.features.identical import graph_keys
 from spin_fast.sklearn import SPINClassifier
 
@@ -66,6 +67,17 @@ def test_the_first_graph_with_nodes_decides(native) -> None:
     graphs.x[first, : COLUMNS // 4] = 1
     assert PowerFeatures.from_graphs(graphs, 1).rows.layout is torch.strided
     assert PowerFeatures.from_graphs(graphs[2:], 1).rows.layout is torch.sparse_csr
+
+
+def test_rows_become_dense_where_that_takes_less(native, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most rows of later graphs are full: the layout that the first graph had is not kept, whatever room there was."""
+    graphs = one_hot_graphs()
+    graphs.x[graphs.ptr[2] :] = torch.randn(graphs.num_nodes - int(graphs.ptr[2]), COLUMNS)
+    features = PowerFeatures.from_graphs(graphs, 2)
+    assert features.rows.layout is torch.strided
+    assert_same_features(PowerFeatures.from_chunks((graphs[i : i + 3] for i in range(0, len(graphs), 3)), 2), features)
+    monkeypatch.setattr(ops.DistinctRows, "_is_sparse", False)
+    assert_same_features(PowerFeatures.from_graphs(graphs, 2), features)
 
 
 def test_negative_zeros_are_left_out(native) -> None:
@@ -167,26 +179,32 @@ def test_other_models_and_the_estimator(both: tuple[PowerFeatures, PowerFeatures
         ("crow_indices", lambda crow: crow.index_fill(0, torch.tensor([5]), 10**9), "crow_indices must not decrease"),
     ],
 )
-def test_damaged_indices_are_found_before_they_are_used(
+def test_damaged_indices_are_found_at_once(
     both: tuple[PowerFeatures, PowerFeatures], tmp_path: Path, name: str, change, message: str
 ) -> None:
     path = tmp_path / "saved.safetensors"
     both[0].save(path)
     change_array(path, name, change)
-    with pytest.raises(ValueError, match=f"{path} is damaged: {message}"):
-        PowerFeatures.load(path, mmap=False)
-    model = SPIN(COLUMNS, 8, 2, 2)
-    for use in (
-        lambda loaded: model(loaded[[2, 3]]),
-        lambda loaded: training.fit(model, loaded, range(14), range(14, 20), epochs=1),
-        lambda loaded: loaded.take().branch_rows(),
-        lambda loaded: loaded.dense_rows(),
-        lambda loaded: graph_keys(loaded, joint=False),
-        lambda loaded: loaded.identical_graphs(),
-        lambda loaded: PowerFeatures.concatenate([both[1], loaded]),
-    ):
+    for mmap in (True, False):
         with pytest.raises(ValueError, match=f"{path} is damaged: {message}"):
-            use(PowerFeatures.load(path))
+            PowerFeatures.load(path, mmap=mmap)
+
+
+def test_sparse_rows_that_are_given_are_checked(both: tuple[PowerFeatures, PowerFeatures]) -> None:
+    features = both[0]
+    arrays = features.rows.crow_indices(), features.rows.col_indices(), features.rows.values()
+    spread = [torch.stack([array, array], 1)[:, 0] for array in arrays]
+    assert not any(array.is_contiguous() for array in spread)
+    rows = torch.sparse_csr_tensor(*spread, features.rows.shape, check_invariants=False)
+    model = SPIN(COLUMNS, 8, 2, 2)
+    assert torch.equal(training.predict(model, replace(features, rows=rows)), training.predict(model, features))
+    with pytest.raises(ValueError, match="rows must be dense where index is None"):
+        replace(features, index=None, count=None)
+    arrays[1].fill_(COLUMNS)
+    with pytest.raises(ValueError, match="col_indices must be in"):
+        replace(features)
+    with pytest.raises(ValueError, match="num_features must be"):
+        checked_sparse_rows(arrays[2], arrays[0], arrays[1], 2**31)
 
 
 @pytest.mark.parametrize(
