@@ -100,6 +100,7 @@ _SAME_NAMES = (
 )
 _OPTIONS = {
     "features": "--node-features",
+    "one_hot": "--one-hot",
     "url": "SPIN_FAST_TU_URL or SPIN_FAST_OGB_URL",
     "features.num_hops": "--hops",
     "features.operator": "--operator",

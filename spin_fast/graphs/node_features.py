@@ -28,6 +28,10 @@ BLOCK = 1 << 16  # nodes in float64 at a time
 FORMAT = "spin_fast node-features 1"
 
 
+class ColumnsError(check.NamingError, ValueError):
+    """``one_hot`` does not fit the columns of ``x``."""
+
+
 @dataclass(eq=False)
 class NodeFeatures:
     """Transforms node features: fitted on the training graphs, then applied to all graphs.
@@ -401,18 +405,23 @@ class _Seen:
         if not self.values:
             encoded = range(x.shape[1]) if self._made.one_hot is True else self._made.one_hot or ()
             if (widest := max(encoded, default=-1)) >= x.shape[1]:
-                raise ValueError(f"one_hot must be less than {x.shape[1]}, the number of columns, got {widest}")
+                raise ColumnsError(
+                    check.Argument("one_hot"), f" must be less than {x.shape[1]}, the number of columns, got {widest}"
+                )
             self.values = [Counter() if column in encoded else None for column in range(x.shape[1])]
         for column, known in enumerate(self.values):
             if known is None:
                 continue
             values, counts = x[:, column].unique(return_counts=True)
             if not bool(((values == values.round()) & (values.abs() < 2**53)).all()):  # nor NaN, nor infinity
-                raise ValueError(f"one_hot must name columns of whole numbers; column {column} has others")
+                raise ColumnsError(
+                    check.Argument("one_hot"), f" must name columns of whole numbers; column {column} has others"
+                )
             known.update(dict(zip(values.long().tolist(), counts.tolist(), strict=True)))
             if len(known) > MOST_CATEGORIES:
-                raise ValueError(
-                    f"one_hot must name columns of at most {MOST_CATEGORIES} values; column {column} has {len(known)}"
+                raise ColumnsError(
+                    check.Argument("one_hot"),
+                    f" must name columns of at most {MOST_CATEGORIES} values; column {column} has {len(known)}",
                 )
         if self._made.degree == "one-hot":
             counts = degree.bincount(minlength=len(self.degrees)).cpu()

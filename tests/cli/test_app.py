@@ -38,6 +38,7 @@ def test_errors_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "OTHER" in error("OTHER")
     (tmp_path / "file").write_text("")
     assert "file" in error("--epochs", 1, "--out", tmp_path / "file" / "x")
+    assert "error: --one-hot must name columns of whole numbers; column 0 has others" in error("digits", "--one-hot")
 
 
 def test_debug_shows_the_traceback() -> None:
