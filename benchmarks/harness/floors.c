@@ -134,8 +134,10 @@ enum { lanes = 1 };
 #endif
 #if WIDTH >= 2
 typedef float Part __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
+typedef uint32_t Bits __attribute__((vector_size(lanes * sizeof(float)), aligned(sizeof(float)), may_alias));
 #else
 typedef float Part;
+typedef uint32_t Bits;
 #endif
 
 // Enough sums that do not wait for each other. Unlike rows and columns run into one: no result is wanted.
@@ -182,4 +184,41 @@ ALWAYS_INLINE float gather_by(const INDEX* indices, const int64_t* bounds, size_
 
 float gather(const INDEX* indices, const int64_t* bounds, size_t blocks, int hops, const float* y, int ahead) {
   return ahead ? gather_by(indices, bounds, blocks, hops, y, ahead) : gather_by(indices, bounds, blocks, hops, y, 0);
+}
+
+// ---- Rows that are equal ----
+
+ALWAYS_INLINE void meet(Bits* hash, Bits* differ, const uint32_t* row, const uint32_t* other) {
+  *hash = (*hash ^ *(const Bits*)row) * 0x9e3779b1u;
+  *differ |= *(const Bits*)row ^ *(const Bits*)other;
+}
+
+// What is left to a search for distinct rows that is told every answer: to read each of n rows for its hash, to compare
+// it with the one that it equals, to keep it if it is new, and to write its number. `like`: the first row of the same
+// graph that equals it, maybe itself; numbers go by first appearance, and `kept` are known. Returns how many then are,
+// or -1 if an answer is wrong.
+int64_t number_rows(const uint32_t* rows, size_t n, const int32_t* like, const int32_t* number, uint32_t* known,
+                    int64_t kept, int32_t* number_of_row) {
+  const size_t ahead = 8;
+  Bits hash = {0}, differ = {0};
+  for (size_t v = 0; v < n; ++v) {
+    if (v + ahead < n) {
+      const char* next = (const char*)(known + (size_t)number[v + ahead] * WIDTH);
+      for (size_t byte = 0; byte < WIDTH * sizeof(float); byte += line_bytes) __builtin_prefetch(next + byte);
+    }
+    const uint32_t* row = rows + v * WIDTH;
+    if (number[v] == kept) memcpy(known + (size_t)kept++ * WIDTH, row, WIDTH * sizeof(float));
+    const size_t before = like[v];
+    const uint32_t* other = before < v ? rows + before * WIDTH : known + (size_t)number[v] * WIDTH;
+    for (int j = 0; j + lanes <= WIDTH; j += lanes) meet(&hash, &differ, row + j, other + j);
+    if (WIDTH % lanes) meet(&hash, &differ, row + WIDTH - lanes, other + WIDTH - lanes);
+    number_of_row[v] = number[v];
+  }
+  volatile Bits used = hash;
+  (void)used;
+  uint32_t wrong[lanes];
+  memcpy(wrong, &differ, sizeof wrong);
+  for (int i = 0; i < lanes; ++i)
+    if (wrong[i]) return -1;
+  return kept;
 }

@@ -1,5 +1,5 @@
-"""Lower bounds of an operation's time on this machine: to read and write its data once, to fetch rows by index, or to
-multiply and add as fast as a large matrix product does.
+"""Lower bounds of an operation's time on this machine: to read and write its data once, to fetch rows by index, to
+multiply and add as fast as a large matrix product does, or to search for distinct rows that are known.
 
 ``floors.c`` has the loops. It is compiled at first use with the system's C compiler for the CPU at hand; without one
 there are no floors but those of arithmetic, and :func:`missing` says why. A floor is raced like a rival, interleaved
@@ -17,7 +17,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from itertools import pairwise
@@ -28,7 +28,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spin_fast import GraphBatch
+from spin_fast import GraphBatch, PowerFeatures
+from spin_fast._common.indexing import offsets
 
 from . import pages
 from .race import Contender, Floors, clock
@@ -72,7 +73,9 @@ def _library(index: str = "int32_t", width: int = 1) -> Any:
     library.triad.argtypes = [flag, address, address, address, size]
     library.copy.argtypes = [address, address, size]
     library.gather.argtypes = [address, address, size, flag, address, flag]
+    library.number_rows.argtypes = [address, size, address, address, address, ctypes.c_int64, address]
     library.sweep.restype, library.gather.restype = ctypes.c_uint64, ctypes.c_float
+    library.number_rows.restype = ctypes.c_int64
     return library
 
 
@@ -177,6 +180,42 @@ def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
         )
 
     return {"gather": {"rows as they come": partial(run, 0), "rows asked for ahead": partial(run, AHEAD)}}
+
+
+def told_search(
+    graphs: GraphBatch, features: PowerFeatures, powers: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+) -> Callable[[], tuple[Tensor, ...]] | None:
+    """The search for the distinct rows of ``powers``, chunk by chunk, by one who knows them: an exact one does more.
+
+    ``features`` are the answers. Each call returns rows, ``ptr``, ``index``, ``count`` and ``row_of_node`` of these.
+    """
+    if missing() or features.row_of_node is None or features.index is None or features.count is None:
+        return None
+    library = _library(width=graphs.num_features)
+    num_rows = features.row_ptr.diff().tolist()
+    numbers = (features.row_of_node - features.row_ptr[:-1, None]).int()
+    nodes = torch.arange(graphs.num_nodes)
+    of_graph = torch.arange(len(graphs)).repeat_interleave(graphs.ptr.diff())
+    like = torch.empty(numbers.shape, dtype=torch.int64)
+    for first, number, rows in zip(like, numbers, num_rows, strict=True):
+        entries, entry = (of_graph * rows + number).unique(return_inverse=True)
+        first.copy_(torch.empty_like(entries).scatter_reduce_(0, entry, nodes, "amin", include_self=False)[entry])
+    cuts = offsets(torch.tensor([part.shape[1] for part, _ in powers()])).tolist()
+    told = [((like[:, a:b] - a).int().contiguous(), numbers[:, a:b].contiguous()) for a, b in pairwise(cuts)]
+    lists = features.ptr, features.index, features.count
+
+    def run() -> tuple[Tensor, ...]:
+        known = [graphs.x.new_empty(rows, graphs.num_features) for rows in num_rows]
+        row_of_node, kept = torch.empty_like(numbers), [0] * len(num_rows)
+        for (part, _), answers, begin in zip(powers(), told, cuts, strict=False):
+            for r, arrays in enumerate(zip(part, *answers, strict=True)):
+                rows, before, number = (array.data_ptr() for array in arrays)
+                to = known[r].data_ptr(), kept[r], row_of_node[r, begin:].data_ptr()
+                kept[r] = library.number_rows(rows, part.shape[1], before, number, *to)
+        assert kept == num_rows
+        return *known, *(array.clone() for array in lists), row_of_node
+
+    return run
 
 
 def arithmetic(operations: float) -> Floors:
