@@ -40,5 +40,5 @@ def test_from_graphs(race: RaceRunner, dataset: str, graphs: GraphBatch, threads
     if told := threads == 1 and floors.told_search(graphs, features, chunks):
         *rows, _, _, _, _ = told()
         assert torch.equal(torch.cat(rows).view(torch.int32), features.rows.to_dense().view(torch.int32))
-        contenders["power_features, float64_sums, told which rows are equal"] = told
+        contenders["told which rows are equal"] = told
     race("PowerFeatures.from_graphs", dataset, contenders, ours=4, once=once)

@@ -145,5 +145,5 @@ def _save(figure: Any, path: Path) -> None:
     from PIL import Image
 
     picture = BytesIO()
-    figure.savefig(picture)
+    figure.savefig(picture, bbox_inches="tight")  # or a legend wider than the axes is cut off
     Image.open(picture).convert("RGB").quantize(COLOURS).save(path, optimize=True)
