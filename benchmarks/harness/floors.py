@@ -185,7 +185,9 @@ def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
 def told_search(
     graphs: GraphBatch, features: PowerFeatures, powers: Callable[[], Iterable[tuple[Tensor, Tensor]]]
 ) -> Callable[[], tuple[Tensor, ...]] | None:
-    """The search for the distinct rows of ``powers``, chunk by chunk, by one who knows them: an exact one does more.
+    """The search for the distinct rows of ``powers``, chunk by chunk, by one who knows them.
+
+    A search that compares whole rows does as much, but that it may keep them sparse.
 
     ``features`` are the answers. Each call returns rows, ``ptr``, ``index``, ``count`` and ``row_of_node`` of these.
     """

@@ -9,14 +9,13 @@ from torch import Tensor
 
 from .. import ops
 from .._common.indexing import ragged_arange
-from .._common.rows import take_dense
+from .._common.rows import ROWS_AT_ONCE, take_dense
 from ..ops import reference
 
 if TYPE_CHECKING:
     from .power_features import PowerFeatures
 
 ODD = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
-ROWS_AT_ONCE = 1 << 16
 INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
 
 

@@ -133,6 +133,11 @@ def test_selections_and_copies(both: tuple[PowerFeatures, PowerFeatures], tmp_pa
         assert torch.equal(read(sparse), read(dense))
 
 
+def test_rows_that_are_shared_are_copied_once(both: tuple[PowerFeatures, PowerFeatures]) -> None:
+    whole, part = copy.deepcopy([both[0], both[0][:3]])
+    assert whole.rows is part.rows is not both[0].rows
+
+
 def test_shards_may_differ_in_layout(both: tuple[PowerFeatures, PowerFeatures], tmp_path: Path) -> None:
     sparse, dense = both
     shards.save([sparse[:8], dense[8:]], tmp_path / "set.safetensors")
