@@ -20,12 +20,14 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from ..ops import reference
 from . import storage
-from .chunks import Stream, check_weights, chunks_of, num_branches_of, power_chunks, powers_of
+from .chunks import Stream, chunks_of, num_branches_of, power_chunks, powers_of
 from .identical import identical_segments
 
 WORTHWHILE = 1.1  # nodes per distinct row; below, reading rows by index costs more than sharing them saves
 CHUNK_BYTES = 8 << 20  # of the powers of a chunk and of the search for its distinct rows
 NODE_BYTES = 24  # per node, of the search for distinct rows
+GPU_CHUNK_BYTES = 1 << 30  # the same on a GPU: few chunks, each of which is searched together with all rows so far
+GPU_ROW_BYTES = 80  # per row of a node, of the search there
 SAMPLE_NODES = 4096  # from so many nodes on, the rows found so far tell whether deduplication is worthwhile
 
 
@@ -227,12 +229,11 @@ class PowerFeatures(GraphArrays):
         operator = check.operators(operator)
         if not deduplicate:
             return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
-        if not graphs.x.is_cpu:
-            return cls._of_one_chunk(graphs, num_hops, operator, node_rows)
         sizes = {"num_nodes": graphs.num_nodes, "num_graphs": len(graphs)}
         found = ops.DistinctRows(num_branches_of(num_hops, operator), graphs.x, **sizes, node_rows=node_rows)
         with progress_bar("graphs", len(graphs), progress) as advance:
-            chunks = power_chunks(graphs, num_hops, operator, CHUNK_BYTES, NODE_BYTES, float64_sums=True)
+            limits = chunk_limits(graphs.x, num_branches_of(num_hops, operator))
+            chunks = power_chunks(graphs, num_hops, operator, *limits, float64_sums=True)
             last = _add(found, chunks, advance)
             if last is None:
                 return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
@@ -254,11 +255,11 @@ class PowerFeatures(GraphArrays):
         """Compute the features of graphs that come chunk by chunk and need never be in memory at once.
 
         The result is that of :meth:`from_graphs` of all graphs in one batch, wherever they are cut: bit by bit, but for
-        the sign of zeros where hardly any row repeats. In memory are one chunk, powers of some 8 MB, and what is found
-        so far: the distinct rows, twice where room is made for more, and the segments and ``row_of_node``, which is
-        kept to the end, since it takes until then to know whether rows repeat. Without deduplication it is the rows of
-        all nodes, which then are twice in memory if only late chunks show that hardly any row repeats. On a GPU the
-        chunks are put together first.
+        the sign of zeros where hardly any row repeats. In memory are one chunk, powers of some 8 MB (on a GPU 1 GB,
+        with the search for distinct rows), and what is found so far: the distinct rows, twice where room is made for
+        more, and the segments and ``row_of_node``, which is kept to the end, since it takes until then to know whether
+        rows repeat. Without deduplication it is the rows of all nodes, which then are twice in memory if only late
+        chunks show that hardly any row repeats.
 
         Args:
             chunks: at least one batch of any number of graphs; all alike in features, dtype and device, with labels or
@@ -272,13 +273,12 @@ class PowerFeatures(GraphArrays):
         check.integer("num_hops", num_hops, 0)
         operator = check.operators(operator)
         stream = Stream(chunks, operator)
-        if not stream.x.is_cpu:
-            return cls.from_graphs(GraphBatch.concatenate(stream), num_hops, operator, deduplicate, node_rows=node_rows)
         if not deduplicate:
             dense = [*map(lambda graphs: powers_of(graphs, num_hops, operator, False), stream)]  # keeps no chunk
             return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
         found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x)
-        powers = stream.power_chunks(num_hops, operator, CHUNK_BYTES, NODE_BYTES)
+        limits = chunk_limits(stream.x, num_branches_of(num_hops, operator))
+        powers = stream.power_chunks(num_hops, operator, *limits)
         last = _add(found, powers)
         rows, row_ptr, ptr, index, count, row_of_node = found.take()
         assert row_of_node is not None
@@ -291,16 +291,6 @@ class PowerFeatures(GraphArrays):
         dense = [known, *(more.clone() for more, _ in powers)]
         del known
         return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
-
-    @classmethod
-    def _of_one_chunk(cls, graphs: GraphBatch, num_hops: int, operator: str, node_rows: bool) -> PowerFeatures:
-        check_weights(graphs, operator)
-        powers = powers_of(graphs, num_hops, operator, True)
-        rows, row_ptr, ptr, index, count, row_of_node = ops.distinct_rows(powers, graphs.ptr, check_invariants=False)
-        if powers.shape[0] * powers.shape[1] < WORTHWHILE * len(rows):
-            return cls._dense(powers, graphs.ptr, graphs.y, operator)
-        found = (rows, row_ptr, ptr, index, count, row_of_node if node_rows else None)
-        return cls(*found, node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
 
     @classmethod
     def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
@@ -357,9 +347,10 @@ class PowerFeatures(GraphArrays):
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
         all_sizes = {"num_nodes": int(sizes.sum()), "num_graphs": len(sizes)}
         found = ops.DistinctRows(num_branches, rows, **all_sizes, node_rows=node_rows)
-        bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + NODE_BYTES
+        num_bytes, bytes_beside = chunk_limits(rows, num_branches)
+        bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + bytes_beside
         for part in parts:
-            for begin, end in chunks_of(part.node_ptr, CHUNK_BYTES // bytes_per_node):
+            for begin, end in chunks_of(part.node_ptr, num_bytes // bytes_per_node):
                 found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
         joined = cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
         return joined.prepared_by(parts[0].node_features)
@@ -668,6 +659,11 @@ class PowerFeatures(GraphArrays):
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)
         return take(self.rows, distinct), row_ptr, ptr, index, count, distinct
+
+
+def chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
+    """Bytes of a chunk in which distinct rows are searched, and those that a node counts beside its powers."""
+    return (CHUNK_BYTES, NODE_BYTES) if x.is_cpu else (GPU_CHUNK_BYTES, num_branches * GPU_ROW_BYTES)
 
 
 def _add(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,11 @@ def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
     return torch.int32 if powers.shape[0] * powers.shape[1] < WIDE else torch.int64
 
 
+def has_kernel_of_chunks(x: Tensor) -> bool:
+    """Whether a kernel takes chunk after chunk, and not each as a whole."""
+    return x.is_cpu and native.has_kernel(x.device)
+
+
 class DistinctRows:
     """:func:`distinct_rows` of powers that come chunk by chunk and need never be in memory at once.
 
@@ -85,9 +91,10 @@ class DistinctRows:
     in torch's CSR layout: where a dense row takes 256 bytes or more and those of the first graph that has nodes take at
     most a quarter of their memory so, unless in the end the rows of all take more than dense ones.
 
-    The kernel has room for a number of nodes and graphs, in memory that is not touched before it is used. Where more
-    come than that, what is found of the graphs so far is set aside, and the kernel starts anew, with twice the room,
-    from the rows that are distinct so far, which keep their numbers.
+    On a GPU each chunk is a call of :func:`distinct_rows`, in which the rows so far stand before those of the chunk, so
+    chunks should be large. On the CPU the kernel has room for a number of nodes and graphs, in memory that is not
+    touched before it is used. Where more come than that, what is found of the graphs so far is set aside, and the
+    kernel starts anew, with twice the room, from the rows that are distinct so far, which keep their numbers.
 
     Args:
         num_branches: ``R + 1``.
@@ -109,12 +116,12 @@ class DistinctRows:
         self._node_rows = node_rows
         self._num_nodes = self.num_graphs = 0
         self._set_aside: reference.Lists = [[] for _ in range(num_branches)]
-        self._is_native = x.is_cpu and native.has_kernel(x.device)
+        self._is_native = has_kernel_of_chunks(x)
         self._found: Any
         if self._is_native:
             self._start(num_nodes, num_graphs)
         else:
-            self._found = reference.DistinctRows(num_branches, self._x)
+            self._found = reference.DistinctRows(num_branches, self._x, partial(distinct_rows, check_invariants=False))
 
     def _start(self, num_nodes: int, num_graphs: int) -> None:
         sizes = (self._num_branches, num_nodes, self._x.shape[1], num_graphs, self._x.element_size())
@@ -155,17 +162,11 @@ class DistinctRows:
 
     def _take_rows(self) -> tuple[Tensor, Tensor]:
         """Set aside what is found of the graphs so far, but for the rows, which are returned."""
-        rows, row_ptr, ptr, index, count, row_of_node = self._take_all()
-        num_segments = (ptr.numel() - 1) // self._num_branches
-        for r, shift in enumerate(row_ptr[:-1].tolist()):
-            ends = ptr[r * num_segments + self._known_graphs : (r + 1) * num_segments + 1]
-            entries, nodes = slice(int(ends[0]), int(ends[-1])), slice(self._known_nodes, None)
-            self._set_aside[r].append(
-                (ends.diff(), index[entries] - shift, count[entries], row_of_node[r, nodes] - shift)
-            )
-        return rows, row_ptr
+        found = self._take_all()
+        reference.add_lists(self._set_aside, found, self._known_graphs, self._known_nodes)
+        return found[:2]
 
-    def _take_all(self) -> tuple[Tensor, ...]:
+    def _take_all(self) -> reference.Found:
         if self._num_nodes:
             self._is_sparse = self._found.is_sparse()
         rows, row_ptr, ptr, index, count, row_of_node, *sparse = map(torch.from_numpy, self._found.take())

@@ -270,9 +270,11 @@ def first_positions(values: Tensor) -> Tensor:
     return positions.new_full(positions.shape, positions.numel()).scatter_reduce(0, group, positions, "amin")[group]
 
 
-def distinct_rows(
-    powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype = torch.int32, hash_bits: int = 64
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+Found = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
+"""``rows, row_ptr, ptr, index, count, row_of_node``."""
+
+
+def distinct_rows(powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype = torch.int32, hash_bits: int = 64) -> Found:
     """Reference implementation of :func:`spin_fast.ops.distinct_rows`.
 
     Rows are grouped by a hash and every group is verified; should two rows collide, the rows are sorted instead.
@@ -310,31 +312,53 @@ def distinct_rows(
 class DistinctRows:
     """Reference implementation of :class:`spin_fast.ops.DistinctRows`; always with ``row_of_node``.
 
-    The rows so far stand before those of a part, as one more graph, and so keep their numbers.
+    The rows so far stand before those of a chunk, as one more graph, and so keep their numbers.
+
+    Args:
+        num_branches: ``R + 1``.
+        x: ``[*, d]``, of the dtype, width and device of the powers.
+        find: :func:`distinct_rows`, or the operation that does the same.
     """
 
-    def __init__(self, num_branches: int, x: Tensor) -> None:
+    def __init__(self, num_branches: int, x: Tensor, find: Callable[[Tensor, Tensor], Found] = distinct_rows) -> None:
+        self._find = find
         self._rows = [x[:0]] * num_branches
         self._lists: Lists = [[] for _ in self._rows]
-        self.add(x.new_empty(num_branches, 0, x.shape[1]), torch.zeros(1, dtype=torch.int64, device=x.device))
 
     def add(self, powers: Tensor, ptr: Tensor) -> None:
-        for r, power in enumerate(powers):
-            known = len(self._rows[r])
-            rows, bounds = torch.cat([self._rows[r], power]), torch.cat([ptr[:1], ptr + known])
-            self._rows[r], _, ends, index, count, row_of_node = distinct_rows(rows[None], bounds)
-            self._lists[r].append((ends[1:].diff(), index[known:], count[known:], row_of_node[0, known:]))
+        known = max(map(len, self._rows))
+        if known:  # the last row again where other branches have more
+            numbers = torch.arange(known, device=powers.device)
+            rows = [rows[numbers.clamp(max=len(rows) - 1)] for rows in self._rows]
+            powers, ptr = torch.cat([torch.stack(rows), powers], 1), torch.cat([ptr[:1], ptr + known])
+        found = self._find(powers, ptr)
+        add_lists(self._lists, found, int(known > 0), known)
+        self._rows = [*found[0].split(found[1].diff().tolist())]
 
     def num_rows(self) -> int:
         return sum(map(len, self._rows))
 
-    def take(self, index_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def take(self, index_dtype: torch.dtype) -> Found:
+        if not self._lists[0]:
+            x = self._rows[0]
+            self.add(x.new_empty(len(self._rows), *x.shape), torch.zeros(1, dtype=torch.int64, device=x.device))
         row_ptr = torch.tensor([0, *map(len, self._rows)]).cumsum(0)
         return torch.cat(self._rows), row_ptr, *joined_lists(self._lists, row_ptr, index_dtype)
 
 
 Lists = list[list[tuple[Tensor, Tensor, Tensor, Tensor]]]
 """Of each branch, for chunk after chunk: the entries of each graph, index and count, and row_of_node."""
+
+
+def add_lists(lists: Lists, found: Found, num_graphs: int, num_nodes: int) -> None:
+    """Append what ``distinct_rows`` has found, but for the first graphs and nodes, which stand for earlier chunks."""
+    _, row_ptr, ptr, index, count, row_of_node = found
+    num_segments = (ptr.numel() - 1) // len(lists)
+    for r, shift in enumerate(row_ptr[:-1].tolist()):
+        ends = ptr[r * num_segments + num_graphs : (r + 1) * num_segments + 1]
+        entries = slice(int(ends[0]), int(ends[-1]))
+        of_node = row_of_node[r, num_nodes:] - shift
+        lists[r].append((ends.diff(), index[entries] - shift, count[entries], of_node))
 
 
 def joined_lists(lists: Lists, row_ptr: Tensor, index_dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor]:

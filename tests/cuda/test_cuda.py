@@ -18,8 +18,9 @@ from torch import Tensor
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, PowerFeatures, datasets, ops, training
+from spin_fast.features import power_features
 from spin_fast.nn import SubtreeLinear
-from spin_fast.ops import BRANCHES
+from spin_fast.ops import BRANCHES, distinct
 from spin_fast.training import trainer as trainers
 
 HAS_GPU = torch.cuda.is_available()
@@ -188,19 +189,29 @@ def test_containers_move() -> None:
 
 @pytest.mark.parametrize("node_rows", [True, False])
 @pytest.mark.parametrize("operator", ["sym", "sym,adj"])
-def test_features_in_one_chunk_are_those_in_many(node_rows: bool, operator: str) -> None:
+def test_chunks_that_are_searched_as_a_whole(monkeypatch: pytest.MonkeyPatch, node_rows: bool, operator: str) -> None:
     """How features of graphs on a GPU are computed, on the CPU."""
     graphs = some_graphs()
-    for x in (graphs.x, torch.randn(graphs.x.shape)):
-        given = replace(graphs, x=x)
-        expected = PowerFeatures.from_graphs(given, 2, operator, node_rows=node_rows)
-        made = PowerFeatures._of_one_chunk(given, 2, operator, node_rows)
+
+    def check_same(made: PowerFeatures, expected: PowerFeatures) -> None:
         for name, value in vars(expected).items():
             other = getattr(made, name)
             assert torch.equal(value, other) if isinstance(value, Tensor) else value == other
-    weighted = replace(graphs, edge_weight=torch.full((graphs.num_edges,), -1.0))
-    with pytest.raises(ValueError, match="edge_weight must give no negative row sum under sym"):
-        PowerFeatures._of_one_chunk(weighted, 2, operator, node_rows)
+
+    for x in (graphs.x, torch.randn(graphs.x.shape)):
+        given = replace(graphs, x=x)
+        expected = PowerFeatures.from_graphs(given, 2, operator, node_rows=node_rows)
+        for num_bytes in (8 << 20, 3000):
+            with monkeypatch.context() as patch:
+                patch.setattr(distinct, "has_kernel_of_chunks", lambda _: False)
+                patch.setattr(power_features, "CHUNK_BYTES", num_bytes)
+                made = PowerFeatures.from_graphs(given, 2, operator, node_rows=node_rows)
+                check_same(made, expected)
+                chunks = [given[begin : begin + 7] for begin in range(0, len(given), 7)]
+                check_same(PowerFeatures.from_chunks(chunks, 2, operator, node_rows=node_rows), expected)
+                halves = [PowerFeatures.from_graphs(half, 2, operator) for half in (given[:20], given[20:])]
+                if node_rows:
+                    check_same(PowerFeatures.concatenate(halves), expected)
 
 
 @needs_gpu
@@ -280,7 +291,7 @@ def test_selections_do_not_wait() -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("weighted", [False, True])
-def test_features_made_on_the_gpu(weighted: bool) -> None:
+def test_features_made_on_the_gpu(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
     graphs = some_graphs()
     if weighted:
         graphs = replace(graphs, edge_weight=torch.rand(graphs.num_edges) + 0.5)
@@ -296,6 +307,9 @@ def test_features_made_on_the_gpu(weighted: bool) -> None:
                 assert torch.equal(made.y.cpu(), one.y)
                 assert torch.equal(made.selected_ptr.cpu(), one.selected_ptr)
         assert len(there.identical_graphs()) == 60
+        with monkeypatch.context() as patch:
+            patch.setattr(power_features, "GPU_CHUNK_BYTES", 20_000)
+            assert torch.equal(PowerFeatures.from_graphs(graphs.cuda(), 2, deduplicate=deduplicate).rows, there.rows)
     pinned = here.pin_memory()
     assert pinned.rows.is_pinned()
     with no_waiting():

@@ -134,6 +134,7 @@ def test_parts_are_as_one(
     """Cut between graphs, also where there are none; with room for all or too little."""
     powers, ptr = case
     powers = powers.double() if powers.dtype.itemsize == 2 else powers
+    at_once = data.draw(st.booleans())  # each chunk as a whole, as on a GPU
     cuts = sorted(data.draw(st.lists(st.integers(0, len(ptr) - 1), max_size=4)))
     most = {"num_nodes": powers.shape[1], "num_graphs": len(ptr) - 1}
     room = data.draw(st.sampled_from([most, {}, {"num_nodes": 3, "num_graphs": 9}]))
@@ -141,6 +142,8 @@ def test_parts_are_as_one(
         patch.setattr(distinct, "KNOWN_ROWS", data.draw(st.sampled_from([1, 3, 1 << 16])))
         patch.setattr(distinct, "WIDE", data.draw(st.sampled_from([0, 20, 2**31])))
         patch.setattr(ops.DistinctRows, "_is_sparse", data.draw(st.sampled_from([None, True, False])))
+        if at_once:
+            patch.setattr(distinct, "has_kernel_of_chunks", lambda _: False)
         found = ops.DistinctRows(len(powers), powers[0], **room, node_rows=node_rows)
         for begin, end in pairwise([0, *cuts, len(ptr) - 1]):
             part = powers[:, ptr[begin] : ptr[end]].clone()
