@@ -128,7 +128,8 @@ def comparisons(found: dict[str, Rows]) -> str:
                 p = wilcoxon(differences).pvalue if any(differences) else 1.0
                 mean = 100 * sum(differences) / len(differences)
                 verdict = "" if p >= 0.05 else ", better" if mean > 0 else ", worse"
-                cells.append(f"{mean:+.1f} (p = {p:.2f}{verdict})")
+                shown = f"p = {p:.2f}" if p >= 0.005 else "p < 0.005"
+                cells.append(f"{mean:+.1f} ({shown}{verdict})")
             lines.append([dataset, NAMES.get(name, name), *cells])
     return _table(["", "against", NAMES[OURS], ENSEMBLE], lines)
 
