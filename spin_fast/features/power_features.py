@@ -232,7 +232,7 @@ class PowerFeatures(GraphArrays):
         sizes = {"num_nodes": graphs.num_nodes, "num_graphs": len(graphs)}
         found = ops.DistinctRows(num_branches_of(num_hops, operator), graphs.x, **sizes, node_rows=node_rows)
         with progress_bar("graphs", len(graphs), progress) as advance:
-            limits = chunk_limits(graphs.x, num_branches_of(num_hops, operator))
+            limits = _chunk_limits(graphs.x, num_branches_of(num_hops, operator))
             chunks = power_chunks(graphs, num_hops, operator, *limits, float64_sums=True)
             last = _add(found, chunks, advance)
             if last is None:
@@ -277,7 +277,7 @@ class PowerFeatures(GraphArrays):
             dense = [*map(lambda graphs: powers_of(graphs, num_hops, operator, False), stream)]  # keeps no chunk
             return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
         found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x)
-        limits = chunk_limits(stream.x, num_branches_of(num_hops, operator))
+        limits = _chunk_limits(stream.x, num_branches_of(num_hops, operator))
         powers = stream.power_chunks(num_hops, operator, *limits)
         last = _add(found, powers)
         rows, row_ptr, ptr, index, count, row_of_node = found.take()
@@ -347,7 +347,7 @@ class PowerFeatures(GraphArrays):
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
         all_sizes = {"num_nodes": int(sizes.sum()), "num_graphs": len(sizes)}
         found = ops.DistinctRows(num_branches, rows, **all_sizes, node_rows=node_rows)
-        num_bytes, bytes_beside = chunk_limits(rows, num_branches)
+        num_bytes, bytes_beside = _chunk_limits(rows, num_branches)
         bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + bytes_beside
         for part in parts:
             for begin, end in chunks_of(part.node_ptr, num_bytes // bytes_per_node):
@@ -661,7 +661,7 @@ class PowerFeatures(GraphArrays):
         return take(self.rows, distinct), row_ptr, ptr, index, count, distinct
 
 
-def chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
+def _chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
     """Bytes of a chunk in which distinct rows are searched, and those that a node counts beside its powers."""
     return (CHUNK_BYTES, NODE_BYTES) if x.is_cpu else (GPU_CHUNK_BYTES, num_branches * GPU_ROW_BYTES)
 

@@ -320,7 +320,7 @@ class DistinctRows:
         find: :func:`distinct_rows`, or the operation that does the same.
     """
 
-    def __init__(self, num_branches: int, x: Tensor, find: Callable[[Tensor, Tensor], Found] = distinct_rows) -> None:
+    def __init__(self, num_branches: int, x: Tensor, find: Callable[[Tensor, Tensor], Found]) -> None:
         self._find = find
         self._rows = [x[:0]] * num_branches
         self._lists: Lists = [[] for _ in self._rows]
