@@ -62,6 +62,8 @@ def one_line_warnings() -> Iterator[None]:
 
     with warnings.catch_warnings():
         warnings.showwarning = show
+        # joblib replaces a worker whose memory has grown, and loses no job by it: nothing that a user must know.
+        warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
         yield
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 
 import pandas
 import pytest
 from helpers.cli import QUICK, facts_of, invoke, one_line_error, small_set, spin_fast
+from joblib.externals.loky import process_executor
 from typer.testing import CliRunner
 
 from spin_fast import datasets, training
 from spin_fast.cli import app
+from spin_fast.cli._errors import one_line_warnings
 from spin_fast.datasets import registry
 
 
@@ -198,3 +202,13 @@ def test_out_must_name_a_place(command: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     assert "must name a place; the folder at hand is ." in invoke(*command.split(), "digits", "--out", "", exit_code=2)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_warnings_are_one_line_and_leave_out_workers_that_joblib_replaces(capsys: pytest.CaptureFixture[str]) -> None:
+    replaced = "A worker stopped while some jobs were given to the executor."
+    source = inspect.getsource(process_executor)
+    assert replaced.rsplit(" ", 1)[0] in source
+    with one_line_warnings():
+        warnings.warn(replaced, UserWarning, stacklevel=1)
+        warnings.warn("first\nsecond", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "spin-fast: warning: first second\n"
