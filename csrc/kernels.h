@@ -72,6 +72,38 @@ constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   return nodes * ((2 * stride + width) * 8 + 20) + (edges + 512) * 12 + dense + 4096;
 }
 
+// Rows of patterns that are new in a hop r >= 1. A pattern is what decides a node's row there: how many neighbours it
+// has and, in the order in which they are stored, the patterns of these in hop r - 1. A node of each is known.
+template <class A>
+struct PatternRows {
+  const int64_t* node;     // [size], counted from `first_node`
+  int64_t first_node;      // of the chunk
+  int64_t size;            // patterns
+  const int32_t* pattern;  // [nodes of the chunk], the patterns in hop r - 1
+  const A* y;              // [patterns, stride], their sources
+  A* next;                 // [patterns, stride], those of hop r, or null in the last hop
+  int64_t first_new;       // the number of the first new pattern
+};
+
+// Neighbours of a node whose pattern is looked up: as many as fill the key. Nodes that have more are patterns apart.
+constexpr int64_t pattern_degree = 4;
+
+// A cache line of the table of patterns. No key is all free_key.
+struct alignas(64) PatternBucket {
+  static constexpr int size = 3;
+  uint32_t key[size][pattern_degree];
+  int32_t number[size];
+  int32_t used;
+};
+constexpr uint32_t free_key = 0xfffffffd;
+
+// The patterns of a hop that have been met, numbered as they came, and what finds them again.
+struct KnownPatterns {
+  PatternBucket* buckets;  // [bucket_mask + 1], at most two thirds of their places taken
+  uint64_t bucket_mask;
+  int64_t size;  // patterns
+};
+
 // The segments of a readout in branch-major order, s = branch * graphs + graph. The entries of segment s are
 //   ptr[branch * ptr_stride + graph] + branch * entry_stride  up to  ptr[... + 1] + branch * entry_stride.
 // Ragged form: ptr_stride = graphs, entry_stride = 0. Dense form: ptr_stride = 0, entry_stride = N.
@@ -288,6 +320,15 @@ struct PowerKernels {
   // All powers of the graphs between ptr[0], .., ptr[graphs]; sums in A, or in double. False where a check failed.
   bool (*powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
   bool (*float64_powers)(const Powers<T, I>&, const int64_t* ptr, int64_t graphs, char* scratch);
+  // The rows [size, d] of new patterns, and their sources; null in half precision.
+  void (*pattern_rows)(const Powers<T, I>&, const PatternRows<A>&, T* out, char* scratch);
+  void (*float64_pattern_rows)(const Powers<T, I>&, const PatternRows<double>&, T* out, char* scratch);
+  // In hop 0: the rows of new patterns, as they are, and their sources.
+  void (*pattern_sources)(const Powers<T, I>&, const PatternRows<A>&, T* out);
+  void (*float64_pattern_sources)(const Powers<T, I>&, const PatternRows<double>&, T* out);
+  // For each of n nodes the neighbours, counted from the first node, that its key is made of, and n in place of those
+  // that are missing; -1 first where there are too many.
+  void (*near_nodes)(const Hop<A, I>&, int64_t first, int64_t n, int32_t* near);
   // n values, from storage to what is computed in, and back.
   void (*widen)(const T* from, A* to, int64_t n);
   void (*narrow)(const A* from, T* to, int64_t n);
@@ -310,6 +351,15 @@ template <class W>
 struct KnownKernels {
   // The number of each of n rows; those that are new get the next ones. Returns how many, and which in `fresh`.
   int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, int32_t* number, int64_t* fresh);
+};
+
+struct PatternKernels {
+  // The keys of n nodes, from the patterns of the hop before, which has -1 for the missing node; `unique`, which counts
+  // up, makes those of nodes with too many neighbours.
+  void (*keys)(const int32_t* near, int64_t n, const int32_t* pattern, int64_t unique, uint32_t* key);
+  // The number of the pattern of each of n keys; those that are new get the next ones. Returns how many, and
+  // which in `fresh`.
+  int64_t (*number)(const KnownPatterns&, const uint32_t* key, int64_t n, int32_t* number, int64_t* fresh);
 };
 
 template <class S>

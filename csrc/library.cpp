@@ -14,6 +14,7 @@
 
 #include <optional>
 
+#include "arguments.h"
 #include "check.h"
 #include "cpu/distinct.h"
 #include "cpu/evaluated.h"
@@ -142,7 +143,7 @@ py::tuple take_rows(DistinctRows& found) {
 template <class T>
 std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_t features, int64_t branches,
                                               const std::vector<int64_t>& widths, bool attention, double slope,
-                                              int64_t room) {
+                                              int64_t room, const std::vector<std::string>& operators) {
   require(features >= 0, "features must be at least 0, got ", features);
   check_widths("widths", widths);
   check_num_branches(branches);
@@ -150,7 +151,40 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
   const Model model = {features, branches, widths, attention, slope};
   require(parameters.size() == model.parameters(), "parameters must be ", model.parameters(), ", got ",
           parameters.size());
-  return spin_fast::make_evaluated_rows(model, parameters.data(), word_of(sizeof(T)), room);
+  require(operators.empty() || (branches - 1) % static_cast<int64_t>(operators.size()) == 0, "operators must share ",
+          branches - 1, " hops, got ", operators.size());
+  std::vector<spin_fast::Operator> parsed;
+  for (const std::string& name : operators) parsed.push_back(spin_fast::parse_operator(name));
+  return spin_fast::make_evaluated_rows(model, parameters.data(), word_of(sizeof(T)), room, parsed);
+}
+
+// `x` [N, d] and CSR arrays of a batch, and the offsets of some consecutive graphs of it. Contents of the CSR arrays
+// are not checked.
+template <class I>
+spin_fast::GraphRange graph_range(const Array<I>& indptr, const Array<I>& indices, const py::array& x,
+                                  const Array<int64_t>& ptr, int64_t width, int64_t bytes) {
+  if (x.ndim() != 2 || x.shape(1) != width || x.itemsize() != bytes || !(x.flags() & py::array::c_style))
+    throw py::value_error("x must be [N, d], contiguous, and of the dtype of all chunks");
+  require(indptr.size() == x.shape(0) + 1, "indptr must have ", x.shape(0) + 1, " entries, got ", indptr.size());
+  require(ptr.size() > 0, "ptr must have at least one entry");
+  const int64_t* offsets = ptr.data();
+  for (int64_t g = 0; g < ptr.size(); ++g)
+    require(offsets[g] >= (g ? offsets[g - 1] : 0) && offsets[g] <= x.shape(0), "ptr must be ascending from 0 to ",
+            x.shape(0), " nodes at most, got ", offsets[g], " at ", g);
+  return {indptr.data(), indices.data(), sizeof(I) == 8, indices.size(), offsets, ptr.size() - 1, x.data()};
+}
+
+template <class I>
+py::object readout_of_graphs(EvaluatedRows& rows, const Array<I>& indptr, const Array<I>& indices, const py::array& x,
+                             const Array<int64_t>& ptr) {
+  const auto graphs = graph_range(indptr, indices, x, ptr, rows.model.features, rows.bytes);
+  require(graphs.nodes() <= rows.room, "ptr must have at most ", rows.room, " nodes, got ", graphs.nodes());
+  const std::optional<Tensor> readout = [&] {
+    const py::gil_scoped_release others_may_run;
+    return rows.readout(graphs);
+  }();
+  if (!readout) return py::none();
+  return array_of(*readout);
 }
 
 py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Array<int64_t>& ptr) {
@@ -192,10 +226,12 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
       .def("take", &take_rows);
   py::class_<EvaluatedRows>(m, "EvaluatedRows", "The readouts of chunks of graphs by MLPs whose weights stand still.")
       .def(py::init(&evaluated_rows<float>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
-           py::arg())
+           py::arg(), py::arg())
       .def(py::init(&evaluated_rows<double>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
-           py::arg())
-      .def("readout", &readout_of_rows, py::arg().noconvert(), py::arg().noconvert());
+           py::arg(), py::arg())
+      .def("readout", &readout_of_rows, same_type, same_type)
+      .def("readout_of_graphs", &readout_of_graphs<int32_t>, same_type, same_type, same_type, same_type)
+      .def("readout_of_graphs", &readout_of_graphs<int64_t>, same_type, same_type, same_type, same_type);
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");

@@ -11,12 +11,26 @@
 #include "branch.inl"
 #include "piecewise_linear.inl"
 #include "power.inl"
+// This uses that.
+#include "patterns.inl"
 
 template <class T, class I>
 PowerKernels<T, I> power_table() {
   using A = Compute<T>;
-  return {hop_rows<A, I>, powers_of_graphs<T, I, A>, powers_of_graphs<T, I, double>, convert_rows<T, A>,
-          convert_rows<A, T>};
+  PowerKernels<T, I> table = {};
+  table.hop = hop_rows<A, I>;
+  table.powers = powers_of_graphs<T, I, A>;
+  table.float64_powers = powers_of_graphs<T, I, double>;
+  if constexpr (!is_half<T>) {
+    table.pattern_rows = pattern_rows<T, I, A>;
+    table.float64_pattern_rows = pattern_rows<T, I, double>;
+    table.pattern_sources = pattern_sources<T, I, A>;
+    table.float64_pattern_sources = pattern_sources<T, I, double>;
+    table.near_nodes = near_nodes<A, I>;
+  }
+  table.widen = convert_rows<T, A>;
+  table.narrow = convert_rows<A, T>;
+  return table;
 }
 
 template <class W, class I>
@@ -28,6 +42,8 @@ template <class W>
 KnownKernels<W> known_table() {
   return {number_rows<W>};
 }
+
+inline PatternKernels pattern_table() { return {pattern_keys, number_patterns}; }
 
 template <class S>
 ReadoutKernels<S> readout_table() {
@@ -69,6 +85,7 @@ SPIN_FAST_TABLE((distinct_table<uint64_t, int32_t>), DistinctKernels<uint64_t, i
 SPIN_FAST_TABLE((distinct_table<uint64_t, int64_t>), DistinctKernels<uint64_t, int64_t>)
 SPIN_FAST_TABLE(known_table<uint32_t>, KnownKernels<uint32_t>)
 SPIN_FAST_TABLE(known_table<uint64_t>, KnownKernels<uint64_t>)
+SPIN_FAST_TABLE(pattern_table, PatternKernels)
 SPIN_FAST_TABLE(readout_table<float>, ReadoutKernels<float>)
 SPIN_FAST_TABLE(readout_table<double>, ReadoutKernels<double>)
 SPIN_FAST_TABLE(readout_table<BFloat16>, ReadoutKernels<BFloat16>)

@@ -27,9 +27,12 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   using W = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
  public:
-  TypedEvaluatedRows(const Model& of, const T* parameters, int64_t room)
+  TypedEvaluatedRows(const Model& of, const T* parameters, int64_t room, const std::vector<Operator>& operators)
       : EvaluatedRows(of, room, sizeof(T)), arena_(std::move(spare())), keys_(hash_keys(model.features)) {
     arena_.clear();
+    if (!operators.empty() && Patterns<T, T>::pay_for(model.features, room))
+      patterns_.emplace(arena_, model.features, operators,
+                        (model.branches - 1) / static_cast<int64_t>(operators.size()), room);
     for (int64_t b = 0; b < model.branches; ++b)
       branches_.emplace_back(arena_, PackedBranch<T>(arena_, model, b, parameters, false), room, model.features,
                              keys_.data());
@@ -40,18 +43,56 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
   Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
-    number_.resize(model.branches * nodes);
-    fresh_.resize(model.branches * nodes);
-    graph_values_.resize(2 * model.branches * graphs);
-    const bool tiny = model.branches * nodes * row_cost_ < 4 * task_cost;
+    const auto rows = [&](int64_t b) { return static_cast<const T*>(powers) + b * nodes * model.features; };
+    make_room(nodes);
+    const bool tiny = is_tiny(nodes);
     parallel_tasks(model.branches, tiny,
-                   [&](int64_t b) { search(b, static_cast<const W*>(powers) + b * nodes * model.features, nodes); });
+                   [&](int64_t b) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
+    return readout_of_rows(rows, ptr, graphs, tiny);
+  }
+
+  std::optional<Tensor> readout(const GraphRange& graphs) override {
+    const int64_t nodes = graphs.nodes();
+    if (!patterns_) return std::nullopt;
+    make_room(nodes);
+    if (!patterns_->add(graphs)) {
+      is_whole_ = true;
+      return std::nullopt;
+    }
+    const bool tiny = is_tiny(nodes);
+    const auto rows = [&](int64_t b) { return patterns_->rows(b); };
+    parallel_tasks(model.branches, tiny, [&](int64_t b) {
+      const int64_t hop = patterns_->hop_of(b);
+      int32_t* const of_pattern = branches_[b].row_of_pattern;
+      search(b, rows(b), patterns_->fresh(hop), of_pattern + patterns_->first_fresh(hop), true);
+      const int32_t* pattern = patterns_->of_nodes(hop);
+      for (int64_t v = 0; v < nodes; ++v) number_[b * nodes + v] = of_pattern[pattern[v]];
+    });
+    std::vector<int64_t> ptr(graphs.graphs + 1);
+    for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
+    return readout_of_rows(rows, ptr.data(), graphs.graphs, tiny);
+  }
+
+ private:
+  // Memory that the thread keeps for its next one: page faults would cost as much as the readouts of some chunks.
+  static Arena& spare() {
+    thread_local Arena arena;
+    return arena;
+  }
+
+  bool is_tiny(int64_t nodes) const { return model.branches * nodes * row_cost_ < 4 * task_cost; }
+
+  // The readouts of the nodes, whose rows have numbers; those that are new go through the MLP of their branch.
+  template <class Rows>
+  Tensor readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, bool tiny) {
+    const int64_t nodes = ptr[graphs];
+    graph_values_.resize(2 * model.branches * graphs);
     Tensor readouts = empty({graphs, model.readout_width()}, sizeof(T) == 4 ? ScalarType::Float : ScalarType::Double);
     std::vector<BranchChunk<T>> chunks;
     std::vector<std::array<T*, most_layers>> activations(model.branches);
     std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
     for (int64_t b = 0; b < model.branches; ++b) {
-      chunks.push_back(fresh_rows(b, powers, nodes, activations[b].data()));
+      chunks.push_back(fresh_rows(b, rows(b), activations[b].data()));
       for (int64_t i = 0; i < chunks[b].rows; i += task_rows) tasks.emplace_back(b, i);
     }
     const auto kernels = isa_kernels<BranchKernels<T>>();
@@ -81,14 +122,8 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       }
     });
     for (Branch& of : branches_) of.known.size = of.num_known;
+    is_whole_ = true;
     return readouts;
-  }
-
- private:
-  // Memory that the thread keeps for its next one: page faults would cost as much as the readouts of some chunks.
-  static Arena& spare() {
-    thread_local Arena arena;
-    return arena;
   }
 
   struct Branch {
@@ -99,6 +134,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       z = arena.take<T>(rows * packed.mlp.layers.back().stride);
       beta = arena.take<T>(rows);
       mass = arena.take<T>(rows);
+      row_of_pattern = arena.take<int32_t>(room);
       known = {keys, arena.take<W>(room * width), arena.take<uint64_t>(slots), static_cast<uint64_t>(slots - 1), width,
                0};
       forget();
@@ -110,19 +146,33 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     }
 
     PackedBranch<T> packed;
-    T *z, *beta, *mass;  // [room, stride], [room], [room]
+    T *z, *beta, *mass;       // [room, stride], [room], [room]
+    int32_t* row_of_pattern;  // [room]
     KnownRows<W> known;
     int64_t num_fresh = 0;  // of this chunk
     int64_t num_known = 0;  // after it
     int64_t without = 0;    // rows to come for which the table is left out
   };
 
-  // Numbers the rows of a branch in this chunk: by the table, or each anew while that does not pay.
-  void search(int64_t b, const W* rows, int64_t nodes) {
+  // Makes room for the next chunk, whatever a failure has left.
+  void make_room(int64_t nodes) {
+    number_.resize(model.branches * nodes);
+    fresh_.resize(model.branches * nodes);
+    nodes_ = nodes;
+    for (int64_t b = 0; b < model.branches; ++b)
+      if (Branch& of = branches_[b]; !is_whole_ || of.known.size + nodes > room) {
+        of.forget();
+        if (patterns_) patterns_->forget(patterns_->hop_of(b));  // which have numbers of rows
+      }
+    is_whole_ = false;
+  }
+
+  // Numbers rows of a branch: by the table, or each anew while that does not pay. What becomes of the latter is kept
+  // for later chunks only with `keep`.
+  void search(int64_t b, const T* values, int64_t nodes, int32_t* number, bool keep) {
     Branch& of = branches_[b];
-    int32_t* number = number_.data() + b * nodes;
-    int64_t* fresh = fresh_.data() + b * nodes;
-    if (of.known.size != of.num_known || of.known.size + nodes > room) of.forget();  // not what a failure has left
+    const W* rows = reinterpret_cast<const W*>(values);
+    int64_t* fresh = fresh_.data() + b * nodes_;
     KnownRows<W> known = of.known;
     int64_t v = 0;
     for (; v < nodes && of.without == 0; v = std::min(nodes, v + rows_at_once)) {
@@ -134,7 +184,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       known.size += found;
       if ((n - found) * row_cost_ < n * search_cost_) of.without = rows_without;
     }
-    of.num_known = known.size;
+    of.num_known = known.size + (keep ? nodes - v : 0);
     of.num_fresh = known.size - of.known.size + (nodes - v);
     of.without = std::max<int64_t>(of.without - (nodes - v), 0);
     std::iota(number + v, number + nodes, static_cast<int32_t>(known.size));
@@ -142,7 +192,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   }
 
   // The rows that go through the MLP, and where what becomes of them is kept.
-  BranchChunk<T> fresh_rows(int64_t b, const void* powers, int64_t nodes, T** activations) {
+  BranchChunk<T> fresh_rows(int64_t b, const T* rows, T** activations) {
     Branch& of = branches_[b];
     const Mlp<T> mlp = of.packed.mlp.mlp();
     std::fill_n(activations, most_layers, nullptr);
@@ -150,10 +200,10 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     BranchChunk<T> chunk = {};
     chunk.mlp = mlp;
     chunk.w = of.packed.w;
-    chunk.x = static_cast<const T*>(powers) + b * nodes * model.features;
+    chunk.x = rows;
     chunk.rows = of.num_fresh;
     chunk.parts = 1;
-    chunk.source = fresh_.data() + b * nodes;
+    chunk.source = fresh_.data() + b * nodes_;
     chunk.activations = activations;
     chunk.beta = of.beta + of.known.size;
     chunk.mass = of.mass + of.known.size;
@@ -165,7 +215,10 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   const int64_t search_cost_ = 600 + 4 * model.features;  // about
   Arena arena_;
   std::vector<uint32_t> keys_;
+  std::optional<Patterns<T, T>> patterns_;
   std::vector<Branch> branches_;
+  bool is_whole_ = true;         // not what a failure has left
+  int64_t nodes_ = 0;            // of the chunk
   std::vector<int32_t> number_;  // [branches, nodes] of the chunk: its row in the table
   std::vector<int64_t> fresh_;   // [branches, nodes]: those that go through the MLP
   std::vector<T> graph_values_;  // [branches, 2, graphs]
@@ -174,14 +227,14 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 }  // namespace
 
 std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
-                                                   int64_t room) {
+                                                   int64_t room, const std::vector<Operator>& operators) {
   require(room >= 0 && room < int64_t{1} << 31, "room must be at least 0 and below 2^31, got ", room);
   product_of("room", 2 * room, product_of("room", 8, std::max<int64_t>(model.features, 1)));
   product_of("room", 2 * room, product_of("room", 8, padded_to(column_multiple, model.width())));
   std::unique_ptr<EvaluatedRows> rows;
   dispatch_compute(value, [&](auto tag) {
     using T = typename decltype(tag)::type;
-    rows = std::make_unique<TypedEvaluatedRows<T>>(model, static_cast<const T*>(parameters), room);
+    rows = std::make_unique<TypedEvaluatedRows<T>>(model, static_cast<const T*>(parameters), room, operators);
   });
   return rows;
 }

@@ -46,6 +46,14 @@ bool scales_sources(const Powers<T, I>& powers) {
   return !powers.by_edge && powers.op == Operator::sym;
 }
 
+template <class A, class T, class I>
+void set_scales(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
+  for (int c = 0; c < classes; ++c) {
+    chunk.left[c] = scale_of<A>(powers, c);
+    chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
+  }
+}
+
 // Copies the neighbours of a short row in whole vectors, whatever they hold beyond the row.
 template <class I>
 inline void copy_short_row(const I* from, uint32_t degree, I base, int32_t stride, int32_t* to) {
@@ -378,10 +386,7 @@ bool powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t gr
   const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
   const I* indptr = powers.hop.indptr;
   GraphChunk<A> chunk;
-  for (int c = 0; c < classes; ++c) {
-    chunk.left[c] = scale_of<A>(powers, c);
-    chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
-  }
+  set_scales(powers, chunk);
   const auto stays_inside = [&](int64_t g) {
     const int64_t from = indptr[ptr[g]], to = indptr[ptr[g + 1]];
     return are_within(powers.hop.indices + from, to - from, ptr[g], ptr[g + 1]);

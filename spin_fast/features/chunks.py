@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -61,6 +61,39 @@ def check_weights(graphs: GraphBatch, operator: str) -> None:
             reference.operator_scales(graphs.indptr, name, graphs.edge_weight)
 
 
+class PowerChunk:
+    """Consecutive graphs of a batch, whose powers are computed when they are asked for.
+
+    Attributes:
+        graphs: the batch.
+        node_ptr: ``[g + 1]`` int64, the nodes of the graphs in it.
+    """
+
+    def __init__(self, graphs: GraphBatch, node_ptr: Tensor, compute: Callable[[GraphBatch, Tensor], Tensor]) -> None:
+        self.graphs, self.node_ptr = graphs, node_ptr
+        self._compute = compute
+        self._powers: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.node_ptr.numel() - 1
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.node_ptr[-1] - self.node_ptr[0])
+
+    @property
+    def ptr(self) -> Tensor:
+        """``[g + 1]`` int64, the nodes of the graphs in the powers."""
+        return self.node_ptr - self.node_ptr[0]
+
+    @property
+    def powers(self) -> Tensor:
+        """``[B, n, d]``, which those of the next chunk overwrite."""
+        if self._powers is None:
+            self._powers = self._compute(self.graphs, self.node_ptr)
+        return self._powers
+
+
 def power_chunks(
     graphs: GraphBatch,
     num_hops: int,
@@ -69,8 +102,8 @@ def power_chunks(
     bytes_beside: int = 0,
     *,
     float64_sums: bool = False,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the powers ``[B, n, d]`` of consecutive chunks, which the next chunk overwrites, with node offsets.
+) -> Iterator[PowerChunk]:
+    """Yield consecutive chunks of the graphs.
 
     Args:
         num_bytes: bounds the powers of a chunk, and its edges, unless it is a single graph.
@@ -80,7 +113,7 @@ def power_chunks(
     check_weights(graphs, operator)
     limits = _limits(graphs.x, num_hops, operator, num_bytes, bytes_beside)
     chunks = ((graphs, begin, end) for begin, end in graphs.chunks(*limits))
-    yield from _powers(chunks, num_hops, operator, float64_sums)
+    yield from _chunks(chunks, num_hops, operator, float64_sums)
 
 
 def _limits(x: Tensor, num_hops: int, operator: str, num_bytes: int, bytes_beside: int) -> tuple[int, int]:
@@ -89,19 +122,22 @@ def _limits(x: Tensor, num_hops: int, operator: str, num_bytes: int, bytes_besid
     return num_bytes // max(bytes_per_node, 1), num_bytes // EDGE_BYTES
 
 
-def _powers(
-    chunks: Iterable[tuple[GraphBatch, int, int]], num_hops: int, operator: str, float64_sums: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
+def _chunks(
+    ranges: Iterable[tuple[GraphBatch, int, int]], num_hops: int, operator: str, float64_sums: bool
+) -> Iterator[PowerChunk]:
     memory = None
-    for graphs, begin, end in chunks:
-        ptr = graphs.ptr[begin : end + 1]
+
+    def powers(graphs: GraphBatch, ptr: Tensor) -> Tensor:
+        nonlocal memory
         shape = (num_branches_of(num_hops, operator), int(ptr[-1] - ptr[0]), graphs.num_features)
         if memory is None or memory.numel() < math.prod(shape):
             memory = graphs.x.new_empty(math.prod(shape))
         out = memory[: math.prod(shape)].view(shape)
-        _write(graphs, num_hops, operator, out, ptr=ptr, float64_sums=float64_sums)
+        return _write(graphs, num_hops, operator, out, ptr=ptr, float64_sums=float64_sums)
+
+    for graphs, begin, end in ranges:
+        yield PowerChunk(graphs, graphs.ptr[begin : end + 1], powers)
         del graphs  # which need not be in memory when the next are made
-        yield out, ptr - ptr[0]
 
 
 class Stream:
@@ -151,12 +187,10 @@ class Stream:
         yield self._first.pop()
         yield from self._graphs
 
-    def power_chunks(
-        self, num_hops: int, operator: str, num_bytes: int, bytes_beside: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def power_chunks(self, num_hops: int, operator: str, num_bytes: int, bytes_beside: int) -> Iterator[PowerChunk]:
         """What :func:`power_chunks` yields of all graphs in one batch, with ``float64_sums``."""
         limits = _limits(self.x, num_hops, operator, num_bytes, bytes_beside)
-        return _powers(self._cut(*limits), num_hops, operator, True)
+        return _chunks(self._cut(*limits), num_hops, operator, True)
 
     def _cut(self, num_nodes: int, num_edges: int) -> Iterator[tuple[GraphBatch, int, int]]:
         """Yield the chunks that :meth:`GraphBatch.chunks` makes of all graphs in one batch, as ranges of a batch."""

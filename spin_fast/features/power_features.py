@@ -20,7 +20,7 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures
 from ..ops import reference
 from . import storage
-from .chunks import Stream, chunks_of, num_branches_of, power_chunks, powers_of
+from .chunks import PowerChunk, Stream, chunks_of, num_branches_of, power_chunks, powers_of
 from .identical import identical_segments
 
 WORTHWHILE = 1.1  # nodes per distinct row; below, reading rows by index costs more than sharing them saves
@@ -278,8 +278,8 @@ class PowerFeatures(GraphArrays):
             return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
         found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x)
         limits = _chunk_limits(stream.x, num_branches_of(num_hops, operator))
-        powers = stream.power_chunks(num_hops, operator, *limits)
-        last = _add(found, powers)
+        more = stream.power_chunks(num_hops, operator, *limits)
+        last = _add(found, more)
         rows, row_ptr, ptr, index, count, row_of_node = found.take()
         assert row_of_node is not None
         if last is None:
@@ -288,7 +288,7 @@ class PowerFeatures(GraphArrays):
             return cls(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
         known = take_dense(rows, row_of_node)
         del rows, row_ptr, ptr, index, count, row_of_node
-        dense = [known, *(more.clone() for more, _ in powers)]
+        dense = [known, *(chunk.powers.clone() for chunk in more)]
         del known
         return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
 
@@ -668,17 +668,19 @@ def _chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
 
 def _add(
     found: ops.DistinctRows,
-    chunks: Iterable[tuple[Tensor, Tensor]],
+    chunks: Iterable[PowerChunk],
     advance: Callable[[str, int], None] = lambda *_: None,
 ) -> Tensor | None:
-    """Add powers chunk by chunk; where hardly any row repeats, stop, and return the powers that came last."""
+    """Add graphs chunk by chunk; where hardly any row repeats, stop, and return the powers that came last."""
     num_rows = num_nodes = 0
     powers = None
-    for powers, ptr in chunks:
-        found.add(powers, ptr)
+    for chunk in chunks:
+        powers = chunk.powers
+        found.add(powers, chunk.ptr)
         num_nodes += powers.shape[1]
         num_rows += powers.shape[0] * powers.shape[1]
-        advance("", len(ptr) - 1)
+        advance("", len(chunk))
+        del chunk  # its graphs need not be in memory when the next are made
         if num_nodes >= SAMPLE_NODES and num_rows < WORTHWHILE * found.num_rows:
             return powers
     return powers if num_rows < WORTHWHILE * found.num_rows else None

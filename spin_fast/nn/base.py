@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._common import check, torch_compat
-from ..features.chunks import power_chunks
+from ..features.chunks import PowerChunk, power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures, check_graphs
@@ -247,16 +246,15 @@ class GraphClassifier(GraphModel):
             yield self.forward_tensors(rows, graphs.ptr, check_invariants=False)
         operator = self.check_operator(operator)
         num_hops = (self.num_branches - 1) // len(operator.split(","))
-        score, bytes_beside = self._scorer(graphs, num_bytes)
-        for powers, ptr in power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside):
-            yield score(powers, ptr)
+        score, bytes_beside = self._scorer(graphs, operator, num_bytes)
+        yield from map(score, power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside))
 
-    def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
-        """What gives class scores of one chunk of ``graphs`` after the other, from its powers and node offsets.
+    def _scorer(self, graphs: GraphBatch, operator: str, num_bytes: int) -> tuple[Callable[[PowerChunk], Tensor], int]:
+        """What gives class scores of one chunk of ``graphs`` after the other.
 
         And how many bytes a node counts beside those of its powers, for chunks of ``num_bytes``.
         """
-        return partial(self.forward_tensors, check_invariants=False), 0
+        return lambda chunk: self.forward_tensors(chunk.powers, chunk.ptr, check_invariants=False), 0
 
     @property
     def graphs_at_once(self) -> int:

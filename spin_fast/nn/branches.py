@@ -66,10 +66,10 @@ class Branches(nn.Module):
         )
         return readout if nodes_per_graph is None else readout * nodes_per_graph.to(readout.dtype)[:, None]
 
-    def evaluated_rows(self, num_nodes: int) -> ops.EvaluatedRows:
+    def evaluated_rows(self, num_nodes: int, operator: str) -> ops.EvaluatedRows:
         """What computes :meth:`fused` of chunks of so many nodes in all."""
-        slope = self.config["negative_slope"]
-        return ops.EvaluatedRows(*self._folded(), self.attention, negative_slope=slope, num_nodes=num_nodes)
+        options = {"negative_slope": self.config["negative_slope"], "num_nodes": num_nodes, "operator": operator}
+        return ops.EvaluatedRows(*self._folded(), self.attention, **options)
 
     def bound(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
         """What computes :meth:`fused` of rows, parts and ptr as long as no weight changes."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._common import check, torch_compat
+from ..features.chunks import PowerChunk
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..ops import native
@@ -322,9 +323,9 @@ class SPIN(GraphClassifier):
             readouts.append(self.joint([_side_by_side(rows, joint.parts)], joint.ptr, joint.index, joint.count))
         return self._classify(readouts)
 
-    def _scorer(self, graphs: GraphBatch, num_bytes: int) -> tuple[Callable[[Tensor, Tensor], Tensor], int]:
+    def _scorer(self, graphs: GraphBatch, operator: str, num_bytes: int) -> tuple[Callable[[PowerChunk], Tensor], int]:
         """Where it can be, equal rows of several chunks go through the branches of hops once; checks are made once."""
-        score, _ = super()._scorer(graphs, num_bytes)
+        score, _ = super()._scorer(graphs, operator, num_bytes)
         if (
             (self.hops is not None and self.in_features == 1)  # of one number branch_readout has a faster way
             or type(self).forward_tensors is not SPIN.forward_tensors
@@ -337,17 +338,21 @@ class SPIN(GraphClassifier):
             or not self.is_as_constructed()
         ):
             return score, 0
-        rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes)
+        rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, operator)
         joint = None if self.joint is None else self.joint.bound()
 
-        def score_unchecked(powers: Tensor, ptr: Tensor) -> Tensor:
-            if rows is not None and not rows.takes(powers):
-                return score(powers, ptr)
-            readouts = [] if rows is None else [rows.readout(powers, ptr)]
+        def score_unchecked(chunk: PowerChunk) -> Tensor:
+            if rows is not None and not rows.takes(chunk.num_nodes):
+                return score(chunk)
+            readouts = []
+            if rows is not None:
+                readout = rows.readout_of_graphs(chunk.graphs, chunk.node_ptr) if joint is None else None
+                readouts.append(rows.readout(chunk.powers, chunk.ptr) if readout is None else readout)
             if joint is not None:
-                readouts.append(joint(powers.flatten(0, 1), _parts_of(powers), ptr))
+                readouts.append(joint(chunk.powers.flatten(0, 1), _parts_of(chunk.powers), chunk.ptr))
             if self.config["size_aware"]:
-                readouts = [readout * ptr.diff().to(readout.dtype)[:, None] for readout in readouts]
+                sizes = chunk.ptr.diff()[:, None]
+                readouts = [readout * sizes.to(readout.dtype) for readout in readouts]
             return self._classify(readouts)
 
         bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()

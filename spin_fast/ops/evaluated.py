@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,17 +16,21 @@ MOST_BYTES = 32 << 20  # of rows that are remembered, and what has become of the
 
 
 class EvaluatedRows:
-    """:func:`spin_fast.branch_readout` of dense powers that come chunk by chunk, to predict.
+    """:func:`spin_fast.branch_readout` of the powers of graphs that come chunk by chunk, to predict.
 
     A row goes through the MLP of its branch only where none of this chunk and of those before, as far back as memory
     for some 32 MB of them goes, was equal to it. The readouts are the same bits, but for rounding where
     ``branch_readout`` takes a long graph piece by piece, or rows of one feature. Where the rows of a branch hardly
     repeat, they are not compared.
 
+    From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
+    the order in which they are stored, of the same patterns one hop before (``csrc/cpu/patterns.h``).
+
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 
     Args:
         num_nodes: of all chunks together: no more rows are remembered.
+        operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readout_of_graphs`.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class EvaluatedRows:
         *,
         negative_slope: float,
         num_nodes: int,
+        operator: str = "",
     ) -> None:
         num_branches, in_features, _ = weights[0].shape
         widths = [weight.shape[2] for weight in weights]
@@ -45,16 +51,28 @@ class EvaluatedRows:
         self._room = min(num_nodes, MOST_BYTES // self._bytes_of_row)
         parameters = flat_parameters(weights, biases, w).detach().numpy()
         model = (in_features, num_branches, widths, w is not None, negative_slope)
-        self._rows = native.library.EvaluatedRows(parameters, *model, self._room)  # type: ignore[union-attr]
+        operators = operator.split(",") if operator else []
+        self._rows = native.library.EvaluatedRows(parameters, *model, self._room, operators)  # type: ignore[union-attr]
 
     def bytes_of_node(self, num_bytes: int) -> int:
         """What a node must count in chunks of ``num_bytes`` for two of them to fit into the memory."""
         return 2 * num_bytes * self._bytes_of_row // MOST_BYTES
 
-    def takes(self, powers: Tensor) -> bool:
-        """Whether there is memory for the rows of a chunk."""
-        return powers.shape[1] <= self._room
+    def takes(self, num_nodes: int) -> bool:
+        """Whether there is memory for the rows of a chunk of so many nodes."""
+        return num_nodes <= self._room
 
     def readout(self, powers: Tensor, ptr: Tensor) -> Tensor:
         """``[g, (R + 1) * h]`` of the next graphs: contiguous ``powers [R + 1, n, d]``, ``ptr [g + 1]`` into them."""
         return torch.from_numpy(self._rows.readout(powers.numpy(), ptr.numpy()))
+
+    def readout_of_graphs(self, graphs: Any, node_ptr: Tensor) -> Tensor | None:
+        """The same of graphs without weights, ``node_ptr [g + 1]`` their nodes in a batch.
+
+        None where their powers are to be computed first: patterns hardly repeat, or a graph is large.
+        """
+        arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
+        if graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
+            return None
+        readout = self._rows.readout_of_graphs(*(array.numpy() for array in arrays), node_ptr.numpy())
+        return None if readout is None else torch.from_numpy(readout)

@@ -1,0 +1,182 @@
+"""Readouts and distinct rows of graphs by the patterns of their nodes: what nodes share is not computed again."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from helpers import ISAS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spin_fast import GraphBatch, ops
+from spin_fast._common.indexing import offsets
+from spin_fast.features.chunks import num_branches_of, powers_of
+
+from .test_evaluated import Mlp, new_mlp
+
+pytestmark = pytest.mark.usefixtures("poison")
+OPERATORS = ("sym", "adj", "rw", "sym+adj", "sym,adj", "rw,sym+adj")
+
+
+def molecules(
+    sizes: list[int],
+    pool: torch.Tensor,
+    *,
+    hubs: int = 0,
+    index_dtype: torch.dtype = torch.int64,
+    seed: int = 0,
+) -> GraphBatch:
+    """Chains with branches and rings, of rows from a pool; some edges one way, neighbours in any order, hubs."""
+    rng = np.random.default_rng(seed)
+    ptr = np.cumsum([0, *sizes])
+    of_node: list[list[int]] = [[] for _ in range(ptr[-1])]
+    for begin, end in pairwise(ptr):
+        for v in range(begin + 1, end):
+            u = max(begin, v - int(rng.choice([1, 2, 6], p=[0.8, 0.1, 0.1])))
+            of_node[v].append(u)
+            if rng.random() < 0.95:
+                of_node[u].append(v)
+        for _ in range(hubs if end > begin else 0):
+            of_node[rng.integers(begin, end)].extend(rng.integers(begin, end, rng.integers(1, 40)).tolist())
+    for neighbours in of_node:
+        rng.shuffle(neighbours)
+    indptr = torch.tensor([0, *np.cumsum([len(of) for of in of_node], dtype=np.int64)])
+    indices = torch.tensor([u for of in of_node for u in of], dtype=torch.int64)
+    x = pool[torch.from_numpy(rng.integers(0, len(pool), ptr[-1]))]
+    return GraphBatch(torch.from_numpy(ptr), indptr.to(index_dtype), indices.to(index_dtype), x)
+
+
+def readouts(
+    mlp: Mlp, graphs: GraphBatch, operator: str, num_hops: int, cuts: list[int], room: int, by_patterns: bool
+) -> tuple[torch.Tensor, int]:
+    """Of chunks of the graphs between the cuts; and how many of these were taken by patterns."""
+    rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
+    chunks, taken = [], 0
+    for begin, end in pairwise([0, *cuts, len(graphs)]):
+        ptr = graphs.ptr[begin : end + 1]
+        readout = rows.readout_of_graphs(graphs, ptr) if by_patterns else None
+        taken += readout is not None
+        if readout is None:
+            powers = powers_of(graphs, num_hops, operator, False)[:, int(ptr[0]) : int(ptr[-1])].contiguous()
+            readout = rows.readout(powers, ptr - ptr[0])
+        chunks.append(readout)
+    return torch.cat(chunks), taken
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[GraphBatch, str, int, list[int], int, Mlp]:
+    """Graphs of few kinds of nodes, or of many; rows just wide enough, or not; cuts; room for more than a chunk."""
+    sizes = draw(st.lists(st.integers(0, 60), min_size=1, max_size=17))
+    dtype = draw(st.sampled_from([torch.float32, torch.float64]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    width = draw(st.sampled_from([15, 16, 17, 37, 70]))
+    pool = torch.randn(draw(st.sampled_from([1, 3, 400])), width, generator=generator, dtype=dtype)
+    graphs = molecules(
+        sizes,
+        pool * (torch.rand(pool.shape, generator=generator) < 0.5),  # zeros of both signs
+        hubs=draw(st.sampled_from([0, 0, 1, 3])),
+        index_dtype=draw(st.sampled_from([torch.int32, torch.int64])),
+        seed=draw(st.integers(0, 99)),
+    )
+    operator, num_hops = draw(st.sampled_from(OPERATORS)), draw(st.integers(1, 3))
+    cuts = sorted(draw(st.lists(st.integers(0, len(sizes)), max_size=12)))
+    room = draw(st.sampled_from([1024, 1100, 3000]))
+    branches = num_branches_of(num_hops, operator)
+    return graphs, operator, num_hops, cuts, room, new_mlp(branches, [width, 20, 8], draw(st.booleans()), dtype)
+
+
+@given(case=cases())
+def test_readouts_are_those_of_all_rows(native, case: tuple) -> None:
+    """To the bit, also where patterns are forgotten or left out from one chunk to the next."""
+    graphs, operator, num_hops, cuts, room, mlp = case
+    expected, _ = readouts(mlp, graphs, operator, num_hops, cuts, room, by_patterns=False)
+    found, _ = readouts(mlp, graphs, operator, num_hops, cuts, room, by_patterns=True)
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", ISAS, indirect=True)
+@pytest.mark.parametrize("operator", ["sym", "sym+adj,rw"])
+def test_many_chunks_and_threads(backend: str, operator: str, threads: None) -> None:
+    """Long enough for patterns to be forgotten again and again, and for tasks of several threads."""
+    pool = torch.eye(20)[:2]
+    graphs = molecules([25] * 600, pool, seed=1)
+    graphs = GraphBatch.concatenate([graphs, molecules([30] * 20, pool, hubs=1, seed=2)])
+    mlp = new_mlp(num_branches_of(2, operator), [20, 32, 32], True)
+    expected = None
+    for number, size, room in ((1, 620, 20_000), (1, 100, 3000), (2, 100, 3000), (2, 620, 20_000)):
+        torch.set_num_threads(number)
+        cuts = [*range(size, len(graphs), size)]
+        found, taken = readouts(mlp, graphs, operator, 2, cuts, room, by_patterns=True)
+        assert taken == len(cuts) + 1
+        expected = found if expected is None else expected
+        assert torch.equal(found, expected)
+    plain, _ = readouts(mlp, graphs, operator, 2, [], 20_000, by_patterns=False)
+    assert torch.equal(plain, expected)
+
+
+def taken(graphs: GraphBatch, *, room: int = 100_000) -> bool:
+    width = graphs.num_features
+    return readouts(new_mlp(3, [width, 8], False), graphs, "sym", 2, [], room, by_patterns=True)[1] == 1
+
+
+def test_left_out_where_they_do_not_pay(native) -> None:
+    pool = torch.eye(16)[:3]
+    sizes = [30] * 100
+    assert taken(molecules(sizes, pool))
+    assert not taken(molecules(sizes, pool[:, :15]))  # narrow rows
+    assert not taken(molecules(sizes, pool, hubs=8))  # many neighbours
+    assert not taken(molecules(sizes, torch.randn(3000, 16)))  # rows that hardly repeat
+    assert not taken(molecules([9000], pool))  # a graph that others may take apart
+
+
+def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
+    graphs = molecules([30] * 10, torch.eye(16)[:3])
+    rows = ops.EvaluatedRows(*new_mlp(3, [16, 8], False), negative_slope=0.1, num_nodes=2000, operator="sym")
+    assert rows.readout_of_graphs(graphs, graphs.ptr) is not None
+    weights = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x, edge_weight=torch.ones(graphs.num_edges))
+    assert rows.readout_of_graphs(weights, graphs.ptr) is None
+    strided = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.repeat(1, 2)[:, ::2])
+    assert strided.x.is_contiguous() or rows.readout_of_graphs(strided, graphs.ptr) is None
+
+
+def test_chunks_without_patterns_in_between(native) -> None:
+    """Rows of chunks that were not taken by patterns push out what patterns refer to."""
+    alike, unlike = molecules([40] * 6, torch.eye(16)[:2]), molecules([40] * 30, torch.randn(500, 16), hubs=9)
+    graphs = GraphBatch.concatenate([alike, alike, unlike, alike, *[unlike] * 15, alike, alike])
+    mlp, cuts = new_mlp(4, [16, 8], True), [6, 12, 42, *range(48, len(graphs) - 6, 30), len(graphs) - 6]
+    expected, _ = readouts(mlp, graphs, "sym", 3, cuts, 2400, by_patterns=False)
+    found, count = readouts(mlp, graphs, "sym", 3, cuts, 2400, by_patterns=True)
+    assert count == 4
+    assert torch.equal(found, expected)
+
+
+def test_arguments_of_the_library_are_checked(native) -> None:
+    graphs = molecules([5, 3], torch.eye(16)[:2])
+    good = [value.numpy() for value in (graphs.indptr, graphs.indices, graphs.x, graphs.ptr)]
+    flat = np.zeros(3 * 17 * 8, np.float32)
+    with pytest.raises(ValueError, match="operators must share 2 hops, got 3"):
+        native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["sym", "adj", "rw"])
+    with pytest.raises(ValueError, match="operator must be one of"):
+        native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["nosuch"])
+    rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 1024, ["sym"])
+    assert rows.readout_of_graphs(*good).shape == (2, 24)
+    wide = offsets(torch.tensor([9])).numpy()
+    for place, value, message in (
+        (0, good[0][:-1], "indptr must have 9 entries, got 8"),
+        (2, good[2][:, :15], "x must be .N, d., contiguous"),
+        (2, good[2].astype(np.float64), "x must be .N, d., contiguous, and of the dtype of all chunks"),
+        (3, good[3][:0], "ptr must have at least one entry"),
+        (3, wide, "ptr must be ascending from 0 to 8 nodes at most, got 9 at 1"),
+        (3, good[3][::-1].copy(), "ptr must be ascending from 0 to 8 nodes at most, got 5 at 1"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            rows.readout_of_graphs(*good[:place], value, *good[place + 1 :])
+    few = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["sym"])
+    assert few.readout_of_graphs(*good) is None
+    with pytest.raises(ValueError, match="ptr must have at most 4 nodes, got 8"):
+        native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]).readout_of_graphs(*good)
+    with pytest.raises(TypeError):
+        rows.readout_of_graphs(good[0].astype(np.int32), *good[1:])
