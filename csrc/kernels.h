@@ -304,6 +304,8 @@ struct KnownRows {
   int64_t size;   // rows
 };
 
+constexpr int64_t short_list = 64;  // of rows, that are sorted by comparing all with all
+
 // Memory to find the entries of a piece.
 template <class I>
 struct EntryTable {
@@ -341,6 +343,8 @@ struct DistinctKernels {
   int64_t (*find_entries)(const RowSearch<W, I>&, int64_t begin, int64_t end, const EntryTable<I>&);
   // For each of the entries [begin, end) the slot that all entries of its row share, in `row`.
   void (*find_slots)(const RowSearch<W, I>&, int64_t begin, int64_t end);
+  // The rows of n nodes, at most short_list: each once, ascending, and how often. Returns how many.
+  int64_t (*list_rows)(const I* of_node, int64_t n, I* row, int32_t* count);
   // How many values of a row are neither 0 nor -0.
   int64_t (*nonzeros)(const W* row, int64_t width);
   // Writes these values, and their columns.

@@ -121,6 +121,28 @@ void add_rows(DistinctRows& found, const py::array& powers, const Array<int64_t>
   found.add(powers.data(), ptr.data(), ptr.size() - 1);
 }
 
+// `x` [N, d] and CSR arrays of a batch, and the offsets of some consecutive graphs of it. Contents of the CSR arrays
+// are not checked.
+template <class I>
+spin_fast::GraphRange graph_range(const Array<I>& indptr, const Array<I>& indices, const py::array& x,
+                                  const Array<int64_t>& ptr, int64_t width, int64_t bytes) {
+  if (x.ndim() != 2 || x.shape(1) != width || x.itemsize() != bytes || !(x.flags() & py::array::c_style))
+    throw py::value_error("x must be [N, d], contiguous, and of the dtype of all chunks");
+  require(indptr.size() == x.shape(0) + 1, "indptr must have ", x.shape(0) + 1, " entries, got ", indptr.size());
+  require(ptr.size() > 0, "ptr must have at least one entry");
+  const int64_t* offsets = ptr.data();
+  for (int64_t g = 0; g < ptr.size(); ++g)
+    require(offsets[g] >= (g ? offsets[g - 1] : 0) && offsets[g] <= x.shape(0), "ptr must be ascending from 0 to ",
+            x.shape(0), " nodes at most, got ", offsets[g], " at ", g);
+  return {indptr.data(), indices.data(), sizeof(I) == 8, indices.size(), offsets, ptr.size() - 1, x.data()};
+}
+
+template <class I>
+bool add_graphs(DistinctRows& found, const Array<I>& indptr, const Array<I>& indices, const py::array& x,
+                const Array<int64_t>& ptr) {
+  return found.add(graph_range(indptr, indices, x, ptr, found.width, found.bytes));
+}
+
 // An array that keeps its tensor.
 py::array array_of(const Tensor& t) {
   const char* dtype = t.scalar_type() == ScalarType::Float    ? "float32"
@@ -140,6 +162,14 @@ py::tuple take_rows(DistinctRows& found) {
   return arrays;
 }
 
+std::vector<spin_fast::Operator> parse_operators(const std::vector<std::string>& names, int64_t branches) {
+  require(names.empty() || (branches - 1) % static_cast<int64_t>(names.size()) == 0, "operators must share ",
+          branches - 1, " hops, got ", names.size());
+  std::vector<spin_fast::Operator> operators;
+  for (const std::string& name : names) operators.push_back(spin_fast::parse_operator(name));
+  return operators;
+}
+
 template <class T>
 std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_t features, int64_t branches,
                                               const std::vector<int64_t>& widths, bool attention, double slope,
@@ -156,22 +186,6 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
   std::vector<spin_fast::Operator> parsed;
   for (const std::string& name : operators) parsed.push_back(spin_fast::parse_operator(name));
   return spin_fast::make_evaluated_rows(model, parameters.data(), word_of(sizeof(T)), room, parsed);
-}
-
-// `x` [N, d] and CSR arrays of a batch, and the offsets of some consecutive graphs of it. Contents of the CSR arrays
-// are not checked.
-template <class I>
-spin_fast::GraphRange graph_range(const Array<I>& indptr, const Array<I>& indices, const py::array& x,
-                                  const Array<int64_t>& ptr, int64_t width, int64_t bytes) {
-  if (x.ndim() != 2 || x.shape(1) != width || x.itemsize() != bytes || !(x.flags() & py::array::c_style))
-    throw py::value_error("x must be [N, d], contiguous, and of the dtype of all chunks");
-  require(indptr.size() == x.shape(0) + 1, "indptr must have ", x.shape(0) + 1, " entries, got ", indptr.size());
-  require(ptr.size() > 0, "ptr must have at least one entry");
-  const int64_t* offsets = ptr.data();
-  for (int64_t g = 0; g < ptr.size(); ++g)
-    require(offsets[g] >= (g ? offsets[g - 1] : 0) && offsets[g] <= x.shape(0), "ptr must be ascending from 0 to ",
-            x.shape(0), " nodes at most, got ", offsets[g], " at ", g);
-  return {indptr.data(), indices.data(), sizeof(I) == 8, indices.size(), offsets, ptr.size() - 1, x.data()};
 }
 
 template <class I>
@@ -214,13 +228,15 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   });
   py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come chunk by chunk.")
       .def(py::init([](int64_t branches, int64_t nodes, int64_t width, int64_t graphs, int64_t bytes, bool wide_index,
-                       bool node_rows, std::optional<bool> sparse) {
+                       bool node_rows, std::optional<bool> sparse, const std::vector<std::string>& operators) {
         using spin_fast::RowLayout;
         const auto layout = !sparse ? RowLayout::chosen : *sparse ? RowLayout::sparse : RowLayout::dense;
         return spin_fast::make_distinct_rows(branches, nodes, width, graphs, word_of(bytes), wide_index, node_rows, 64,
-                                             layout);
+                                             layout, parse_operators(operators, branches));
       }))
-      .def("add", &add_rows, py::arg().noconvert(), py::arg().noconvert())
+      .def("add", &add_rows, same_type, same_type)
+      .def("add_graphs", &add_graphs<int32_t>, same_type, same_type, same_type, same_type)
+      .def("add_graphs", &add_graphs<int64_t>, same_type, same_type, same_type, same_type)
       .def("is_sparse", &DistinctRows::is_sparse)
       .def("num_rows", &DistinctRows::num_rows)
       .def("take", &take_rows);

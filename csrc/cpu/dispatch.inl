@@ -35,7 +35,7 @@ PowerKernels<T, I> power_table() {
 
 template <class W, class I>
 DistinctKernels<W, I> distinct_table() {
-  return {find_entries<W, I>, find_slots<W, I>, nonzeros<W>, pack_row<W>};
+  return {find_entries<W, I>, find_slots<W, I>, list_rows<I>, nonzeros<W>, pack_row<W>};
 }
 
 template <class W>

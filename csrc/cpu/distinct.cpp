@@ -12,13 +12,14 @@
 #include <vector>
 
 #include "../arguments.h"
+#include "patterns.h"
 
 namespace spin_fast {
 namespace {
 
-constexpr int64_t piece_nodes = 4096;  // a table of so many stays in the nearest caches
-constexpr int64_t short_list = 64;
-constexpr int64_t dense_bytes = 256;  // of a row that may be sparse
+constexpr int64_t piece_nodes = 4096;         // a table of so many stays in the nearest caches
+constexpr int64_t dense_bytes = 256;          // of a row that may be sparse
+constexpr int64_t pattern_bytes = 128 << 20;  // of patterns that are remembered, at most
 
 // Slots of a table for so many entries: a power of two.
 int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }
@@ -124,7 +125,7 @@ struct BranchSearch {
   uint64_t hash_mask;
   Store<W, I>& store;
   bool sparse;
-  const DistinctKernels<W, I>& kernels;
+  DistinctKernels<W, I> kernels;
   int64_t* sizes;        // [pieces] entries
   int64_t* rows_before;  // [pieces] rows that first appear in earlier pieces
   // As in RowSearch.
@@ -249,6 +250,14 @@ struct BranchSearch {
     });
   }
 
+  // Gives each entry its row, in `row`, and each node its entry.
+  void find_rows(std::vector<I>& entry_of_row) const {
+    find_entries();
+    grow_table(std::accumulate(sizes, sizes + pieces.size(), int64_t{0}));
+    find_slots();
+    number_rows(entry_of_row);
+  }
+
   // Gives each node its row; writes the entries of each graph, sorted by row, where its nodes begin, and how many.
   void list_entries(int64_t* list_sizes) const {
     const auto cost = [&](int64_t graph) { return ptr[graph]; };
@@ -277,6 +286,30 @@ struct BranchSearch {
     });
   }
 
+  // Gives each node the row of its pattern; writes the entries of each graph as list_entries does.
+  void list_nodes(const int32_t* pattern, const I* row_of_pattern, int64_t* list_sizes) const {
+    const auto cost = [&](int64_t graph) { return ptr[graph]; };
+    parallel_items(graphs, nodes * 16, cost, [&](int64_t from, int64_t to) {
+      for (int64_t g = from; g < to; ++g) {
+        for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
+        const int64_t n = ptr[g + 1] - ptr[g];
+        I *const own = row_of_node + ptr[g], *const to = row + ptr[g];
+        if (n <= short_list) {
+          list_sizes[g] = kernels.list_rows(own, n, to, count + ptr[g]);
+          continue;
+        }
+        std::copy_n(own, n, to);
+        std::sort(to, to + n);
+        int64_t size = 0;
+        for (int64_t i = 0, next; i < n; i = next, ++size) {
+          for (next = i + 1; next < n && to[next] == to[i];) ++next;
+          to[size] = to[i], count[ptr[g] + size] = static_cast<int32_t>(next - i);
+        }
+        list_sizes[g] = size;
+      }
+    });
+  }
+
   // Keeps the lists of all graphs, closed up.
   void keep_lists() const {
     const int64_t* list_sizes = store.lists.begin() + store.lists.size() - graphs;
@@ -298,7 +331,7 @@ template <class W, class I>
 class TypedDistinctRows final : public DistinctRows {
  public:
   TypedDistinctRows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs, ScalarType value, bool node_rows,
-                    int64_t hash_bits, RowLayout layout)
+                    int64_t hash_bits, RowLayout layout, const std::vector<Operator>& operators)
       : DistinctRows(layout, branches, width, sizeof(W)),
         value_(value),
         node_rows_(node_rows),
@@ -311,50 +344,66 @@ class TypedDistinctRows final : public DistinctRows {
                          Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0), Filled<int64_t>(nodes + 1),
                          Filled<int32_t>(layout == RowLayout::dense ? 0 : nodes * width)});
     for (Store<W, I>& store : stores_) *store.row_begin.add(1) = 0;
+    if constexpr (has_patterns) {
+      if (operators.empty()) return;
+      const int64_t bytes = branches * (sizeof(PatternBucket) + padded_to(column_multiple, width) * sizeof(double));
+      const int64_t room = std::min(nodes, pattern_bytes / bytes);
+      if (!NodePatterns::pay_for(width, room)) return;
+      patterns_.emplace(arena_, width, operators, (branches - 1) / static_cast<int64_t>(operators.size()), room);
+      row_of_pattern_.resize(branches);
+    }
   }
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
-    require(nodes <= nodes_left_, "powers must have at most the ", nodes_left_, " nodes that are left, got ", nodes);
-    require(graphs <= graphs_left_, "ptr must have at most the ", graphs_left_, " graphs that are left, got ", graphs);
+    check_room(nodes, graphs);
     nodes_left_ -= nodes;
     graphs_left_ -= graphs;
     const GraphPieces pieces = cut_graphs(ptr, graphs);
-    std::vector<int64_t> sizes(pieces.begin.size()), rows_before(pieces.begin.size());
-    std::vector<I> entry_of_row;
-    const auto kernels = isa_kernels<DistinctKernels<W, I>>();
-    Tensor hash = empty({nodes}, ScalarType::Long), first_node = empty({nodes}, index_type);
-    Tensor row = empty({nodes}, index_type), count = empty({nodes}, ScalarType::Int);
-    Tensor row_of_node = empty({node_rows_ ? 0 : nodes}, index_type);
+    Scratch scratch(nodes, pieces.size());
     const W* rows = static_cast<const W*>(powers);
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
     for (Store<W, I>& store : stores_) {
-      const BranchSearch<W, I> search = {rows,
-                                         width,
-                                         nodes,
-                                         ptr,
-                                         graphs,
-                                         pieces,
-                                         keys_.data(),
-                                         hash_mask_,
-                                         store,
-                                         is_sparse(),
-                                         kernels,
-                                         sizes.data(),
-                                         rows_before.data(),
-                                         reinterpret_cast<uint64_t*>(hash.mutable_data_ptr<int64_t>()),
-                                         first_node.mutable_data_ptr<I>(),
-                                         row.mutable_data_ptr<I>(),
-                                         count.mutable_data_ptr<int32_t>(),
-                                         node_rows_ ? store.row_of_node.add(nodes) : row_of_node.mutable_data_ptr<I>()};
-      search.find_entries();
-      search.grow_table(std::accumulate(sizes.begin(), sizes.end(), int64_t{0}));
-      search.find_slots();
-      search.number_rows(entry_of_row);
+      const auto search = search_of(store, rows, ptr, graphs, pieces, scratch, rows_of_nodes(store, scratch));
+      search.find_rows(scratch.entry_of_row);
       search.list_entries(store.lists.add(graphs));
       search.keep_lists();
       rows += nodes * width;
     }
+  }
+
+  bool add(const GraphRange& graphs) override {
+    if constexpr (has_patterns) {
+      if (layout == RowLayout::chosen && width * bytes < dense_bytes) layout = RowLayout::dense;
+      if (!patterns_ || layout == RowLayout::chosen) return false;  // all rows of the first graph tell the layout
+      const int64_t nodes = graphs.nodes();
+      check_room(nodes, graphs.graphs);
+      if (!patterns_->add(graphs)) return false;
+      nodes_left_ -= nodes;
+      graphs_left_ -= graphs.graphs;
+      std::vector<int64_t> ptr(graphs.graphs + 1);
+      for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
+      const GraphPieces no_pieces = {};
+      Scratch all(nodes, 0);
+      for (int64_t b = 0; b < branches; ++b) {
+        const int64_t hop = patterns_->hop_of(b), fresh = patterns_->fresh(hop), first = patterns_->first_fresh(hop);
+        const int64_t ends[] = {0, fresh};
+        const GraphPieces pieces = cut_graphs(ends, 1);
+        Scratch scratch(fresh, pieces.size());
+        const auto search = search_of(stores_[b], reinterpret_cast<const W*>(patterns_->rows(b)), ends, 1, pieces,
+                                      scratch, scratch.row_of_node.template mutable_data_ptr<I>());
+        search.find_rows(scratch.entry_of_row);
+        std::vector<I>& row_of_pattern = row_of_pattern_[b];
+        row_of_pattern.resize(first + fresh);
+        for (int64_t i = 0; i < fresh; ++i) row_of_pattern[first + i] = search.row[search.row_of_node[i]];
+        const auto lists =
+            search_of(stores_[b], nullptr, ptr.data(), graphs.graphs, no_pieces, all, rows_of_nodes(stores_[b], all));
+        lists.list_nodes(patterns_->of_nodes(hop), row_of_pattern.data(), stores_[b].lists.add(graphs.graphs));
+        lists.keep_lists();
+      }
+      return true;
+    }
+    return false;
   }
 
   int64_t num_rows() const override {
@@ -413,6 +462,58 @@ class TypedDistinctRows final : public DistinctRows {
   }
 
  private:
+  static constexpr bool has_patterns = sizeof(W) >= 4;
+  using NodePatterns = Patterns<std::conditional_t<sizeof(W) == 8, double, float>, double>;
+
+  // Memory of a chunk.
+  struct Scratch {
+    Scratch(int64_t nodes, int64_t pieces)
+        : sizes(pieces + 1),
+          rows_before(pieces + 1),
+          hash(empty({nodes}, ScalarType::Long)),
+          first_node(empty({nodes}, index_type)),
+          row(empty({nodes}, index_type)),
+          count(empty({nodes}, ScalarType::Int)),
+          row_of_node(empty({nodes}, index_type)) {}
+
+    std::vector<int64_t> sizes, rows_before;
+    Tensor hash, first_node, row, count, row_of_node;
+    std::vector<I> entry_of_row;
+  };
+
+  BranchSearch<W, I> search_of(Store<W, I>& store, const W* rows, const int64_t* ptr, int64_t graphs,
+                               const GraphPieces& pieces, Scratch& scratch, I* row_of_node) const {
+    const int64_t nodes = ptr[graphs];
+    return {rows,
+            width,
+            nodes,
+            ptr,
+            graphs,
+            pieces,
+            keys_.data(),
+            hash_mask_,
+            store,
+            is_sparse(),
+            isa_kernels<DistinctKernels<W, I>>(),
+            scratch.sizes.data(),
+            scratch.rows_before.data(),
+            reinterpret_cast<uint64_t*>(scratch.hash.template mutable_data_ptr<int64_t>()),
+            scratch.first_node.template mutable_data_ptr<I>(),
+            scratch.row.template mutable_data_ptr<I>(),
+            scratch.count.template mutable_data_ptr<int32_t>(),
+            row_of_node};
+  }
+
+  // Where the rows of the nodes of a chunk are written.
+  I* rows_of_nodes(Store<W, I>& store, Scratch& scratch) const {
+    return node_rows_ ? store.row_of_node.add(scratch.row.numel()) : scratch.row_of_node.template mutable_data_ptr<I>();
+  }
+
+  void check_room(int64_t nodes, int64_t graphs) {
+    require(nodes <= nodes_left_, "powers must have at most the ", nodes_left_, " nodes that are left, got ", nodes);
+    require(graphs <= graphs_left_, "ptr must have at most the ", graphs_left_, " graphs that are left, got ", graphs);
+  }
+
   int64_t sparse_bytes(int64_t values, int64_t rows) const { return values * (bytes + 4) + rows * 4; }
 
   void choose_layout(const W* powers, int64_t nodes, const int64_t* ptr) {
@@ -476,6 +577,9 @@ class TypedDistinctRows final : public DistinctRows {
   int64_t nodes_left_, graphs_left_;
   uint64_t hash_mask_;
   std::vector<uint32_t> keys_;
+  Arena arena_;
+  std::optional<NodePatterns> patterns_;
+  std::vector<std::vector<I>> row_of_pattern_;  // of each branch
 };
 
 DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits,
@@ -485,7 +589,7 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
   const int64_t graphs = ptr.numel() - 1;
   if (check_invariants) refuse_if(check_offsets("ptr", offsets, graphs, powers.size(1), "nodes"));
   const auto found = make_distinct_rows(powers.size(0), powers.size(1), powers.size(2), graphs, powers.scalar_type(),
-                                        wide_index, true, hash_bits, RowLayout::dense);
+                                        wide_index, true, hash_bits, RowLayout::dense, {});
   found->add(powers.const_data_ptr(), offsets, graphs);
   return found->take();
 }
@@ -494,7 +598,7 @@ DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide
 
 std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
                                                  ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits,
-                                                 RowLayout layout) {
+                                                 RowLayout layout, const std::vector<Operator>& operators) {
   require(branches >= 1, "branches must be at least 1, got ", branches);
   require(branches <= most_branches, "branches must be at most ", most_branches, ", got ", branches);
   require(nodes >= 0, "nodes must be at least 0, got ", nodes);
@@ -507,7 +611,7 @@ std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes
   dispatch_words(value, [&]<class W>(Tag<W>) {
     dispatch_index(wide_index ? ScalarType::Long : ScalarType::Int, [&]<class I>(Tag<I>) {
       found = std::make_unique<TypedDistinctRows<W, I>>(branches, nodes, width, graphs, value, node_rows, hash_bits,
-                                                        layout);
+                                                        layout, operators);
     });
   });
   return found;

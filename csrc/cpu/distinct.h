@@ -32,6 +32,18 @@ inline std::vector<uint32_t> hash_keys(int64_t width) {
   return keys;
 }
 
+// Consecutive graphs of a batch, whose contents are vouched for.
+struct GraphRange {
+  const void *indptr, *indices;  // int32, or int64 if `wide_index`
+  bool wide_index;
+  int64_t edges;       // of the batch
+  const int64_t* ptr;  // [graphs + 1] nodes of the batch
+  int64_t graphs;
+  const void* x;  // [nodes of the batch, d]
+
+  int64_t nodes() const { return ptr[graphs] - ptr[0]; }
+};
+
 class DistinctRows {
  public:
   DistinctRows(RowLayout layout, int64_t branches, int64_t width, int64_t bytes)
@@ -39,6 +51,8 @@ class DistinctRows {
   virtual ~DistinctRows() = default;
   // The graphs that come next: `powers` [R + 1, N, d], `ptr` [graphs + 1] from 0 to N.
   virtual void add(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
+  // The same of their graphs, by their patterns; false, and nothing done, where these do not pay.
+  virtual bool add(const GraphRange& graphs) = 0;
   // Of all branches, so far.
   virtual int64_t num_rows() const = 0;
   // What is found, as if all chunks had been one; nothing is left behind.
@@ -53,8 +67,9 @@ class DistinctRows {
 };
 
 // For at most so many nodes and graphs in all. `node_rows`: keep row_of_node, which is [R + 1, 0] otherwise.
+// `operators`: one after the other, those that the hops are of; none where graphs do not come by their patterns.
 std::unique_ptr<DistinctRows> make_distinct_rows(int64_t branches, int64_t nodes, int64_t width, int64_t graphs,
                                                  ScalarType value, bool wide_index, bool node_rows, int64_t hash_bits,
-                                                 RowLayout layout);
+                                                 RowLayout layout, const std::vector<Operator>& operators);
 
 }  // namespace spin_fast

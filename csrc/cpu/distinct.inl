@@ -180,6 +180,40 @@ void find_slots(const RowSearch<W, I>& search, Width width, int64_t begin, int64
   }
 }
 
+// Writes the rows of n nodes, at most short_list, in ascending order, each once, and how often; returns how many. Lanes
+// are nodes, each compared with all others.
+template <class I>
+int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
+  constexpr int64_t L = lanes<I>, room = short_list + L;
+  I own[room], times[room], before[room];
+  Vector<I> place;
+  for (int k = 0; k < L; ++k) place[k] = k;
+  for (int64_t i = 0; i < n; i += L, place += L) {
+    const Vector<I> mine = load_first<L, I>(of_node + i, n - i < L ? n - i : L);
+    Vector<I> equal = {}, earlier = {};
+    for (int64_t j = 0; j < n; ++j) {
+      const Vector<I> same = mine == of_node[j];
+      equal -= same;
+      earlier |= same & (place > static_cast<I>(j));
+    }
+    store<L, I>(times + i, equal);
+    store<L, I>(before + i, earlier);
+  }
+  int64_t size = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    own[size] = of_node[i], times[size] = times[i];
+    size += before[i] == 0;
+  }
+  for (int64_t i = 0; i < size; i += L) {
+    const Vector<I> mine = load<L, I>(own + i);
+    Vector<I> smaller = {};
+    for (int64_t j = 0; j < size; ++j) smaller -= mine > own[j];
+    store<L, I>(before + i, smaller);
+  }
+  for (int64_t i = 0; i < size; ++i) row[before[i]] = own[i], count[before[i]] = static_cast<int32_t>(times[i]);
+  return size;
+}
+
 // Gives each of n rows its number among those that are known, which the new ones join.
 template <int L, class W, class Width>
 int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n, int32_t* number, int64_t* fresh) {

@@ -19,18 +19,6 @@
 
 namespace spin_fast {
 
-// Consecutive graphs of a batch, whose contents are vouched for.
-struct GraphRange {
-  const void *indptr, *indices;  // int32, or int64 if `wide_index`
-  bool wide_index;
-  int64_t edges;       // of the batch
-  const int64_t* ptr;  // [graphs + 1] nodes of the batch
-  int64_t graphs;
-  const void* x;  // [nodes of the batch, d]
-
-  int64_t nodes() const { return ptr[graphs] - ptr[0]; }
-};
-
 // Memory that grows and keeps nothing.
 template <class T>
 class Room {
@@ -59,17 +47,17 @@ class Patterns {
 
  public:
   // Narrower rows are computed as fast as patterns are found, and among few nodes these hardly repeat.
-  static bool pay_for(int64_t width, int64_t nodes) { return width >= 16 && nodes >= at_once; }
+  static bool pay_for(int64_t width, int64_t nodes) { return width * sizeof(A) >= 64 && nodes >= at_once; }
 
   // `room`: patterns of a hop, and nodes of a chunk, at most. Memory is taken from `arena`, which must outlive this.
   Patterns(Arena& arena, int64_t width, std::vector<Operator> operators, int64_t hops, int64_t room)
       : width_(width),
-        room_(room),
+        room_(std::min<int64_t>(room, INT32_MAX / padded_to(column_multiple, width))),  // places in y are int32
         operators_(std::move(operators)),
         row_keys_(hash_keys(width)),
         hops_(hops + 1),
         rows_(1 + operators_.size() * hops) {
-    const int64_t rows = std::min(room, most_rows), stride = padded_to(column_multiple, width);
+    const int64_t rows = std::min(room_, most_rows), stride = padded_to(column_multiple, width);
     const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * rows + 1)));
     x_ = {row_keys_.data(),
           arena.take<W>(rows * width),
@@ -78,10 +66,8 @@ class Patterns {
           width,
           0};
     pattern_of_row_ = arena.take<int32_t>(rows * degrees);
-    const auto buckets = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(room / 2 + 1)));
     for (int64_t r = 0; r <= hops; ++r) {
-      if (r > 0) hops_[r].known = {arena.take<PatternBucket>(buckets), static_cast<uint64_t>(buckets - 1), 0};
-      for (size_t o = 0; o < operators_.size() && r < hops; ++o) hops_[r].y.push_back(arena.take<A>(room * stride));
+      for (size_t o = 0; o < operators_.size() && r < hops; ++o) hops_[r].y.push_back(arena.take<A>(room_ * stride));
     }
     forget(0);
   }
@@ -116,14 +102,16 @@ class Patterns {
   const T* rows(int64_t branch) const { return rows_[branch].get(); }
 
  private:
-  static constexpr int64_t most_rows = 1 << 14;  // of x: where there are more, nodes hardly share patterns
-  static constexpr int64_t degrees = 16;         // that share patterns in hop 0
+  static constexpr int64_t most_rows = 1 << 12;  // of x: where there are more, nodes hardly share patterns
+  static constexpr int64_t degrees = 8;          // that share patterns in hop 0
   static constexpr int64_t at_once = 1024;       // nodes
   static constexpr int64_t chunks_without = 16;  // after one in which it did not pay
   static constexpr int64_t most_values = 1 << 17, most_edges = 1 << 14;  // of a graph: more, and it may be taken apart
 
   struct HopPatterns {
     KnownPatterns known = {};
+    Room<PatternBucket> table;
+    int64_t buckets = 0;
     int64_t fresh = 0;
     bool is_clear = false;
     Room<int32_t> of_node;   // [nodes + 1], the last one -1
@@ -137,17 +125,40 @@ class Patterns {
       if (hops_[r].is_clear) continue;
       hops_[r].is_clear = true;
       if (r > 0) {
-        KnownPatterns& known = hops_[r].known;
-        for (uint64_t i = 0; i <= known.bucket_mask; ++i) {
-          std::fill_n(known.buckets[i].key[0], PatternBucket::size * pattern_degree, free_key);
-          known.buckets[i].used = 0;
-        }
+        empty_table(hops_[r]);
       } else {
         std::memset(x_.slots, 0, (x_.slot_mask + 1) * sizeof(uint64_t));
         x_.size = 0;
         std::fill_n(pattern_of_row_, std::min(room_, most_rows) * degrees, -1);
       }
     }
+  }
+
+  static void empty_table(HopPatterns& hop) {
+    for (int64_t i = 0; i < hop.buckets; ++i) {
+      std::fill_n(hop.table.get()[i].key[0], PatternBucket::size * pattern_degree, free_key);
+      hop.table.get()[i].used = 0;
+    }
+  }
+
+  // Makes room for so many patterns more in the table, of which at most half is taken then.
+  void grow_table(HopPatterns& hop, int64_t more) {
+    KnownPatterns& known = hop.known;
+    if (2 * (known.size + more) <= PatternBucket::size * hop.buckets) return;
+    std::vector<uint32_t> keys(known.size * pattern_degree);
+    for (int64_t i = 0; i < hop.buckets; ++i) {
+      const PatternBucket& bucket = hop.table.get()[i];
+      for (int32_t k = 0; k < bucket.used; ++k)
+        std::copy_n(bucket.key[k], pattern_degree, &keys[bucket.number[k] * pattern_degree]);
+    }
+    hop.buckets = std::max<int64_t>(2 * hop.buckets, at_once);
+    known.buckets = hop.table.of(hop.buckets);
+    known.bucket_mask = hop.buckets - 1;
+    empty_table(hop);
+    std::vector<int32_t> number(known.size);  // as before
+    std::vector<int64_t> fresh(known.size);
+    known.size = 0;
+    known.size = isa_kernels<PatternKernels>().number(known, keys.data(), number.size(), number.data(), fresh.data());
   }
 
   bool gives_up() {
@@ -171,10 +182,8 @@ class Patterns {
     powers.hop.width = width_;
     powers.hop.edges = graphs.edges;
     powers.x = static_cast<const T*>(graphs.x);
-    int32_t* const near = near_.of(nodes * pattern_degree);
     const bool tells = nodes >= at_once;  // whether they pay
     if (tells && !has_few_neighbours(indptr + first, at_once)) return gives_up();
-    table.near_nodes(powers.hop, first, nodes, near);
     for (size_t r = 0; r < hops_.size(); ++r)
       if (hops_[r].known.size + nodes > room_) {
         forget(r);
@@ -182,6 +191,7 @@ class Patterns {
       }
     clear_tables();
     if (!number_rows(powers.x + first * width_, indptr + first, nodes)) return gives_up();
+    table.near_nodes(powers.hop, first, nodes, near_.of(nodes * pattern_degree));
     int64_t fresh = 0;
     for (size_t r = 1; r < hops_.size(); ++r) {
       number_patterns(r, nodes);
@@ -243,6 +253,7 @@ class Patterns {
     for (int64_t v = 0; v < nodes; v += at_once) {
       const int64_t n = std::min(at_once, nodes - v);
       keys(near_.get() + v * pattern_degree, n, before, nodes_so_far_ + v, key);
+      grow_table(hop, n);
       const int64_t fresh = number(hop.known, key, n, of_node + v, node);
       for (int64_t i = 0; i < fresh; ++i) node[i] += v;
       node += fresh;

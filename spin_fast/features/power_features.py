@@ -229,8 +229,14 @@ class PowerFeatures(GraphArrays):
         operator = check.operators(operator)
         if not deduplicate:
             return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
-        sizes = {"num_nodes": graphs.num_nodes, "num_graphs": len(graphs)}
-        found = ops.DistinctRows(num_branches_of(num_hops, operator), graphs.x, **sizes, node_rows=node_rows)
+        found = ops.DistinctRows(
+            num_branches_of(num_hops, operator),
+            graphs.x,
+            num_nodes=graphs.num_nodes,
+            num_graphs=len(graphs),
+            node_rows=node_rows,
+            operator=operator,
+        )
         with progress_bar("graphs", len(graphs), progress) as advance:
             limits = _chunk_limits(graphs.x, num_branches_of(num_hops, operator))
             chunks = power_chunks(graphs, num_hops, operator, *limits, float64_sums=True)
@@ -276,7 +282,7 @@ class PowerFeatures(GraphArrays):
         if not deduplicate:
             dense = [*map(lambda graphs: powers_of(graphs, num_hops, operator, False), stream)]  # keeps no chunk
             return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
-        found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x)
+        found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x, operator=operator)
         limits = _chunk_limits(stream.x, num_branches_of(num_hops, operator))
         more = stream.power_chunks(num_hops, operator, *limits)
         last = _add(found, more)
@@ -345,8 +351,8 @@ class PowerFeatures(GraphArrays):
             powers = torch.cat([part.dense_rows() for part in counted], dim=1)
             return cls._dense(powers, node_ptr, labels, operator).prepared_by(parts[0].node_features)
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
-        all_sizes = {"num_nodes": int(sizes.sum()), "num_graphs": len(sizes)}
-        found = ops.DistinctRows(num_branches, rows, **all_sizes, node_rows=node_rows)
+        num_nodes, num_graphs = int(sizes.sum()), len(sizes)
+        found = ops.DistinctRows(num_branches, rows, num_nodes=num_nodes, num_graphs=num_graphs, node_rows=node_rows)
         num_bytes, bytes_beside = _chunk_limits(rows, num_branches)
         bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + bytes_beside
         for part in parts:
@@ -675,15 +681,17 @@ def _add(
     num_rows = num_nodes = 0
     powers = None
     for chunk in chunks:
-        powers = chunk.powers
-        found.add(powers, chunk.ptr)
-        num_nodes += powers.shape[1]
-        num_rows += powers.shape[0] * powers.shape[1]
+        if not found.add_graphs(chunk.graphs, chunk.node_ptr):
+            found.add(chunk.powers, chunk.ptr)
+        num_nodes += chunk.num_nodes
+        num_rows += found.num_branches * chunk.num_nodes
         advance("", len(chunk))
+        is_worthwhile = num_rows >= WORTHWHILE * found.num_rows
+        powers = None if is_worthwhile else chunk.powers
         del chunk  # its graphs need not be in memory when the next are made
-        if num_nodes >= SAMPLE_NODES and num_rows < WORTHWHILE * found.num_rows:
-            return powers
-    return powers if num_rows < WORTHWHILE * found.num_rows else None
+        if num_nodes >= SAMPLE_NODES and not is_worthwhile:
+            break
+    return powers
 
 
 def _joined(powers: list[Tensor]) -> Tensor:

@@ -101,17 +101,27 @@ class DistinctRows:
         x: ``[*, d]`` float32 or float64, of the dtype, width and device of the powers.
         num_nodes, num_graphs: of all chunks together, where they are known; otherwise there will be room for more.
         node_rows: keep ``row_of_node``.
+        operator: of the hops; for :meth:`add_graphs`.
 
     Attributes:
+        num_branches: as given.
         num_graphs: so far.
     """
 
     _is_sparse: bool | None = None  # None until the kernel has chosen
 
     def __init__(
-        self, num_branches: int, x: Tensor, *, num_nodes: int = 0, num_graphs: int = 0, node_rows: bool = True
+        self,
+        num_branches: int,
+        x: Tensor,
+        *,
+        num_nodes: int = 0,
+        num_graphs: int = 0,
+        node_rows: bool = True,
+        operator: str = "",
     ) -> None:
-        self._num_branches = num_branches
+        self._operators = operator.split(",") if operator else []
+        self.num_branches = num_branches
         self._x = torch.empty(0, x.shape[1], dtype=x.dtype, device=x.device)
         self._node_rows = node_rows
         self._num_nodes = self.num_graphs = 0
@@ -124,24 +134,48 @@ class DistinctRows:
             self._found = reference.DistinctRows(num_branches, self._x, partial(distinct_rows, check_invariants=False))
 
     def _start(self, num_nodes: int, num_graphs: int) -> None:
-        sizes = (self._num_branches, num_nodes, self._x.shape[1], num_graphs, self._x.element_size())
+        sizes = (self.num_branches, num_nodes, self._x.shape[1], num_graphs, self._x.element_size())
         is_wide = self._row_type(num_nodes) == torch.int64
-        self._found = native.library.DistinctRows(*sizes, is_wide, self._node_rows, self._is_sparse)  # type: ignore[union-attr]
+        options = (is_wide, self._node_rows, self._is_sparse, self._operators)
+        self._found = native.library.DistinctRows(*sizes, *options)  # type: ignore[union-attr]
         self._nodes_left, self._graphs_left = num_nodes, num_graphs
         self._known_nodes = self._known_graphs = 0  # that stand for the rows of earlier chunks
 
     def _row_type(self, num_nodes: int) -> torch.dtype:
-        return torch.int32 if self._num_branches * num_nodes < WIDE else torch.int64
+        return torch.int32 if self.num_branches * num_nodes < WIDE else torch.int64
 
     def add(self, powers: Tensor, ptr: Tensor) -> None:
         """Take in the next graphs: contiguous ``powers [R + 1, n, d]``, and ``ptr [graphs + 1]`` into them."""
-        num_nodes, num_graphs = powers.shape[1], ptr.numel() - 1
-        if not self._is_native:
-            self._found.add(powers, ptr)
-        else:
-            if num_nodes > self._nodes_left or num_graphs > self._graphs_left:
-                self._grow(self._num_nodes + 2 * num_nodes, self.num_graphs + 2 * num_graphs)
+        if self._is_native:
+            self._make_room(ptr)
             self._found.add(powers.numpy(), ptr.numpy())
+        else:
+            self._found.add(powers, ptr)
+        self._count(ptr)
+
+    def add_graphs(self, graphs: Any, node_ptr: Tensor) -> bool:
+        """Take in the next graphs by their patterns, ``node_ptr [graphs + 1]`` their nodes in a batch.
+
+        A pattern is what a node's row is made of, see ``csrc/cpu/patterns.h``. False where their powers are to be added
+        instead: patterns hardly repeat, a graph is large, or edges have weights.
+        """
+        arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
+        if not self._is_native or graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
+            return False
+        self._make_room(node_ptr)
+        if not self._found.add_graphs(*(array.numpy() for array in arrays), node_ptr.numpy()):
+            return False
+        self._count(node_ptr)
+        return True
+
+    def _make_room(self, ptr: Tensor) -> None:
+        num_nodes, num_graphs = int(ptr[-1] - ptr[0]), ptr.numel() - 1
+        if num_nodes > self._nodes_left or num_graphs > self._graphs_left:
+            self._grow(self._num_nodes + 2 * num_nodes, self.num_graphs + 2 * num_graphs)
+
+    def _count(self, ptr: Tensor) -> None:
+        num_nodes, num_graphs = int(ptr[-1] - ptr[0]), ptr.numel() - 1
+        if self._is_native:
             self._nodes_left -= num_nodes
             self._graphs_left -= num_graphs
         self._num_nodes += num_nodes

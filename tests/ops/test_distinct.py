@@ -188,11 +188,11 @@ def test_wrong_parts_are_refused(native, node_rows: bool) -> None:
     assert len(found.take()[0]) == 2
     assert len(found.take()[0]) == 0
     for sparse in (True, False):
-        taken = native.DistinctRows(2, 5, 3, 2, 4, False, node_rows, sparse)
+        taken = native.DistinctRows(2, 5, 3, 2, 4, False, node_rows, sparse, [])
         for _ in range(2):
             taken.take()
             taken.add(powers[:, :0].numpy(), ptr[:1].numpy())
-    full = native.DistinctRows(2, 0, 3, 0, 4, False, node_rows, None)
+    full = native.DistinctRows(2, 0, 3, 0, 4, False, node_rows, None, [])
     with pytest.raises(ValueError, match="powers must have at most the 0 nodes that are left, got 5"):
         full.add(powers.numpy(), ptr.numpy())
 

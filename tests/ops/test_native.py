@@ -528,7 +528,7 @@ def test_too_many_segments_are_not_said_to_be_entries(native, tmp_path: Path) ->
 )
 def test_room_for_distinct_rows_is_checked(native, change: dict, message: str) -> None:
     sizes = {"branches": 2, "nodes": 3, "width": 4, "graphs": 1, "bytes": 4, "wide_index": False, "node_rows": True}
-    sizes |= {"sparse": None}
+    sizes |= {"sparse": None, "operators": []}
     native.DistinctRows(*sizes.values())
     with pytest.raises(ValueError, match=f"^{message}$"):
         native.DistinctRows(*(sizes | change).values())

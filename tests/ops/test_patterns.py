@@ -11,8 +11,10 @@ from helpers import ISAS
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spin_fast import GraphBatch, ops
+from spin_fast import GraphBatch, PowerFeatures, ops
 from spin_fast._common.indexing import offsets
+from spin_fast._common.rows import arrays_of
+from spin_fast.features import power_features as features
 from spin_fast.features.chunks import num_branches_of, powers_of
 
 from .test_evaluated import Mlp, new_mlp
@@ -115,6 +117,47 @@ def test_many_chunks_and_threads(backend: str, operator: str, threads: None) -> 
         assert torch.equal(found, expected)
     plain, _ = readouts(mlp, graphs, operator, 2, [], 20_000, by_patterns=False)
     assert torch.equal(plain, expected)
+
+
+def same_features(graphs: GraphBatch, operator: str, num_hops: int, chunk_bytes: int) -> int:
+    """Check the features of graphs in chunks against those by their powers; returns how many were taken by patterns."""
+    taken: list[bool] = []
+    add_graphs = ops.DistinctRows.add_graphs
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(features, "CHUNK_BYTES", chunk_bytes)
+        patch.setattr(ops.DistinctRows, "add_graphs", lambda *of: taken.append(add_graphs(*of)) or taken[-1])
+        found = PowerFeatures.from_graphs(graphs, num_hops, operator)
+        cut = len(graphs) // 3
+        in_chunks = PowerFeatures.from_chunks([graphs[:cut], graphs[cut:]], num_hops, operator)
+        patch.setattr(ops.DistinctRows, "add_graphs", lambda *_: False)
+        expected = PowerFeatures.from_graphs(graphs, num_hops, operator)
+    for made in (found, in_chunks):
+        for name in ("row_ptr", "ptr", "index", "count", "row_of_node"):
+            value, wanted = getattr(made, name), getattr(expected, name)
+            assert (value is None and wanted is None) or torch.equal(value, wanted)
+        for value, wanted in zip(arrays_of(made.rows), arrays_of(expected.rows), strict=True):
+            assert torch.equal(value, wanted) if isinstance(value, torch.Tensor) else value == wanted
+    return sum(taken)
+
+
+@given(case=cases(), chunk_bytes=st.sampled_from([1 << 14, 1 << 16, 1 << 23]))
+def test_features_are_those_of_all_rows(native, case: tuple, chunk_bytes: int) -> None:
+    """Of some thousand nodes: the graphs again and again."""
+    graphs, operator, num_hops, *_ = case
+    times = -(-1200 // max(graphs.num_nodes, 1)) if graphs.num_nodes else 1
+    same_features(GraphBatch.concatenate([graphs] * min(times, 400)), operator, num_hops, chunk_bytes)
+
+
+@pytest.mark.parametrize("backend", ISAS, indirect=True)
+@pytest.mark.parametrize(("width", "dtype"), [(8, torch.float32), (40, torch.float64), (90, torch.float32)])
+def test_features_of_many_chunks(
+    backend: str, width: int, dtype: torch.dtype, threads: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of rows that become sparse, of which the first chunk tells; by one thread and by two."""
+    graphs = molecules([20, 70, 25, 0, 1] * 100, torch.eye(width, dtype=dtype)[:3], seed=4)
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        assert same_features(graphs, "sym,adj", 3, 1 << 20) >= 2
 
 
 def taken(graphs: GraphBatch, *, room: int = 100_000) -> bool:
