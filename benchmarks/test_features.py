@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch
@@ -36,7 +37,11 @@ def test_from_graphs(race: RaceRunner, dataset: str, graphs: GraphBatch, threads
         "power_features, float64_sums, torch.unique": unique,
     }
     once = list(contenders)[4:]
-    chunks = partial(power_chunks, graphs, NUM_HOPS, "sym", CHUNK_BYTES, NODE_BYTES, float64_sums=True)
+
+    def chunks() -> Iterator[tuple[Tensor, Tensor]]:
+        for chunk in power_chunks(graphs, NUM_HOPS, "sym", CHUNK_BYTES, NODE_BYTES, float64_sums=True):
+            yield chunk.powers, chunk.ptr
+
     if told := threads == 1 and floors.told_search(graphs, features, chunks):
         *rows, _, _, _, _ = told()
         assert torch.equal(torch.cat(rows).view(torch.int32), features.rows.to_dense().view(torch.int32))

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t piece_nodes = 4096;         // a table of so many stays in the nearest caches
 constexpr int64_t dense_bytes = 256;          // of a row that may be sparse
-constexpr int64_t pattern_bytes = 128 << 20;  // of patterns that are remembered, at most
+constexpr int64_t pattern_bytes = 64 << 20;  // of patterns that are remembered, at most
 
 // Slots of a table for so many entries: a power of two.
 int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }

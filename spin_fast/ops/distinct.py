@@ -157,10 +157,13 @@ class DistinctRows:
         """Take in the next graphs by their patterns, ``node_ptr [graphs + 1]`` their nodes in a batch.
 
         A pattern is what a node's row is made of, see ``csrc/cpu/patterns.h``. False where their powers are to be added
-        instead: patterns hardly repeat, a graph is large, or edges have weights.
+        instead: patterns hardly repeat, a graph is large, edges have weights, or several threads are at work, which
+        share the search for rows better.
         """
         arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
-        if not self._is_native or graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
+        if not self._is_native or graphs.edge_weight is not None or torch.get_num_threads() > 1:
+            return False
+        if not all(array.is_contiguous() for array in arrays):
             return False
         self._make_room(node_ptr)
         if not self._found.add_graphs(*(array.numpy() for array in arrays), node_ptr.numpy()):

@@ -157,7 +157,8 @@ def test_features_of_many_chunks(
     graphs = molecules([20, 70, 25, 0, 1] * 100, torch.eye(width, dtype=dtype)[:3], seed=4)
     for number in (1, 2):
         torch.set_num_threads(number)
-        assert same_features(graphs, "sym,adj", 3, 1 << 20) >= 2
+        taken = same_features(graphs, "sym,adj", 3, 1 << 20)
+        assert taken == 0 if number > 1 else taken >= 2
 
 
 def taken(graphs: GraphBatch, *, room: int = 100_000) -> bool:
