@@ -403,12 +403,12 @@ struct BranchKernels {
   void (*readout_backward)(const BranchChunk<T>&, const T* grad);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers. Overwrites their dz.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
-  // The readouts of graphs [begin, end) with one feature; sum: [2 * intervals].
+  // The readouts of graphs [begin, end) with one feature; sum: [4 * intervals].
   void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
   // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded
-  // graphs, 2 * intervals] for <ds, z>.
-  void (*piecewise_linear_readout_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* products, double* dlogit,
-                                            int64_t begin, int64_t end);
+  // graphs, 2 * intervals] for <ds, z>; sum: as before.
+  void (*piecewise_linear_readout_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* products, double* sum,
+                                            double* dlogit, int64_t begin, int64_t end);
   // The gradient dz [2 * intervals, stride] of what goes into the last LeakyReLU; adds to that of w.
   void (*piecewise_linear_backward)(const PiecewiseLinearChunk<T>&, const double* dlogit, T* dz, T* dw);
 };

@@ -44,6 +44,25 @@ void weigh(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, T 
   }
 }
 
+// Adds value(e) and value(e) x of the entries [begin, end) to the sums of their intervals, [2 * intervals]. Even and
+// odd entries have sums apart, [2, 2 * intervals], until they are joined: one would wait for the one before, of its
+// interval.
+template <class T, class F>
+inline void add_by_interval(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, double* sum, F value) {
+  const auto add = [&](int64_t e, double* to) {
+    const double v = value(e);
+    to[0] += v;
+    to[branch.intervals] += v * static_cast<double>(branch.x[e]);
+  };
+  double* const odd = sum + 2 * branch.intervals;
+  int64_t e = begin;
+  for (; e + 2 <= end; e += 2) {
+    add(e, sum + branch.interval[e]);
+    add(e + 1, odd + branch.interval[e + 1]);
+  }
+  if (e < end) add(e, sum + branch.interval[e]);
+}
+
 template <class T>
 void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum, int64_t begin, int64_t end) {
   constexpr int D = lanes<double>;
@@ -60,12 +79,9 @@ void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum
       for (int64_t e = first; e < after; ++e) top = branch.weight[e] > top ? branch.weight[e] : top;
       weigh(branch, first, after, top);
     }
-    for (int64_t k = 0; k < stride; ++k) sum[k] = 0;
-    for (int64_t e = first; e < after; ++e) {
-      const double weight = static_cast<double>(branch.weight[e]);
-      sum[branch.interval[e]] += weight;
-      sum[intervals + branch.interval[e]] += weight * static_cast<double>(branch.x[e]);
-    }
+    for (int64_t k = 0; k < 2 * stride; ++k) sum[k] = 0;
+    add_by_interval(branch, first, after, sum, [&](int64_t e) { return static_cast<double>(branch.weight[e]); });
+    for (int64_t k = 0; k < stride; ++k) sum[k] += sum[stride + k];
     Vector<double> total = {};
     for (int64_t k = 0; k < intervals; k += D) total += load(sum + k);
     const double scale = !branch.w ? 1 : first < after ? 1 / sum_of<double>(total) : 0;
@@ -82,7 +98,7 @@ void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum
 
 // With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), of which the offset gets 1 and the slope x.
 template <class T>
-void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, const T* grad, T* products,
+void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, const T* grad, T* products, double* sum,
                                        double* dlogit, int64_t begin, int64_t end) {
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   const int64_t intervals = branch.intervals, stride = 2 * intervals;
@@ -95,19 +111,17 @@ void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, co
   product(branch.ds + begin * last.stride, last.stride, branch.transposed, stride, last.out, no_bias,
           padded_to(row_multiple, end - begin),
           [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * stride + k, value); });
-  for (int64_t k = 0; k < stride; ++k) dlogit[k] = 0;
+  for (int64_t k = 0; k < 2 * stride; ++k) sum[k] = 0;
   for (int64_t g = begin; g < end; ++g) {
     const T *offset = products + (g - begin) * stride, *slope = offset + intervals;
     const T* readout = branch.readout + g * branch.readout_stride;
     const T shift = static_cast<T>(wide_dot(grad + g * branch.readout_stride, readout, last.out));
-    for (int64_t e = branch.ptr[g]; e < branch.ptr[g + 1]; ++e) {
-      const int64_t at = branch.interval[e];
-      const T product = offset[at] + branch.x[e] * slope[at];
-      const double value = static_cast<double>(branch.weight[e] * branch.scale[g] * (product - shift));
-      dlogit[at] += value;
-      dlogit[intervals + at] += value * static_cast<double>(branch.x[e]);
-    }
+    add_by_interval(branch, branch.ptr[g], branch.ptr[g + 1], sum, [&](int64_t e) {
+      const T product = offset[branch.interval[e]] + branch.x[e] * slope[branch.interval[e]];
+      return static_cast<double>(branch.weight[e] * branch.scale[g] * (product - shift));
+    });
   }
+  for (int64_t k = 0; k < stride; ++k) dlogit[k] = sum[k] + sum[stride + k];
 }
 
 template <class T>

@@ -34,12 +34,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     workspace.branch_arenas.resize(model_.branches);
     int64_t chunks = 0;
     for (; take(); ++chunks)
-      for (BranchState& state : branches_)
-        for (int64_t e = 0; e < state.ptr.back(); ++e) {
-          usable_ &= std::abs(state.x[e]) <= std::numeric_limits<T>::max();
-          state.low = std::min(state.low, state.x[e]);
-          state.high = std::max(state.high, state.x[e]);
-        }
+      for (BranchState& state : branches_) widen(state);
     taken_ = chunks == 1;
     begin_ = 0;
     if (!taken_) end_ = 0;
@@ -77,7 +72,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
     for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
       const PiecewiseLinearChunk<T>& chunk = branches_[b].chunk;
-      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(2 * chunk.intervals * 8)), begin,
+      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(4 * chunk.intervals * 8)), begin,
                                        end);
     });
   }
@@ -89,8 +84,9 @@ class PiecewiseLinearPass : public PassBase<T> {
     for_each_task([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
       BranchState& state = branches_[b];
       const int64_t size = 2 * state.chunk.intervals;
-      T* products = reinterpret_cast<T*>(thread_scratch(task_graphs * size * static_cast<int64_t>(sizeof(T))));
-      kernels.piecewise_linear_readout_backward(state.chunk, grad + b * model_.width(), products,
+      auto* sum = reinterpret_cast<double*>(thread_scratch(size * (2 * 8 + task_graphs * sizeof(T))));
+      kernels.piecewise_linear_readout_backward(state.chunk, grad + b * model_.width(),
+                                                reinterpret_cast<T*>(sum + 2 * size), sum,
                                                 state.dlogit.data() + i * size, begin, end);
     });
     parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, tasks); });
@@ -131,6 +127,28 @@ class PiecewiseLinearPass : public PassBase<T> {
       below.push_back(part_of);
     }
   };
+
+  // Widens the range of a branch's feature by that of the chunk. Lanes side by side, since each comparison would wait
+  // for the one before.
+  void widen(BranchState& state) {
+    constexpr int64_t lanes = 16;
+    T low[lanes], high[lanes], zero[lanes] = {};  // zero: unless a number is not finite
+    std::fill_n(low, lanes, state.low);
+    std::fill_n(high, lanes, state.high);
+    const auto add = [&](T x, int64_t k) {
+      low[k] = x < low[k] ? x : low[k];
+      high[k] = x > high[k] ? x : high[k];
+      zero[k] += x - x;
+    };
+    const int64_t n = state.ptr.back();
+    int64_t e = 0;
+    for (; e + lanes <= n; e += lanes)
+      for (int64_t k = 0; k < lanes; ++k) add(state.x[e + k], k);
+    for (; e < n; ++e) add(state.x[e], 0);
+    state.low = *std::min_element(low, low + lanes);
+    state.high = *std::max_element(high, high + lanes);
+    usable_ &= std::all_of(zero, zero + lanes, [](T value) { return value == 0; });
+  }
 
   // Memory for the selected chunk.
   void prepare() {
