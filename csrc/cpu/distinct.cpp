@@ -17,8 +17,8 @@
 namespace spin_fast {
 namespace {
 
-constexpr int64_t piece_nodes = 4096;         // a table of so many stays in the nearest caches
-constexpr int64_t dense_bytes = 256;          // of a row that may be sparse
+constexpr int64_t piece_nodes = 4096;        // a table of so many stays in the nearest caches
+constexpr int64_t dense_bytes = 256;         // of a row that may be sparse
 constexpr int64_t pattern_bytes = 64 << 20;  // of patterns that are remembered, at most
 
 // Slots of a table for so many entries: a power of two.

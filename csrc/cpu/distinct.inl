@@ -32,17 +32,26 @@ inline bool any(Lanes<L, W> bits) {
 template <int L, class W>
 constexpr bool by_vectors = L * sizeof(W) >= 16;
 
-template <int L, class W, class Width>
-inline bool equal_rows(const W* a, const W* b, Width width) {
+// Whether f, which gives a vector of a row that is to be compared, gives the same of a and b.
+template <int L, class W, class Width, class F>
+inline bool equal_vectors(const W* a, const W* b, Width width, F f) {
   if constexpr (by_vectors<L, W>) {
     Lanes<L, W> differ{};
-    for_each_vector<L>(width, [&](int64_t j) { differ |= positive_zeros<L>(a + j) ^ positive_zeros<L>(b + j); });
+    for_each_vector<L>(width,
+                       [&](int64_t j) { differ |= f.template operator()<L>(a + j) ^ f.template operator()<L>(b + j); });
     return !any<L, W>(differ);
   } else {
     W differ = 0;
-    for (int64_t j = 0; j < width; ++j) differ |= positive_zeros<1>(a + j) ^ positive_zeros<1>(b + j);
+    for (int64_t j = 0; j < width; ++j) differ |= f.template operator()<1>(a + j) ^ f.template operator()<1>(b + j);
     return differ == 0;
   }
+}
+
+// Rows that are compared are almost always equal as they are.
+template <int L, class W, class Width>
+inline bool equal_rows(const W* a, const W* b, Width width) {
+  return equal_vectors<L>(a, b, width, []<int K>(const W* from) { return load<K, W>(from); }) ||
+         equal_vectors<L>(a, b, width, []<int K>(const W* from) { return positive_zeros<K>(from); });
 }
 
 // The products of the lower halves of all lanes.
