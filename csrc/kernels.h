@@ -72,14 +72,15 @@ constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   return nodes * ((2 * stride + width) * 8 + 20) + (edges + 512) * 12 + dense + 4096;
 }
 
-// Rows of patterns that are new in a hop r >= 1. A pattern is what decides a node's row there: how many neighbours it
-// has and, in the order in which they are stored, the patterns of these in hop r - 1. A node of each is known.
+// Rows of patterns that are new in a hop r. A pattern decides a node's row there: in hop 0 it is a row of x and a
+// degree, then how many neighbours the node has and, in the order in which they are stored, their patterns in hop
+// r - 1. A node of each is known.
 template <class A>
 struct PatternRows {
   const int64_t* node;     // [size], counted from `first_node`
   int64_t first_node;      // of the chunk
   int64_t size;            // patterns
-  const int32_t* pattern;  // [nodes of the chunk], the patterns in hop r - 1
+  const int32_t* pattern;  // [nodes of the chunk], the patterns in hop r - 1; null in hop 0
   const A* y;              // [patterns, stride], their sources
   A* next;                 // [patterns, stride], those of hop r, or null in the last hop
   int64_t first_new;       // the number of the first new pattern
@@ -99,7 +100,7 @@ constexpr uint32_t free_key = 0xfffffffd;
 
 // The patterns of a hop that have been met, numbered as they came, and what finds them again.
 struct KnownPatterns {
-  PatternBucket* buckets;  // [bucket_mask + 1], at most two thirds of their places taken
+  PatternBucket* buckets;  // [bucket_mask + 1], at most half of their places taken
   uint64_t bucket_mask;
   int64_t size;  // patterns
 };

@@ -181,11 +181,8 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
   const Model model = {features, branches, widths, attention, slope};
   require(parameters.size() == model.parameters(), "parameters must be ", model.parameters(), ", got ",
           parameters.size());
-  require(operators.empty() || (branches - 1) % static_cast<int64_t>(operators.size()) == 0, "operators must share ",
-          branches - 1, " hops, got ", operators.size());
-  std::vector<spin_fast::Operator> parsed;
-  for (const std::string& name : operators) parsed.push_back(spin_fast::parse_operator(name));
-  return spin_fast::make_evaluated_rows(model, parameters.data(), word_of(sizeof(T)), room, parsed);
+  return spin_fast::make_evaluated_rows(model, parameters.data(), word_of(sizeof(T)), room,
+                                        parse_operators(operators, branches));
 }
 
 template <class I>

@@ -19,7 +19,7 @@ namespace {
 
 constexpr int64_t piece_nodes = 4096;        // a table of so many stays in the nearest caches
 constexpr int64_t dense_bytes = 256;         // of a row that may be sparse
-constexpr int64_t pattern_bytes = 64 << 20;  // of patterns that are remembered, at most
+constexpr int64_t pattern_bytes = 64 << 20;  // of patterns that are remembered, and their sources
 
 // Slots of a table for so many entries: a power of two.
 int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }
@@ -378,7 +378,12 @@ class TypedDistinctRows final : public DistinctRows {
       if (!patterns_ || layout == RowLayout::chosen) return false;  // all rows of the first graph tell the layout
       const int64_t nodes = graphs.nodes();
       check_room(nodes, graphs.graphs);
-      if (!patterns_->add(graphs)) return false;
+      if (!patterns_are_whole_) patterns_->forget(0);  // what a failure has left
+      patterns_are_whole_ = false;
+      if (!patterns_->add(graphs)) {
+        patterns_are_whole_ = true;
+        return false;
+      }
       nodes_left_ -= nodes;
       graphs_left_ -= graphs.graphs;
       std::vector<int64_t> ptr(graphs.graphs + 1);
@@ -401,6 +406,7 @@ class TypedDistinctRows final : public DistinctRows {
         lists.list_nodes(patterns_->of_nodes(hop), row_of_pattern.data(), stores_[b].lists.add(graphs.graphs));
         lists.keep_lists();
       }
+      patterns_are_whole_ = true;
       return true;
     }
     return false;
@@ -579,6 +585,7 @@ class TypedDistinctRows final : public DistinctRows {
   std::vector<uint32_t> keys_;
   Arena arena_;
   std::optional<NodePatterns> patterns_;
+  bool patterns_are_whole_ = true;
   std::vector<std::vector<I>> row_of_pattern_;  // of each branch
 };
 

@@ -51,7 +51,7 @@ class DistinctRows {
   virtual ~DistinctRows() = default;
   // The graphs that come next: `powers` [R + 1, N, d], `ptr` [graphs + 1] from 0 to N.
   virtual void add(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
-  // The same of their graphs, by their patterns; false, and nothing done, where these do not pay.
+  // The same of their graphs, by their patterns; false, and no graph taken, where these do not pay.
   virtual bool add(const GraphRange& graphs) = 0;
   // Of all branches, so far.
   virtual int64_t num_rows() const = 0;

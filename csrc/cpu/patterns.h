@@ -1,7 +1,8 @@
 // The patterns of the nodes of graphs that come chunk by chunk, and the rows of those that are new.
 //
 // A pattern of hop 0 is a row of x and a degree; one of hop r is a degree and, in the order in which they are stored,
-// the patterns of the neighbours in hop r - 1. Nodes of one pattern thus have one row in hop r, whatever the operator,
+// the patterns of the neighbours in hop r - 1; a node of more than four neighbours has one of its own. Nodes of one
+// pattern thus have one row in hop r, whatever the operator,
 // to the bit; rows of two patterns may be equal. Where few of the patterns of a chunk are new, as in molecules, most of
 // its rows are neither computed nor compared.
 #pragma once
@@ -106,7 +107,8 @@ class Patterns {
   static constexpr int64_t degrees = 8;          // that share patterns in hop 0
   static constexpr int64_t at_once = 1024;       // nodes
   static constexpr int64_t chunks_without = 16;  // after one in which it did not pay
-  static constexpr int64_t most_values = 1 << 17, most_edges = 1 << 14;  // of a graph: more, and it may be taken apart
+  // Of a graph, in each hop: no more than power.cpp, which sums up large graphs in another way, counts as small.
+  static constexpr int64_t most_values = 1 << 17, most_edges = 1 << 14, most_cost = 256 * task_cost;
 
   struct HopPatterns {
     KnownPatterns known = {};
@@ -116,7 +118,7 @@ class Patterns {
     bool is_clear = false;
     Room<int32_t> of_node;   // [nodes + 1], the last one -1
     Room<int64_t> node;      // [fresh], the first of each new pattern
-    std::vector<A*> y = {};  // of each operator, the sources [size, stride]
+    std::vector<A*> y = {};  // of each operator, the sources [room, stride]
   };
 
   // Empties the tables of hops that have been forgotten, now that they are needed.
@@ -151,9 +153,11 @@ class Patterns {
       for (int32_t k = 0; k < bucket.used; ++k)
         std::copy_n(bucket.key[k], pattern_degree, &keys[bucket.number[k] * pattern_degree]);
     }
-    hop.buckets = std::max<int64_t>(2 * hop.buckets, at_once);
-    known.buckets = hop.table.of(hop.buckets);
-    known.bucket_mask = hop.buckets - 1;
+    const int64_t buckets = std::max<int64_t>(2 * hop.buckets, at_once);
+    hop.buckets = 0;  // unless there is memory
+    known.buckets = hop.table.of(buckets);
+    hop.buckets = buckets;
+    known.bucket_mask = buckets - 1;
     empty_table(hop);
     std::vector<int32_t> number(known.size);  // as before
     std::vector<int64_t> fresh(known.size);
@@ -173,7 +177,10 @@ class Patterns {
     const int64_t first = graphs.ptr[0], nodes = graphs.nodes();
     for (int64_t g = 0; g < graphs.graphs; ++g) {
       const int64_t begin = graphs.ptr[g], end = graphs.ptr[g + 1];
-      if ((end - begin) * width_ > most_values || indptr[end] - indptr[begin] > most_edges) return false;
+      const int64_t edges = indptr[end] - indptr[begin], hops = hops_.size() - 1;
+      if ((end - begin) * padded_to(column_multiple, width_) > most_values || edges > most_edges ||
+          (edges + end - begin) * width_ * hops > most_cost)
+        return false;
     }
     const auto table = isa_kernels<PowerKernels<T, I>>();
     Powers<T, I> powers = {};

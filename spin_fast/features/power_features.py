@@ -294,7 +294,7 @@ class PowerFeatures(GraphArrays):
             return cls(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
         known = take_dense(rows, row_of_node)
         del rows, row_ptr, ptr, index, count, row_of_node
-        dense = [known, *(chunk.powers.clone() for chunk in more)]
+        dense = [known, *map(lambda chunk: chunk.powers.clone(), more)]  # keeps no chunk
         del known
         return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
 

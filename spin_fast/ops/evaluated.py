@@ -24,7 +24,8 @@ class EvaluatedRows:
     repeat, they are not compared.
 
     From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
-    the order in which they are stored, of the same patterns one hop before (``csrc/cpu/patterns.h``).
+    the order in which they are stored, of the same patterns one hop before, where these are four at most
+    (``csrc/cpu/patterns.h``). That takes about as much memory again.
 
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 

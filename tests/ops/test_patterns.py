@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 
 import numpy as np
@@ -84,8 +85,10 @@ def cases(draw: st.DrawFn) -> tuple[GraphBatch, str, int, list[int], int, Mlp]:
         seed=draw(st.integers(0, 99)),
     )
     operator, num_hops = draw(st.sampled_from(OPERATORS)), draw(st.integers(1, 3))
-    cuts = sorted(draw(st.lists(st.integers(0, len(sizes)), max_size=12)))
-    room = draw(st.sampled_from([1024, 1100, 3000]))
+    graphs = GraphBatch.concatenate([graphs] * draw(st.sampled_from([1, 5])))
+    cuts = sorted(draw(st.lists(st.integers(0, len(graphs)), max_size=12)))
+    largest = max(int(graphs.ptr[b] - graphs.ptr[a]) for a, b in pairwise([0, *cuts, len(graphs)]))
+    room = max(largest, draw(st.sampled_from([1024, 1100, 3000])))
     branches = num_branches_of(num_hops, operator)
     return graphs, operator, num_hops, cuts, room, new_mlp(branches, [width, 20, 8], draw(st.booleans()), dtype)
 
@@ -161,19 +164,44 @@ def test_features_of_many_chunks(
         assert taken == 0 if number > 1 else taken >= 2
 
 
-def taken(graphs: GraphBatch, *, room: int = 100_000) -> bool:
-    width = graphs.num_features
-    return readouts(new_mlp(3, [width, 8], False), graphs, "sym", 2, [], room, by_patterns=True)[1] == 1
+def test_features_of_chunks_without_patterns_in_between(native) -> None:
+    """Patterns are given up, left out for some chunks, and begun anew."""
+    alike, unlike = molecules([40] * 30, torch.eye(16)[:2]), molecules([40] * 30, torch.randn(500, 16), hubs=9)
+    graphs = GraphBatch.concatenate([alike, alike, unlike, alike, *[unlike] * 15, alike, alike])
+    assert same_features(graphs, "sym", 2, 1200 * (3 * 64 + features.NODE_BYTES)) == 6
+
+
+def test_features_where_patterns_do_not_fit(native) -> None:
+    """Patterns of wide rows are forgotten again and again; rows keep their numbers."""
+    graphs = molecules([30] * 90, torch.eye(2000)[:40])
+    assert same_features(graphs, "sym", 2, 300 * (3 * 8000 + features.NODE_BYTES)) > 6
+
+
+@pytest.mark.parametrize(("size", "edges", "width"), [(10_000, 0, 8), (160, 94, 700)])
+def test_features_of_graphs_that_may_be_large(native, size: int, edges: int, width: int) -> None:
+    """Their powers are summed up in another way, and it must not depend on the number of threads in which."""
+    generator = torch.Generator().manual_seed(0)
+    small, large = molecules([30] * 40, torch.randn(3, width, generator=generator)), molecules([size], torch.ones(1, 1))
+    more = torch.randint(0, size, (2, edges * size), generator=generator)
+    both = torch.stack([torch.arange(size).repeat_interleave(large.indptr.diff()), large.indices])
+    x = torch.randn(3, width, generator=generator)[torch.arange(size) % 3]
+    large = GraphBatch.from_edge_index(torch.cat([both, more], 1), x=x)
+    same_features(GraphBatch.concatenate([small, large]), "sym", 4, 1 << 23)
+
+
+def taken_by_patterns(graphs: GraphBatch) -> bool:
+    mlp = new_mlp(3, [graphs.num_features, 8], False)
+    return readouts(mlp, graphs, "sym", 2, [], 100_000, by_patterns=True)[1] == 1
 
 
 def test_left_out_where_they_do_not_pay(native) -> None:
     pool = torch.eye(16)[:3]
     sizes = [30] * 100
-    assert taken(molecules(sizes, pool))
-    assert not taken(molecules(sizes, pool[:, :15]))  # narrow rows
-    assert not taken(molecules(sizes, pool, hubs=8))  # many neighbours
-    assert not taken(molecules(sizes, torch.randn(3000, 16)))  # rows that hardly repeat
-    assert not taken(molecules([9000], pool))  # a graph that others may take apart
+    assert taken_by_patterns(molecules(sizes, pool))
+    assert not taken_by_patterns(molecules(sizes, pool[:, :15]))  # narrow rows
+    assert not taken_by_patterns(molecules(sizes, pool, hubs=8))  # many neighbours
+    assert not taken_by_patterns(molecules(sizes, torch.randn(3000, 16)))  # rows that hardly repeat
+    assert not taken_by_patterns(molecules([9000], pool))  # a graph that others may take apart
 
 
 def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
@@ -182,8 +210,10 @@ def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
     assert rows.readout_of_graphs(graphs, graphs.ptr) is not None
     weights = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x, edge_weight=torch.ones(graphs.num_edges))
     assert rows.readout_of_graphs(weights, graphs.ptr) is None
-    strided = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x.repeat(1, 2)[:, ::2])
-    assert strided.x.is_contiguous() or rows.readout_of_graphs(strided, graphs.ptr) is None
+    strided = copy.copy(graphs)
+    object.__setattr__(strided, "x", graphs.x.repeat(1, 2)[:, ::2])
+    assert not strided.x.is_contiguous()
+    assert rows.readout_of_graphs(strided, graphs.ptr) is None
 
 
 def test_chunks_without_patterns_in_between(native) -> None:
