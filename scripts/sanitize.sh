@@ -38,7 +38,7 @@ threads = [threading.Thread(target=write) for _ in range(2)]
 [t.start() for t in threads], [t.join() for t in threads]'
   told=$(run -c "$race" 2>&1) && told=""
   grep "data race" <<< "$told" || { echo "sanitize.sh: no race was found, so no other would be" >&2; exit 1; }
-  (($#)) || set -- tests/ops/test_{branch,distinct,evaluated,power,readout,subtree,training_step}.py \
+  (($#)) || set -- tests/ops/test_{branch,distinct,evaluated,patterns,power,readout,subtree,training_step}.py \
     -k "(threads or parts or sizes or training_step) and not cuda and not compile"
 elif ((!$#)); then
   run -m pytest -n 0 --capture=sys -k "not cuda and not test_native and not compile" \
