@@ -2,12 +2,10 @@
 //
 // A pattern of hop 0 is a row of x and a degree; one of hop r is a degree and, in the order in which they are stored,
 // the patterns of the neighbours in hop r - 1; a node of more than four neighbours has one of its own. Nodes of one
-// pattern thus have one row in hop r, whatever the operator,
-// to the bit; rows of two patterns may be equal. Where few of the patterns of a chunk are new, as in molecules, most of
-// its rows are neither computed nor compared.
+// pattern thus have one row in hop r, whatever the operator, to the bit; rows of two patterns may be equal. Where few
+// of the patterns of a chunk are new, as in molecules, most of its rows are neither computed nor compared.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <memory>
@@ -274,6 +272,7 @@ class Patterns {
   void compute_rows(Powers<T, I>& powers, const PowerKernels<T, I>& table, int64_t first, int64_t nodes) {
     const I* indptr = powers.hop.indptr + first;
     const auto last = static_cast<int64_t>(hops_.size()) - 1;
+    const auto kernels = row_kernels(table);
     for (size_t o = 0; o < operators_.size(); ++o) {
       powers.op = operators_[o];
       powers.by_edge = powers.op == Operator::sym_adj;
@@ -299,31 +298,25 @@ class Patterns {
           of.next = r < last ? hop.y[o] : nullptr;
           of.first_new = first_fresh(r) + begin;
           T* const out = rows + begin * width_;
-          if (r == 0) return sources(table)(powers, of, out);
+          if (r == 0) return kernels.first(powers, of, out);
           of.pattern = hops_[r - 1].of_node.get();
           of.y = hops_[r - 1].y[o];
           int64_t neighbours = 0;
           for (int64_t i = begin; i < end; ++i) neighbours += indptr[node[i] + 1] - indptr[node[i]];
           constexpr int64_t bytes = sizeof(A) + sizeof(int32_t);
-          rows_of(table)(powers, of, out, thread_scratch((2 * of.size + neighbours) * bytes));
+          kernels.second(powers, of, out, thread_scratch((2 * of.size + neighbours) * bytes));
         });
       }
     }
   }
 
+  // Of the type of the sums: for hop 0, and for the others.
   template <class I>
-  static auto sources(const PowerKernels<T, I>& table) {
+  static auto row_kernels(const PowerKernels<T, I>& table) {
     if constexpr (std::is_same_v<T, A>)
-      return table.pattern_sources;
+      return std::pair(table.pattern_sources, table.pattern_rows);
     else
-      return table.float64_pattern_sources;
-  }
-  template <class I>
-  static auto rows_of(const PowerKernels<T, I>& table) {
-    if constexpr (std::is_same_v<T, A>)
-      return table.pattern_rows;
-    else
-      return table.float64_pattern_rows;
+      return std::pair(table.float64_pattern_sources, table.float64_pattern_rows);
   }
 
   int64_t width_, room_;
