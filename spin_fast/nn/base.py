@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -17,6 +18,8 @@ from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures, check_graphs
 from .layers import Rows
+
+FEW_CLASSES = 16  # fewer fill no vector, so that torch's softmax of rows takes them one by one, at 7 times the cost
 
 
 class GraphModel(nn.Module):
@@ -101,7 +104,8 @@ class GraphModel(nn.Module):
         finite = scores.isfinite()
         if self.has_tasks(scores):
             return scores.sigmoid().where(finite, torch.nan)
-        return scores.softmax(1).where(finite.all(1, keepdim=True), torch.nan)
+        softmax = scores.t().softmax(0).t().contiguous() if scores.shape[1] < FEW_CLASSES else scores.softmax(1)
+        return softmax.where(finite.all(1, keepdim=True), torch.nan)
 
 
 class GraphClassifier(GraphModel):
@@ -247,14 +251,16 @@ class GraphClassifier(GraphModel):
         operator = self.check_operator(operator)
         num_hops = (self.num_branches - 1) // len(operator.split(","))
         score, bytes_beside = self._scorer(graphs, operator, num_bytes)
-        yield from map(score, power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside))
+        yield from score(power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside))
 
-    def _scorer(self, graphs: GraphBatch, operator: str, num_bytes: int) -> tuple[Callable[[PowerChunk], Tensor], int]:
-        """What gives class scores of one chunk of ``graphs`` after the other.
+    def _scorer(
+        self, graphs: GraphBatch, operator: str, num_bytes: int
+    ) -> tuple[Callable[[Iterable[PowerChunk]], Iterable[Tensor]], int]:
+        """What gives class scores of the chunks of ``graphs``, one or several of these at a time.
 
         And how many bytes a node counts beside those of its powers, for chunks of ``num_bytes``.
         """
-        return lambda chunk: self.forward_tensors(chunk.powers, chunk.ptr, check_invariants=False), 0
+        return partial(map, lambda chunk: self.forward_tensors(chunk.powers, chunk.ptr, check_invariants=False)), 0
 
     @property
     def graphs_at_once(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -20,6 +20,8 @@ from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
 READOUT_BYTES = 8 << 20
+CLASSIFIED_AT_ONCE = 1024  # graphs in prediction: of fewer, torch's calls cost as much as the classifier
+MOST_CHUNKS = 16  # that are classified together, lest whoever waits for scores sees none for long
 CALIBRATION_GRAPHS = 512  # enough to estimate means and deviations
 
 
@@ -311,11 +313,7 @@ class SPIN(GraphClassifier):
             raise ValueError("rows must be dense [R + 1, N, d] to train with dropout: every node has its own mask")
         self._check_joint(rows, ptr, joint, check_invariants)
         if isinstance(rows, Tensor) and not drops_out and not self._has_batch_statistics() and self.is_as_constructed():
-            sizes = ptr.diff() if self.config["size_aware"] else None
-            readouts = [] if self.hops is None else [self.hops.fused(rows, ptr, sizes)]
-            if self.joint is not None:
-                readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows)))
-            return self._classify(readouts)
+            return self._classify(self._readouts_of_dense(rows, ptr))
         readouts = [] if self.hops is None else [self.hops(rows, ptr, index, count)]
         if self.joint is not None and isinstance(rows, Tensor):
             readouts.append(self.joint(rows.transpose(0, 1).flatten(1)[None], ptr))
@@ -323,9 +321,17 @@ class SPIN(GraphClassifier):
             readouts.append(self.joint([_side_by_side(rows, joint.parts)], joint.ptr, joint.index, joint.count))
         return self._classify(readouts)
 
-    def _scorer(self, graphs: GraphBatch, operator: str, num_bytes: int) -> tuple[Callable[[PowerChunk], Tensor], int]:
+    def _readouts_of_dense(self, rows: Tensor, ptr: Tensor) -> list[Tensor]:
+        sizes = ptr.diff() if self.config["size_aware"] else None
+        readouts = [] if self.hops is None else [self.hops.fused(rows, ptr, sizes)]
+        if self.joint is not None:
+            readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows)))
+        return readouts
+
+    def _scorer(
+        self, graphs: GraphBatch, operator: str, num_bytes: int
+    ) -> tuple[Callable[[Iterable[PowerChunk]], Iterable[Tensor]], int]:
         """Where it can be, equal rows of several chunks go through the branches of hops once; checks are made once."""
-        score, _ = super()._scorer(graphs, operator, num_bytes)
         if (
             (self.hops is not None and self.in_features == 1)  # of one number branch_readout has a faster way
             or type(self).forward_tensors is not SPIN.forward_tensors
@@ -337,26 +343,34 @@ class SPIN(GraphClassifier):
             or not native.has_kernel(graphs.x.device)
             or not self.is_as_constructed()
         ):
-            return score, 0
+            return super()._scorer(graphs, operator, num_bytes)
         rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, operator)
         joint = None if self.joint is None else self.joint.bound()
 
-        def score_unchecked(chunk: PowerChunk) -> Tensor:
+        def readout(chunk: PowerChunk) -> Tensor:
             if rows is not None and not rows.takes(chunk.num_nodes):
-                return score(chunk)
+                return torch.cat(self._readouts_of_dense(chunk.powers, chunk.ptr), dim=1)
             readouts = []
             if rows is not None:
-                readout = rows.readout_of_graphs(chunk.graphs, chunk.node_ptr) if joint is None else None
-                readouts.append(rows.readout(chunk.powers, chunk.ptr) if readout is None else readout)
+                of_graphs = rows.readout_of_graphs(chunk.graphs, chunk.node_ptr) if joint is None else None
+                readouts.append(rows.readout(chunk.powers, chunk.ptr) if of_graphs is None else of_graphs)
             if joint is not None:
                 readouts.append(joint(chunk.powers.flatten(0, 1), _parts_of(chunk.powers), chunk.ptr))
-            if self.config["size_aware"]:
-                sizes = chunk.ptr.diff()[:, None]
-                readouts = [readout * sizes.to(readout.dtype) for readout in readouts]
-            return self._classify(readouts)
+            both = torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0]
+            return both * chunk.ptr.diff()[:, None].to(both.dtype) if self.config["size_aware"] else both
+
+        def score(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
+            readouts: list[Tensor] = []
+            for chunk in chunks:
+                readouts.append(readout(chunk))
+                if sum(map(len, readouts)) >= CLASSIFIED_AT_ONCE or len(readouts) == MOST_CHUNKS:
+                    yield self._classify([torch.cat(readouts)])
+                    readouts = []
+            if readouts:
+                yield self._classify([torch.cat(readouts)])
 
         bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
-        return score_unchecked, 0 if rows is None else max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)
+        return score, 0 if rows is None else max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)
 
     def _check_joint(self, rows: Rows, ptr: Tensor, joint: ops.JointRows | None, check_invariants: bool) -> None:
         if isinstance(rows, Tensor) or self.joint is None:

@@ -53,10 +53,13 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         found = training.predict_proba(model, graphs, "rw")
         torch.testing.assert_close(found, expected)
         with monkeypatch.context() as patch:
-            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
+            patch.setattr("spin_fast.nn.spin.CLASSIFIED_AT_ONCE", 1)  # products of other sizes round in other ways
+            found = training.predict_proba(model, graphs, "rw")
             assert not checked
+            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
             assert torch.equal(training.predict_proba(model, graphs, "rw"), found)
         checked.clear()
+    assert [len(scores) for scores in training.predict_chunks(model, graphs, "rw")] == [len(graphs)]
     assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
         training.predict_proba(model, features)
@@ -75,6 +78,7 @@ def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, option
     readouts = ops.EvaluatedRows.readout
     read: list[int] = []
     monkeypatch.setattr(ops.EvaluatedRows, "readout", lambda *args: read.append(len(args[2])) or readouts(*args))
+    monkeypatch.setattr("spin_fast.nn.spin.CLASSIFIED_AT_ONCE", 1)
     graphs = random_graphs([4, 0, 1, 60, 3, 0, 9] * 30, dtype=dtype)
     graphs = replace(graphs, x=graphs.x.sign())
     model = SPIN(3, 32, 4, 2, **options).to(dtype)
