@@ -238,6 +238,15 @@ struct Affine {
   T offset, slope;
 };
 
+// Units that are affine functions of a feature on intervals of it, before their LeakyReLU.
+template <class T>
+struct AffineUnits {
+  int64_t width, stride;  // padded to column_multiple
+  int64_t intervals;
+  const T *left, *right;    // of each interval
+  const T *offset, *slope;  // [intervals, stride]
+};
+
 // One branch of some graphs with one feature x, and the memory for it: an affine function of x on each interval.
 template <class T>
 struct PiecewiseLinearChunk {
@@ -404,6 +413,12 @@ struct BranchKernels {
   void (*readout_backward)(const BranchChunk<T>&, const T* grad);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers. Overwrites their dz.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
+  // Where units change their sign inside an interval: kinks [intervals, width], of each interval the first `number`.
+  void (*find_kinks)(const AffineUnits<T>&, T* kinks, int64_t* number);
+  // The units after their LeakyReLU on n intervals, each inside `interval` of those before and around x: offsets and
+  // slopes [n, stride], and in `middle` their values at x before it.
+  void (*bend)(const AffineUnits<T>&, const T* x, const int64_t* interval, int64_t n, T negative_slope, T* offset,
+               T* slope, T* middle);
   // The readouts of graphs [begin, end) with one feature; sum: [4 * intervals].
   void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
   // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded

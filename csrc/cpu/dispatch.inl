@@ -59,6 +59,8 @@ BranchKernels<T> branch_table() {
           branch_readout<T>,
           branch_readout_backward<T>,
           branch_backward<T>,
+          find_kinks<T>,
+          bend<T>,
           piecewise_linear_readout<T>,
           piecewise_linear_readout_backward<T>,
           piecewise_linear_backward<T>};

@@ -17,10 +17,44 @@ inline int64_t number_at_most(const T* values, int64_t n, T x) {
   return number;
 }
 
+template <class T>
+void find_kinks(const AffineUnits<T>& units, T* kinks, int64_t* number) {
+  constexpr int L = lanes<T>;
+  for (int64_t i = 0; i < units.intervals; ++i, kinks += units.width) {
+    const T left = units.left[i], right = units.right[i];
+    int64_t found = 0;
+    for (int64_t j = 0; j < units.width; j += L) {
+      const Vector<T> offset = load(units.offset + i * units.stride + j);
+      const Vector<T> slope = load(units.slope + i * units.stride + j);
+      const Vector<T> at_left = offset + left * slope, at_right = offset + right * slope, kink = -offset / slope;
+      const auto rises = (at_left < 0) & (at_right > 0), falls = (at_left > 0) & (at_right < 0);
+      const auto inside = (rises | falls) & (kink > left) & (kink < right);
+      if (!any<L, Bits<T>>(inside)) continue;
+      for (int k = 0; k < L && j + k < units.width; ++k) {
+        kinks[found] = kink[k];
+        found -= inside[k];
+      }
+    }
+    number[i] = found;
+  }
+}
+
+template <class T>
+void bend(const AffineUnits<T>& units, const T* x, const int64_t* interval, int64_t n, T negative_slope, T* offset,
+          T* slope, T* middle) {
+  for (int64_t i = 0; i < n; ++i)
+    for (int64_t j = 0; j < units.stride; j += lanes<T>) {
+      const int64_t from = interval[i] * units.stride + j, to = i * units.stride + j;
+      const Vector<T> rise = load(units.slope + from), start = load(units.offset + from), value = start + x[i] * rise;
+      store(middle + to, value);
+      store(offset + to, value > 0 ? start : negative_slope * start);
+      store(slope + to, value > 0 ? rise : negative_slope * rise);
+    }
+}
+
 // Finds the interval and beta of the entries [begin, end); returns the largest beta.
 template <class T>
 T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end) {
-  T top = 0;
   for (int64_t e = begin; e < end; ++e) {
     const T x = branch.x[e];
     const int64_t span = (number_at_most(branch.coarse, branch.spans, x) - 1) * column_multiple;
@@ -28,9 +62,13 @@ T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end) {
     const T beta = branch.beta[at].offset + x * branch.beta[at].slope;
     branch.interval[e] = static_cast<int32_t>(at);
     branch.weight[e] = beta;
+  }
+  Vector<T> top = {};
+  for (int64_t e = begin; e < end; e += lanes<T>) {
+    const Vector<T> beta = load_first(branch.weight + e, end - e);
     top = beta > top ? beta : top;
   }
-  return top;
+  return maximum_of<T>(top);
 }
 
 // Turns the beta of the entries [begin, end) into weights, count exp(beta - top).

@@ -250,75 +250,65 @@ class PiecewiseLinearPass : public PassBase<T> {
     return x;
   }
 
-  // The units after their LeakyReLU, from their offsets and slopes before it on the intervals of the units below. Cuts
-  // each interval where a unit changes its sign.
-  Units cut(Arena& arena, const Units& below, const T* offset, const T* slope, int64_t width, int64_t stride,
-            T negative_slope) const {
-    Units units{stride};
-    std::vector<T> kinks;
-    for (int64_t i = 0; i < below.size(); ++i) {
-      const T left = below.left[i], right = below.right[i];
-      kinks.assign(1, left);
-      for (int64_t j = i * stride; j < i * stride + width; ++j) {
-        const T at_left = offset[j] + left * slope[j], at_right = offset[j] + right * slope[j];
-        if (!((at_left < 0 && at_right > 0) || (at_left > 0 && at_right < 0))) continue;
-        const T kink = -offset[j] / slope[j];
-        if (kink > left && kink < right) kinks.push_back(kink);
-      }
-      std::sort(kinks.begin(), kinks.end());
-      kinks.erase(std::unique(kinks.begin(), kinks.end()), kinks.end());
-      for (size_t k = 0; k < kinks.size(); ++k) units.add(kinks[k], k + 1 < kinks.size() ? kinks[k + 1] : right, i);
+  // The units of a layer: cuts each interval of the units below where one of its units changes its sign.
+  Units cut(Arena& arena, const Units& below, Layer<T> layer) const {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    const int64_t number = below.size(), size = padded_to(row_multiple, number) * layer.stride;
+    const T negative_slope = std::exchange(layer.slope, T{1});
+    T *before = arena.take<T>(2 * size), *rise = before + size, *kinks = arena.take<T>(number * layer.out);
+    int64_t* const found = arena.take<int64_t>(number);
+    kernels.mlp_forward({1, &layer}, below.offset, below.stride, number, &before, nullptr);
+    layer.bias = nullptr;
+    kernels.mlp_forward({1, &layer}, below.slope, below.stride, number, &rise, nullptr);
+    const AffineUnits<T> affine = {layer.out,          layer.stride, number, below.left.data(),
+                                   below.right.data(), before,       rise};
+    kernels.find_kinks(affine, kinks, found);
+    Units units{layer.stride};
+    for (int64_t i = 0; i < number; ++i, kinks += layer.out) {
+      std::sort(kinks, kinks + found[i]);
+      units.add(below.left[i], below.right[i], i);
+      for (int64_t k = 0; k < found[i]; ++k)
+        if (k == 0 || kinks[k] > kinks[k - 1]) {
+          units.right.back() = kinks[k];
+          units.add(kinks[k], below.right[i], i);
+        }
     }
-    const int64_t size = padded_to(row_multiple, units.size()) * stride;
-    for (T** array : {&units.offset, &units.slope, &units.middle}) *array = arena.take<T>(size);
-    for (int64_t i = 0; i < units.size(); ++i) {
-      const T *from = offset + units.below[i] * stride, *rise = slope + units.below[i] * stride;
-      const T x = units.left[i] / 2 + units.right[i] / 2;
-      for (int64_t j = 0; j < stride; ++j) {
-        const T middle = from[j] + x * rise[j], factor = middle > 0 ? 1 : negative_slope;
-        units.middle[i * stride + j] = middle;
-        units.offset[i * stride + j] = factor * from[j];
-        units.slope[i * stride + j] = factor * rise[j];
-      }
-    }
+    T* const middle = arena.take<T>(units.size());
+    for (int64_t i = 0; i < units.size(); ++i) middle[i] = units.left[i] / 2 + units.right[i] / 2;
+    const int64_t cut_size = padded_to(row_multiple, units.size()) * layer.stride;
+    for (T** array : {&units.offset, &units.slope, &units.middle}) *array = arena.take<T>(cut_size);
+    kernels.bend(affine, middle, units.below.data(), units.size(), negative_slope, units.offset, units.slope,
+                 units.middle);
     return units;
   }
 
+  // The layer of the logit, ReLU(<w, z>).
+  Layer<T> logit(Arena& arena, const Layer<T>& last, const T* w) const {
+    T* const weight = arena.take<T>(last.out * column_multiple);
+    std::fill_n(weight, last.out * column_multiple, T{0});
+    for (int64_t j = 0; j < last.out; ++j) weight[j * column_multiple] = w[j];
+    return {last.out, 1, last.stride, column_multiple, weight, nullptr, nullptr, 0};
+  }
+
   void find_intervals(int64_t b) {
-    const auto kernels = isa_kernels<BranchKernels<T>>();
     BranchState& state = branches_[b];
     PiecewiseLinearChunk<T>& chunk = state.chunk;
     Arena& arena = workspace_.branch_arenas[b];
     arena.clear();
     chunk.mlp = packed_[b].mlp.mlp();
     chunk.w = packed_[b].w;
-    std::vector<Units> layers = {feature(arena, state.low, state.high)};
+    std::vector<Units> units = {feature(arena, state.low, state.high)};
     int64_t most = kinks_per_unit;
     for (int64_t l = 0; l < chunk.mlp.depth; ++l) {
-      const Units& below = layers.back();
-      Layer<T> layer = chunk.mlp.layers[l];
-      const int64_t size = padded_to(row_multiple, below.size()) * layer.stride;
-      T *offset = arena.take<T>(size), *slope = arena.take<T>(size);
-      layer.slope = 1;
-      kernels.mlp_forward({1, &layer}, below.offset, below.stride, below.size(), &offset, nullptr);
-      layer.bias = nullptr;
-      kernels.mlp_forward({1, &layer}, below.slope, below.stride, below.size(), &slope, nullptr);
-      layers.push_back(cut(arena, below, offset, slope, layer.out, layer.stride, chunk.mlp.layers[l].slope));
+      const Layer<T>& layer = chunk.mlp.layers[l];
+      units.push_back(cut(arena, units.back(), layer));
       most += kinks_per_unit * layer.out;
-      state.usable = layers.back().size() <= most;
+      state.usable = units.back().size() <= most;
       if (!state.usable) return;
     }
-    if (chunk.w) {
-      const Units& z = layers.back();
-      std::vector<T> offset(z.size()), slope(z.size());
-      for (int64_t i = 0; i < z.size(); ++i)
-        for (int64_t j = 0; j < z.stride; ++j) {
-          offset[i] += chunk.w[j] * z.offset[i * z.stride + j];
-          slope[i] += chunk.w[j] * z.slope[i * z.stride + j];
-        }
-      layers.push_back(cut(arena, z, offset.data(), slope.data(), 1, 1, 0));
-    }
-    lay_out(arena, state, layers);
+    if (chunk.w)
+      units.push_back(cut(arena, units.back(), logit(arena, chunk.mlp.layers[chunk.mlp.depth - 1], chunk.w)));
+    lay_out(arena, state, units);
   }
 
   // Writes the arrays of the kernels, on the intervals of the last units. Positive denormals count as 0.
@@ -339,7 +329,7 @@ class PiecewiseLinearPass : public PassBase<T> {
       const bool after_zero = last.left[i] == 0 && last.right[i] > 0;
       start[i] = i == 0 ? -infinity : after_zero ? std::numeric_limits<T>::min() : last.left[i];
       if (i % column_multiple == 0) coarse[i / column_multiple] = start[i];
-      if (chunk.w) beta[i] = {last.offset[i], last.slope[i]};
+      if (chunk.w) beta[i] = {last.offset[i * last.stride], last.slope[i * last.stride]};
       state.usable = state.usable && std::isfinite(beta[i].offset) && std::isfinite(beta[i].slope);
       row[i] = chunk.w ? last.below[i] : i;
     }
@@ -363,7 +353,10 @@ class PiecewiseLinearPass : public PassBase<T> {
     chunk.beta = beta;
     chunk.z = state.values[depth];
     chunk.gate = state.middles[depth];
-    for (int64_t i = 0; i < 2 * intervals * stride; ++i) state.usable = state.usable && std::isfinite(chunk.z[i]);
+    T zero[column_multiple] = {};  // unless a number is not finite
+    for (int64_t i = 0; i < 2 * intervals * stride; i += column_multiple)
+      for (int64_t k = 0; k < column_multiple; ++k) zero[k] += chunk.z[i + k] - chunk.z[i + k];
+    state.usable &= std::all_of(zero, zero + column_multiple, [](T value) { return value == 0; });
     if (!backward_ || !chunk.w) return;
     T* transposed = arena.take<T>(stride * 2 * intervals);
     for (int64_t i = 0; i < 2 * intervals; ++i)
