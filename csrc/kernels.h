@@ -252,21 +252,23 @@ template <class T>
 struct PiecewiseLinearChunk {
   Mlp<T> mlp;
   const T* w;                 // [stride], or null for the sum readout
-  int64_t graphs, intervals;  // intervals are padded
-  int64_t spans;              // of column_multiple intervals, padded
-  const T* start;             // [intervals], where each starts, ascending: from -infinity, infinity where it is padding
+  int64_t graphs, intervals;  // intervals are padded to row_multiple
+  int64_t columns;            // 2 * intervals, padded to column_multiple
+  int64_t spans;              // of column_multiple intervals, padded to that
+  const T* start;             // [intervals, padded to column_multiple], where each starts, ascending: from -infinity,
+                              // infinity where it is padding
   const T* coarse;            // [spans], where these start
   const Affine<T>* beta;      // [intervals], ReLU(<w, z>)
   const T* gate;              // [intervals, stride], z in the middles
   const T* z;                 // [2 * intervals, stride], its offsets, then its slopes
-  const T* transposed;        // [stride, 2 * intervals]
+  const T* transposed;        // [stride, columns]
   const int64_t* ptr;         // [graphs + 1] -> entries
   const T* count;             // [entries], how often, or null for ones
   const T* x;                 // [entries]
   int32_t* interval;          // [entries]
   T* weight;                  // [entries], alpha before it is scaled
   T* scale;                   // [graphs]
-  T* moments;                 // [padded graphs, 2 * intervals], sums of alpha, then of alpha x; a readout is moments z
+  T* moments;                 // [padded graphs, columns], sums of alpha, then of alpha x; a readout is moments z
   T* readout;                 // [graphs, readout_stride], already at the columns of this branch
   int64_t readout_stride;     // of the gradient too
   T* ds;                      // [padded graphs, stride], the gradient
@@ -419,10 +421,10 @@ struct BranchKernels {
   // slopes [n, stride], and in `middle` their values at x before it.
   void (*bend)(const AffineUnits<T>&, const T* x, const int64_t* interval, int64_t n, T negative_slope, T* offset,
                T* slope, T* middle);
-  // The readouts of graphs [begin, end) with one feature; sum: [4 * intervals].
+  // The readouts of graphs [begin, end) with one feature; sum: [2, columns].
   void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
-  // Their ds and, with attention, the gradient of the logits' offsets and slopes, [2 * intervals]; products: [padded
-  // graphs, 2 * intervals] for <ds, z>; sum: as before.
+  // Their ds and, with attention, the gradient of the logits' offsets and slopes, [columns]; products: [padded graphs,
+  // columns] for <ds, z>; sum: as before.
   void (*piecewise_linear_readout_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* products, double* sum,
                                             double* dlogit, int64_t begin, int64_t end);
   // The gradient dz [2 * intervals, stride] of what goes into the last LeakyReLU; adds to that of w.

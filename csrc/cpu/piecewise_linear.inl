@@ -6,7 +6,7 @@
 // sum_e alpha_e x_e, with the offsets and slopes of z. These depend on the parameters alone, not on the ends of the
 // interval, so that an outlier in one graph is not rounded into the readouts of others.
 //
-// Layout: entries graph by graph; moments [graphs, 2 * intervals], offsets before slopes. Parallel axis: branches and
+// Layout: entries graph by graph; moments [graphs, columns], offsets before slopes. Parallel axis: branches and
 // ranges of graphs. Accumulator: moments in float64, products in T.
 
 // How many of n values, a multiple of column_multiple, are at most x.
@@ -82,9 +82,8 @@ void weigh(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, T 
   }
 }
 
-// Adds value(e) and value(e) x of the entries [begin, end) to the sums of their intervals, [2 * intervals]. Even and
-// odd entries have sums apart, [2, 2 * intervals], until they are joined: one would wait for the one before, of its
-// interval.
+// Adds value(e) and value(e) x of the entries [begin, end) to the sums of their intervals. Even and odd entries have
+// sums apart, [2, columns], until they are joined: one would wait for the one before, of its interval.
 template <class T, class F>
 inline void add_by_interval(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, double* sum, F value) {
   const auto add = [&](int64_t e, double* to) {
@@ -92,7 +91,7 @@ inline void add_by_interval(const PiecewiseLinearChunk<T>& branch, int64_t begin
     to[0] += v;
     to[branch.intervals] += v * static_cast<double>(branch.x[e]);
   };
-  double* const odd = sum + 2 * branch.intervals;
+  double* const odd = sum + branch.columns;
   int64_t e = begin;
   for (; e + 2 <= end; e += 2) {
     add(e, sum + branch.interval[e]);
@@ -105,7 +104,7 @@ template <class T>
 void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum, int64_t begin, int64_t end) {
   constexpr int D = lanes<double>;
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  const int64_t intervals = branch.intervals, stride = 2 * intervals;
+  const int64_t intervals = branch.intervals, columns = branch.columns;
   // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
   constexpr T high = sizeof(T) == 4 ? 60 : 600;
   const bool overflows = locate(branch, branch.ptr[begin], branch.ptr[end]) > high;
@@ -117,17 +116,17 @@ void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum
       for (int64_t e = first; e < after; ++e) top = branch.weight[e] > top ? branch.weight[e] : top;
       weigh(branch, first, after, top);
     }
-    for (int64_t k = 0; k < 2 * stride; ++k) sum[k] = 0;
+    for (int64_t k = 0; k < 2 * columns; ++k) sum[k] = 0;
     add_by_interval(branch, first, after, sum, [&](int64_t e) { return static_cast<double>(branch.weight[e]); });
-    for (int64_t k = 0; k < stride; ++k) sum[k] += sum[stride + k];
+    for (int64_t k = 0; k < columns; ++k) sum[k] += sum[columns + k];
     Vector<double> total = {};
-    for (int64_t k = 0; k < intervals; k += D) total += load(sum + k);
+    for (int64_t k = 0; k < intervals; k += D) total += load_first(sum + k, intervals - k);
     const double scale = !branch.w ? 1 : first < after ? 1 / sum_of<double>(total) : 0;
     branch.scale[g] = static_cast<T>(scale);
-    for (int64_t k = 0; k < stride; ++k) branch.moments[g * stride + k] = static_cast<T>(sum[k] * scale);
+    for (int64_t k = 0; k < columns; ++k) branch.moments[g * columns + k] = static_cast<T>(sum[k] * scale);
   }
   const T* no_bias = nullptr;
-  product(branch.moments + begin * stride, stride, branch.z, last.stride, stride, no_bias,
+  product(branch.moments + begin * columns, columns, branch.z, last.stride, 2 * intervals, no_bias,
           padded_to(row_multiple, end - begin), [&](int64_t i, int64_t j, Vector<T> value) {
             if (i < end - begin && j < last.out)
               store_first(branch.readout + (begin + i) * branch.readout_stride + j, value, last.out - j);
@@ -139,19 +138,19 @@ template <class T>
 void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, const T* grad, T* products, double* sum,
                                        double* dlogit, int64_t begin, int64_t end) {
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  const int64_t intervals = branch.intervals, stride = 2 * intervals;
+  const int64_t intervals = branch.intervals, columns = branch.columns;
   for (int64_t g = begin; g < end; ++g)
     for (int64_t j = 0; j < last.stride; j += lanes<T>)
       store(branch.ds + g * last.stride + j,
             j < last.out ? load_first(grad + g * branch.readout_stride + j, last.out - j) : Vector<T>{});
   if (!branch.w) return;
   const T* no_bias = nullptr;
-  product(branch.ds + begin * last.stride, last.stride, branch.transposed, stride, last.out, no_bias,
+  product(branch.ds + begin * last.stride, last.stride, branch.transposed, columns, last.out, no_bias,
           padded_to(row_multiple, end - begin),
-          [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * stride + k, value); });
-  for (int64_t k = 0; k < 2 * stride; ++k) sum[k] = 0;
+          [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * columns + k, value); });
+  for (int64_t k = 0; k < 2 * columns; ++k) sum[k] = 0;
   for (int64_t g = begin; g < end; ++g) {
-    const T *offset = products + (g - begin) * stride, *slope = offset + intervals;
+    const T *offset = products + (g - begin) * columns, *slope = offset + intervals;
     const T* readout = branch.readout + g * branch.readout_stride;
     const T shift = static_cast<T>(wide_dot(grad + g * branch.readout_stride, readout, last.out));
     add_by_interval(branch, branch.ptr[g], branch.ptr[g + 1], sum, [&](int64_t e) {
@@ -159,7 +158,7 @@ void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, co
       return static_cast<double>(branch.weight[e] * branch.scale[g] * (product - shift));
     });
   }
-  for (int64_t k = 0; k < stride; ++k) dlogit[k] = sum[k] + sum[stride + k];
+  for (int64_t k = 0; k < columns; ++k) dlogit[k] = sum[k] + sum[columns + k];
 }
 
 template <class T>
@@ -168,7 +167,7 @@ void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const doub
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   const int64_t intervals = branch.intervals;
   __builtin_memset(dz, 0, 2 * intervals * last.stride * sizeof(T));
-  add_outer(branch.moments, 2 * intervals, 2 * intervals, branch.ds, last.stride, branch.graphs, dz);
+  add_outer(branch.moments, branch.columns, 2 * intervals, branch.ds, last.stride, branch.graphs, dz);
   for (int64_t j = 0; j < last.stride; j += L) {
     const Vector<T> w = branch.w ? load(branch.w + j) : Vector<T>{};
     Vector<T> sum = {};

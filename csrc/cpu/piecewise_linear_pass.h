@@ -72,7 +72,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
     for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
       const PiecewiseLinearChunk<T>& chunk = branches_[b].chunk;
-      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(4 * chunk.intervals * 8)), begin,
+      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(2 * chunk.columns * 8)), begin,
                                        end);
     });
   }
@@ -80,10 +80,10 @@ class PiecewiseLinearPass : public PassBase<T> {
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     const int64_t tasks = (end_ - begin_ + task_graphs - 1) / task_graphs;
-    for (BranchState& state : branches_) state.dlogit.resize(model_.attention ? tasks * 2 * state.chunk.intervals : 0);
+    for (BranchState& state : branches_) state.dlogit.resize(model_.attention ? tasks * state.chunk.columns : 0);
     for_each_task([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
       BranchState& state = branches_[b];
-      const int64_t size = 2 * state.chunk.intervals;
+      const int64_t size = state.chunk.columns;
       auto* sum = reinterpret_cast<double*>(thread_scratch(size * (2 * 8 + task_graphs * sizeof(T))));
       kernels.piecewise_linear_readout_backward(state.chunk, grad + b * model_.width(),
                                                 reinterpret_cast<T*>(sum + 2 * size), sum,
@@ -165,7 +165,7 @@ class PiecewiseLinearPass : public PassBase<T> {
       if (graphs > state.graphs) {
         state.graphs = graphs;
         chunk.scale = arena.take<T>(graphs);
-        chunk.moments = arena.take<T>(graphs * 2 * chunk.intervals);
+        chunk.moments = arena.take<T>(graphs * chunk.columns);
         chunk.ds = arena.take<T>(backward_ ? graphs * stride : 0);
       }
       chunk.graphs = end_ - begin_;
@@ -316,12 +316,14 @@ class PiecewiseLinearPass : public PassBase<T> {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Units& last = layers.back();
-    const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(column_multiple, number);
+    const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(row_multiple, number);
+    const int64_t starts = padded_to(column_multiple, number), columns = padded_to(column_multiple, 2 * intervals);
     chunk.intervals = intervals;
-    chunk.spans = padded_to(column_multiple, intervals / column_multiple);
-    T *start = arena.take<T>(intervals), *coarse = arena.take<T>(chunk.spans);
+    chunk.columns = columns;
+    chunk.spans = padded_to(column_multiple, starts / column_multiple);
+    T *start = arena.take<T>(starts), *coarse = arena.take<T>(chunk.spans);
     Affine<T>* beta = arena.take<Affine<T>>(intervals);
-    std::fill_n(start, intervals, infinity);
+    std::fill_n(start, starts, infinity);
     std::fill_n(coarse, chunk.spans, infinity);
     std::fill_n(beta, intervals, Affine<T>{});
     std::vector<int64_t> row(number);
@@ -358,9 +360,11 @@ class PiecewiseLinearPass : public PassBase<T> {
       for (int64_t k = 0; k < column_multiple; ++k) zero[k] += chunk.z[i + k] - chunk.z[i + k];
     state.usable &= std::all_of(zero, zero + column_multiple, [](T value) { return value == 0; });
     if (!backward_ || !chunk.w) return;
-    T* transposed = arena.take<T>(stride * 2 * intervals);
-    for (int64_t i = 0; i < 2 * intervals; ++i)
-      for (int64_t j = 0; j < stride; ++j) transposed[j * 2 * intervals + i] = chunk.z[i * stride + j];
+    T* transposed = arena.take<T>(stride * columns);
+    for (int64_t j = 0; j < stride; ++j) {
+      for (int64_t i = 0; i < 2 * intervals; ++i) transposed[j * columns + i] = chunk.z[i * stride + j];
+      std::fill(transposed + j * columns + 2 * intervals, transposed + (j + 1) * columns, T{0});
+    }
     chunk.transposed = transposed;
   }
 
@@ -371,7 +375,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     const Packed<T>& packed = packed_[b].mlp;
     const int64_t size = packed.gradient_size, depth = chunk.mlp.depth, intervals = chunk.intervals;
     for (int64_t i = 1; i < (chunk.w ? tasks : 0); ++i)
-      for (int64_t k = 0; k < 2 * intervals; ++k) state.dlogit[k] += state.dlogit[i * 2 * intervals + k];
+      for (int64_t k = 0; k < 2 * intervals; ++k) state.dlogit[k] += state.dlogit[i * chunk.columns + k];
     const int64_t tile = intervals * packed.widest;
     T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * tile) * static_cast<int64_t>(sizeof(T))));
     T *dz = memory, *first = dz + 2 * tile, *second = first + tile, *gradients = second + tile;
