@@ -165,7 +165,7 @@ struct Gradients {
   const T* alpha;
   T* dbeta;     // [nnz], written where there is an index
   S* dz;        // written where there is none
-  bool bypass;  // dz is larger than the caches: write around them
+  bool bypass;  // dz is larger than the caches of a core: write around them
 };
 
 // A linear layer and the LeakyReLU after it; with a slope of 1 there is none. Columns are padded with zeros to a

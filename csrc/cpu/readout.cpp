@@ -105,12 +105,13 @@ Scratch<T> piece_scratch(int64_t width) {
   return {aligned, aligned + 2 * tile_entries * stride, aligned + tile_entries * stride, sum.data()};
 }
 
-// Whether dz is larger than the caches and its rows are whole cache lines.
-bool bypasses_caches(const Tensor& dz, int64_t width) {
-  constexpr int64_t cache_line = 64, last_level_cache = int64_t{32} << 20;
+// Whether dz, and z where it is read, are larger than the caches of a core, and the rows of dz whole cache lines. What
+// is written around them costs no reads, and whoever reads dz next finds as little of it in those caches otherwise.
+bool bypasses_caches(const Tensor& dz, int64_t width, bool reads_z) {
+  constexpr int64_t cache_line = 64, caches = int64_t{8} << 20;
   const bool halves = dz.element_size() < 4;  // these are converted in registers, not written in whole lines
-  const int64_t row = width * dz.element_size();
-  return !halves && dz.numel() * dz.element_size() > last_level_cache && row % cache_line == 0 &&
+  const int64_t row = width * dz.element_size(), bytes = dz.numel() * dz.element_size();
+  return !halves && bytes * (1 + reads_z) > caches && row % cache_line == 0 &&
          reinterpret_cast<uintptr_t>(dz.data_ptr()) % cache_line == 0;
 }
 
@@ -211,7 +212,7 @@ Tensor sum_readout_backward(const Tensor& grad, const Tensor& ptr, OptionalTenso
     Gradients<S> of = {};
     of.grad = ds.data();
     of.dz = static_cast<S*>(dz.mutable_data_ptr());
-    of.bypass = bypasses_caches(dz, seg.width);
+    of.bypass = bypasses_caches(dz, seg.width, false);
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
     if (index) return rows_backward(kernels, seg, of);
     for_each_piece<T>(cut_into_pieces(seg), seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
@@ -279,7 +280,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              weights,
                              dbeta.data(),
                              static_cast<S*>(dz.mutable_data_ptr()),
-                             bypasses_caches(dz, seg.width)};
+                             bypasses_caches(dz, seg.width, true)};
     Partition partition = cut_into_pieces(seg);
     add_partials(partition, padded_width(seg.width));
     const auto kernels = isa_kernels<ReadoutKernels<S>>();

@@ -284,6 +284,26 @@ def test_rows_that_start_anywhere_in_memory(backend: str, width: int, dtype: tor
         torch.testing.assert_close(one, other, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("attends", [True, False])
+@pytest.mark.parametrize("width", [16, 32])
+def test_gradients_larger_than_the_caches(backend: str, attends: bool, width: int) -> None:
+    """They are written around the caches: the same bits as those of a few graphs."""
+    if backend in ("reference", "cuda"):
+        pytest.skip("only the kernels of the CPU write around the caches")
+    num_nodes, few = (9 << 20) // (4 * width), 90
+    random = torch.Generator().manual_seed(0)
+    z, w = torch.randn(num_nodes, width, generator=random), torch.randn(width, generator=random)
+    grad = torch.randn(num_nodes // 9, width, generator=random)
+
+    def gradient(nodes: int) -> torch.Tensor:
+        rows, ptr = z[:nodes].clone().requires_grad_(), torch.arange(0, nodes + 1, 9)
+        ptr[-1] = nodes
+        read = spin_fast.attention_readout(rows, w, ptr) if attends else spin_fast.sum_readout(rows, ptr)
+        return torch.autograd.grad(read, rows, grad[: len(ptr) - 1])[0]
+
+    assert torch.equal(gradient(num_nodes)[:few], gradient(few))
+
+
 @pytest.mark.parametrize("branches", [1, 3])
 def test_gradients_dense(backend: str, branches: int) -> None:
     case = dense_case([2, 0, 1, 4], branches, 3, torch.float64)
