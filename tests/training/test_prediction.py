@@ -60,6 +60,8 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
             assert torch.equal(training.predict_proba(model, graphs, "rw"), found)
         checked.clear()
     assert [len(scores) for scores in training.predict_chunks(model, graphs, "rw")] == [len(graphs)]
+    many = random_graphs([4] * 20, dtype=torch.float32)  # a chunk each
+    assert [len(scores) for scores in training.predict_chunks(model, many, "rw")] == [16, 4]
     assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
         training.predict_proba(model, features)
