@@ -20,17 +20,32 @@ inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and th
 inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
 inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
 
-// Runs f(i) for i in [0, n): the next free thread takes the next.
+// Runs f(i) for i in [0, n). Each thread begins with a range of its own, whose memory is in its caches if the loop
+// before was cut alike, and then takes what others have left, from the end.
 template <class F>
 void parallel_tasks(int64_t n, bool tiny, F f) {
   if (tiny || n <= 1) {
     for (int64_t i = 0; i < n; ++i) f(i);
     return;
   }
-  std::atomic<int64_t> next{0};
-  parallel_ranges(n, [&](int64_t, int64_t) {
-    for (int64_t i = next.fetch_add(1); i < n; i = next.fetch_add(1)) f(i);
+  struct alignas(64) Task {  // a cache line each: threads would wait for those of others
+    std::atomic<bool> taken{false};
+  };
+  std::vector<Task> tasks(n);
+  parallel_ranges(n, [&](int64_t begin, int64_t end) {
+    const auto take = [&](int64_t i) {
+      if (!tasks[i].taken.load(std::memory_order_relaxed) && !tasks[i].taken.exchange(true, std::memory_order_relaxed))
+        f(i);
+    };
+    for (int64_t i = begin; i < end; ++i) take(i);
+    for (int64_t i = n; i-- > 0;) take(i);
   });
+}
+
+// Runs f(branch, i) for i in [0, n) of each branch, the last one first, which has the most rows.
+template <class F>
+void parallel_branches(int64_t branches, int64_t n, bool tiny, F f) {
+  parallel_tasks(branches * n, tiny, [&](int64_t task) { f(branches - 1 - task / n, task % n); });
 }
 
 // The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
@@ -227,21 +242,22 @@ class BranchPass : public PassBase<T> {
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     if (!long_) {
-      parallel_tasks(model_.branches, tiny_,
-                     [&](int64_t b) { kernels.readout_backward(branches_[b], grad + b * model_.width()); });
+      parallel_branches(model_.branches, 1, tiny_,
+                        [&](int64_t b, int64_t) { kernels.readout_backward(branches_[b], grad + b * model_.width()); });
       add_gradients();
       return;
     }
     for_each_piece([&] {
       evaluate();
-      parallel_tasks(model_.branches, tiny_, [&](int64_t b) {  // attention weights are those of the whole graph
-        const double* sum = sums_.data() + b * (model_.width() + 2);
-        BranchChunk<T>& branch = branches_[b];
-        branch.readout = long_readout_ + b * model_.width();
-        branch.top[0] = static_cast<T>(sum[0]);
-        branch.scale[0] = static_cast<T>(1 / sum[1]);
-        kernels.readout_backward(branch, grad + b * model_.width());
-      });
+      parallel_branches(model_.branches, 1, tiny_,
+                        [&](int64_t b, int64_t) {  // attention weights are those of the whole graph
+                          const double* sum = sums_.data() + b * (model_.width() + 2);
+                          BranchChunk<T>& branch = branches_[b];
+                          branch.readout = long_readout_ + b * model_.width();
+                          branch.top[0] = static_cast<T>(sum[0]);
+                          branch.scale[0] = static_cast<T>(1 / sum[1]);
+                          kernels.readout_backward(branch, grad + b * model_.width());
+                        });
       add_gradients();
     });
   }
@@ -345,11 +361,10 @@ class BranchPass : public PassBase<T> {
       for (int64_t i = first; i < end; i += mlp_tile_rows)
         kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
     });
-    const int64_t number = end_ - begin_;
-    parallel_tasks((number + graphs - 1) / graphs, tiny_, [&](int64_t task) {
-      for (int64_t b = 0; b < model_.branches; ++b)
-        kernels.readout(branches_[b], reinterpret_cast<double*>(thread_scratch(padded_width() * 8)), task * graphs,
-                        std::min(number, (task + 1) * graphs));
+    const int64_t number = end_ - begin_, groups = (number + graphs - 1) / graphs;
+    parallel_branches(model_.branches, groups, tiny_, [&](int64_t b, int64_t group) {
+      kernels.readout(branches_[b], reinterpret_cast<double*>(thread_scratch(padded_width() * 8)), group * graphs,
+                      std::min(number, (group + 1) * graphs));
     });
   }
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t rows_at_once = 1024;  // after which it is seen whether the table pays
 constexpr int64_t rows_without = 64 * rows_at_once;
-constexpr int64_t graphs_of_task = 16;
+constexpr int64_t graphs_of_group = 16;
 
 template <class T>
 class TypedEvaluatedRows final : public EvaluatedRows {
@@ -46,8 +46,8 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     const auto rows = [&](int64_t b) { return static_cast<const T*>(powers) + b * nodes * model.features; };
     make_room(nodes);
     const bool tiny = is_tiny(nodes);
-    parallel_tasks(model.branches, tiny,
-                   [&](int64_t b) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
+    parallel_branches(model.branches, 1, tiny,
+                      [&](int64_t b, int64_t) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
     return readout_of_rows(rows, ptr, graphs, tiny);
   }
 
@@ -61,7 +61,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     }
     const bool tiny = is_tiny(nodes);
     const auto rows = [&](int64_t b) { return patterns_->rows(b); };
-    parallel_tasks(model.branches, tiny, [&](int64_t b) {
+    parallel_branches(model.branches, 1, tiny, [&](int64_t b, int64_t) {
       const int64_t hop = patterns_->hop_of(b);
       int32_t* const of_pattern = branches_[b].row_of_pattern;
       search(b, rows(b), patterns_->fresh(hop), of_pattern + patterns_->first_fresh(hop), true);
@@ -91,10 +91,9 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     std::vector<BranchChunk<T>> chunks;
     std::vector<std::array<T*, most_layers>> activations(model.branches);
     std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
-    for (int64_t b = 0; b < model.branches; ++b) {
-      chunks.push_back(fresh_rows(b, rows(b), activations[b].data()));
+    for (int64_t b = 0; b < model.branches; ++b) chunks.push_back(fresh_rows(b, rows(b), activations[b].data()));
+    for (int64_t b = model.branches; b-- > 0;)
       for (int64_t i = 0; i < chunks[b].rows; i += task_rows) tasks.emplace_back(b, i);
-    }
     const auto kernels = isa_kernels<BranchKernels<T>>();
     parallel_tasks(tasks.size(), tiny, [&](int64_t task) {
       const auto [b, first] = tasks[task];
@@ -115,11 +114,10 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       chunks[b].readout = readouts.mutable_data_ptr<T>() + b * model.width();
       chunks[b].readout_stride = model.readout_width();
     }
-    parallel_tasks((graphs + graphs_of_task - 1) / graphs_of_task, tiny, [&](int64_t task) {
-      for (int64_t b = 0; b < model.branches; ++b) {
-        auto* sum = reinterpret_cast<double*>(thread_scratch(branches_[b].packed.mlp.layers.back().stride * 8));
-        kernels.readout(chunks[b], sum, task * graphs_of_task, std::min(graphs, (task + 1) * graphs_of_task));
-      }
+    const int64_t groups = (graphs + graphs_of_group - 1) / graphs_of_group;
+    parallel_branches(model.branches, groups, tiny, [&](int64_t b, int64_t group) {
+      auto* sum = reinterpret_cast<double*>(thread_scratch(branches_[b].packed.mlp.layers.back().stride * 8));
+      kernels.readout(chunks[b], sum, group * graphs_of_group, std::min(graphs, (group + 1) * graphs_of_group));
     });
     for (Branch& of : branches_) of.known.size = of.num_known;
     is_whole_ = true;

@@ -39,7 +39,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     begin_ = 0;
     if (!taken_) end_ = 0;
     if (!usable_) return;
-    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { find_intervals(b); });
+    parallel_branches(model_.branches, 1, tiny_, [&](int64_t b, int64_t) { find_intervals(b); });
     for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
 
@@ -89,7 +89,7 @@ class PiecewiseLinearPass : public PassBase<T> {
                                                 reinterpret_cast<T*>(sum + 2 * size), sum,
                                                 state.dlogit.data() + i * size, begin, end);
     });
-    parallel_tasks(model_.branches, tiny_, [&](int64_t b) { add_gradients(b, tasks); });
+    parallel_branches(model_.branches, 1, tiny_, [&](int64_t b, int64_t) { add_gradients(b, tasks); });
   }
 
  private:
@@ -230,10 +230,8 @@ class PiecewiseLinearPass : public PassBase<T> {
   template <class F>
   void for_each_task(F f) {
     const int64_t graphs = end_ - begin_, tasks = (graphs + task_graphs - 1) / task_graphs;
-    parallel_tasks(model_.branches * tasks, tiny_, [&](int64_t task) {
-      const int64_t b = task / tasks, i = task % tasks;
-      f(b, i, i * task_graphs, std::min(graphs, (i + 1) * task_graphs));
-    });
+    parallel_branches(model_.branches, tasks, tiny_,
+                      [&](int64_t b, int64_t i) { f(b, i, i * task_graphs, std::min(graphs, (i + 1) * task_graphs)); });
   }
 
   // The feature itself, from its lowest to its highest value. 0 is an interval of its own, because units without a bias
