@@ -60,21 +60,16 @@ class Classifier {
   // The loss of the reserved readouts; adds to the gradients, and leaves that of the readouts.
   template <class Label, class Weight>
   double step(int64_t graphs, Label label, Weight weight) {
-    const auto kernels = isa_kernels<BranchKernels<T>>();
-    const Layer<T>& last = packed_.layers.back();
-    const int64_t stride = packed_.layers[0].below;
-    kernels.mlp_forward(packed_.mlp(), readout_, stride, graphs, activations_.data(), nullptr);
-    double loss = 0;
-    for (int64_t i = 0; i < graphs; ++i) {
-      T* scores = spare_[0] + i * last.stride;
-      std::memcpy(scores, activations_.back() + i * last.stride, last.stride * sizeof(T));
-      loss += cross_entropy(scores, last.out, label(i), weight(label(i)));
-    }
-    T* gradient[most_layers];
-    for (size_t l = 0; l < packed_.layers.size(); ++l) gradient[l] = gradient_.data() + packed_.places[l].gradient;
-    kernels.mlp_backward(packed_.mlp(), readout_, stride, graphs, activations_.data(), activations_.data(), spare_[0],
-                         spare_[1], spare_[2], gradient, grad_);
-    return loss;
+    const int64_t tasks = (graphs + task_graphs - 1) / task_graphs, size = packed_.gradient_size;
+    std::vector<double> loss(tasks);
+    partial_.assign((tasks - 1) * size, 0);  // of all tasks but the first
+    parallel_tasks(tasks, graphs * size < task_cost, [&](int64_t task) {
+      const int64_t begin = task * task_graphs, end = std::min(graphs, begin + task_graphs);
+      loss[task] = step(begin, end, label, weight, task ? partial_.data() + (task - 1) * size : gradient_.data());
+    });
+    for (int64_t task = 1; task < tasks; ++task)
+      for (int64_t i = 0; i < size; ++i) gradient_[i] += partial_[(task - 1) * size + i];
+    return std::accumulate(loss.begin(), loss.end(), 0.0);
   }
 
   int64_t stride() const { return packed_.layers[0].below; }
@@ -82,9 +77,36 @@ class Classifier {
   void write_gradient(T* gradient) const { packed_.unpack(gradient_.data(), gradient); }
 
  private:
+  static constexpr int64_t task_graphs = 64;
+
+  // The same for the graphs [begin, end).
+  template <class Label, class Weight>
+  double step(int64_t begin, int64_t end, Label label, Weight weight, T* gradients) {
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    const int64_t graphs = end - begin, stride = packed_.layers[0].below;
+    const T* readout = readout_ + begin * stride;
+    T *activations[most_layers], *gradient[most_layers], *spare[3];
+    for (size_t l = 0; l < packed_.layers.size(); ++l) {
+      activations[l] = activations_[l] + begin * packed_.layers[l].stride;
+      gradient[l] = gradients + packed_.places[l].gradient;
+    }
+    for (int k = 0; k < 3; ++k) spare[k] = spare_[k] + begin * packed_.widest;
+    kernels.mlp_forward(packed_.mlp(), readout, stride, graphs, activations, nullptr);
+    const Layer<T>& last = packed_.layers.back();
+    double loss = 0;
+    for (int64_t i = 0; i < graphs; ++i) {
+      T* scores = spare[0] + i * last.stride;
+      std::memcpy(scores, activations[packed_.layers.size() - 1] + i * last.stride, last.stride * sizeof(T));
+      loss += cross_entropy(scores, last.out, label(begin + i), weight(label(begin + i)));
+    }
+    kernels.mlp_backward(packed_.mlp(), readout, stride, graphs, activations, activations, spare[0], spare[1], spare[2],
+                         gradient, grad_ + begin * stride);
+    return loss;
+  }
+
   Arena& arena_;
   Packed<T> packed_;
-  std::vector<T> gradient_;
+  std::vector<T> gradient_, partial_;
   int64_t capacity_ = 0;
   T *readout_ = nullptr, *grad_ = nullptr, *spare_[3] = {};
   std::vector<T*> activations_;
