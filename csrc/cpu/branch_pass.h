@@ -362,7 +362,7 @@ class BranchPass : public PassBase<T> {
         kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
     });
     const int64_t number = end_ - begin_, groups = (number + graphs - 1) / graphs;
-    parallel_branches(model_.branches, groups, tiny_, [&](int64_t b, int64_t group) {
+    parallel_branches(model_.branches, groups, tiny_readouts_, [&](int64_t b, int64_t group) {
       kernels.readout(branches_[b], reinterpret_cast<double*>(thread_scratch(padded_width() * 8)), group * graphs,
                       std::min(number, (group + 1) * graphs));
     });
@@ -426,7 +426,7 @@ class BranchPass : public PassBase<T> {
     for (int64_t b = 0; joint && b < model_.branches; ++b) find_parts(entries_[b]);
     // The same loop twice: the first time measures, the second assigns.
     for (const bool measured : {false, true}) {
-      int64_t used = 0, cost = 0;
+      int64_t used = 0, cost = 0, entries = 0;
       const auto take = [&](int64_t n) {
         T* at = measured ? memory_ + used : nullptr;
         used += padded_to(column_multiple, n);
@@ -436,6 +436,7 @@ class BranchPass : public PassBase<T> {
         const BranchEntries& of = entries_[b];
         const Mlp<T> mlp = packed_[b].mlp.mlp();
         const int64_t rows = of.rows, padded = padded_to(column_multiple, rows);
+        entries += of.entries;
         T** activations = activations_.data() + b * most_layers;
         for (int64_t l = 0; l < depth; ++l) {
           cost += rows * mlp.layers[l].in * mlp.layers[l].out;
@@ -468,7 +469,8 @@ class BranchPass : public PassBase<T> {
         branch.shift = take(backward_ ? padded : 0);
         branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
       }
-      tiny_ = cost < 4 * task_cost;
+      tiny_ = cost < 16 * task_cost;
+      tiny_readouts_ = entries * model_.width() < 4 * task_cost;
       if (used > capacity_) {
         capacity_ = used + used / 4;
         memory_ = arena.take<T>(capacity_);
@@ -479,6 +481,7 @@ class BranchPass : public PassBase<T> {
   std::vector<BranchEntries>& entries_;
   T* dx_;
   int64_t chunk_rows_;
+  bool tiny_readouts_ = true;     // the readouts of the chunk are not worth a second thread
   bool long_ = false;             // the chunk is one graph, processed piece by piece
   std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
   std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
