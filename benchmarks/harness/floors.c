@@ -118,6 +118,18 @@ void triad(int streaming, double* a, const double* b, const double* c, size_t by
 
 void copy(char* to, const char* from, size_t bytes) { memcpy(to, from, bytes); }
 
+// What two threads run to hand a cache line to each other, each for so many times: it waits for its turn, and gives it.
+void hand_over(int* turn, int mine, size_t times) {
+  for (size_t i = 0; i < times; ++i) {
+    while (__atomic_load_n(turn, __ATOMIC_ACQUIRE) != mine) {
+#if defined(__x86_64__)
+      _mm_pause();
+#endif
+    }
+    __atomic_store_n(turn, 1 - mine, __ATOMIC_RELEASE);
+  }
+}
+
 // ---- Rows by number ----
 
 // As few loads as cover a row; the last one may overlap the one before it.

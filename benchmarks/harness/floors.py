@@ -40,6 +40,7 @@ SHARED = 64 << 20  # bytes; of less, handing them to several threads is most of 
 CHUNK = 1 << 12  # edges of whole graphs that a hop is repeated on; they and their rows stay in the cache
 AHEAD = 128  # edges
 PRODUCT_ROWS, PRODUCT_SIDE = 2048, 512
+HANDOVERS = 10_000
 LARGE = 96 << 20  # bytes of an array that the bandwidth is measured on: far beyond any cache
 
 
@@ -73,6 +74,7 @@ def _library(index: str = "int32_t", width: int = 1) -> Any:
     library.triad.argtypes = [flag, address, address, address, size]
     library.copy.argtypes = [address, address, size]
     library.gather.argtypes = [address, address, size, flag, address, flag]
+    library.hand_over.argtypes = [address, flag, size]
     library.number_rows.argtypes = [address, size, address, address, address, ctypes.c_int64, address]
     library.sweep.restype, library.gather.restype = ctypes.c_uint64, ctypes.c_float
     library.number_rows.restype = ctypes.c_int64
@@ -271,3 +273,16 @@ def bandwidth(threads: int) -> Bandwidth:
                 form()
                 best[name] = min(best[name], now() - start)
     return Bandwidth(threads, **{name: moved[name] / seconds / 1e9 for name, seconds in best.items()})
+
+
+def hand_over() -> float:
+    """Seconds until a cache line that a thread has handed to another one is back; the best of several passes.
+
+    Where the system moves threads between cores, this tells whether they share a cache: hardly more than 100 ns then.
+    """
+    turn, now, best = torch.zeros(32, dtype=torch.int32), clock(2), float("inf")
+    for _ in range(10):
+        start = now()
+        _run([partial(_library().hand_over, turn.data_ptr(), mine, HANDOVERS) for mine in (0, 1)])
+        best = min(best, now() - start)
+    return best / HANDOVERS
