@@ -39,7 +39,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     begin_ = 0;
     if (!taken_) end_ = 0;
     if (!usable_) return;
-    parallel_branches(model_.branches, 1, tiny_, [&](int64_t b, int64_t) { find_intervals(b); });
+    parallel_branches(model_.branches, 1, tiny_branch, [&](int64_t b, int64_t) { find_intervals(b); });
     for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
 
@@ -89,7 +89,7 @@ class PiecewiseLinearPass : public PassBase<T> {
                                                 reinterpret_cast<T*>(sum + 2 * size), sum,
                                                 state.dlogit.data() + i * size, begin, end);
     });
-    parallel_branches(model_.branches, 1, tiny_, [&](int64_t b, int64_t) { add_gradients(b, tasks); });
+    parallel_branches(model_.branches, 1, tiny_branch, [&](int64_t b, int64_t) { add_gradients(b, tasks); });
   }
 
  private:
@@ -97,6 +97,7 @@ class PiecewiseLinearPass : public PassBase<T> {
   static constexpr int64_t kinks_per_unit = 4;  // at most: one or less is usual
   static constexpr int64_t task_graphs = 16;    // graphs of one task
   static constexpr int64_t tiny_entries = 1 << 13;
+  static constexpr bool tiny_branch = false;  // the layers of a branch take some 10 us, whatever the entries
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
   // The state of a branch.
