@@ -399,12 +399,11 @@ struct ReadoutKernels {
 
 template <class T>
 struct BranchKernels {
-  // Activations of n rows, padded to a multiple of row_multiple. `gates`: activations whose signs decide which side of
-  // its LeakyReLU a unit is on, or null for its own.
-  void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations,
-                      const T* const* gates);
+  // Activations of n rows, padded to a multiple of row_multiple.
+  void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations);
   // From dz, the gradient of what goes into the last LeakyReLU: adds to the gradient of each layer, [padded in, stride]
-  // and a row of biases; writes dx if not null. `gates` may be the activations; `first` and `second` take n rows each.
+  // and a row of biases; writes dx if not null. The signs of `gates`, maybe the activations, tell on which side of its
+  // LeakyReLU a unit is; `first` and `second` take n rows each.
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.

@@ -13,6 +13,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <optional>
+#include <set>
 
 #include "arguments.h"
 #include "check.h"
@@ -185,17 +186,30 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
                                         parse_operators(operators, branches));
 }
 
+// Of consecutive graphs of a batch, chunk after chunk, each by rows of its own, in parallel.
 template <class I>
-py::object readout_of_graphs(EvaluatedRows& rows, const Array<I>& indptr, const Array<I>& indices, const py::array& x,
-                             const Array<int64_t>& ptr) {
-  const auto graphs = graph_range(indptr, indices, x, ptr, rows.model.features, rows.bytes);
-  require(graphs.nodes() <= rows.room, "ptr must have at most ", rows.room, " nodes, got ", graphs.nodes());
-  const std::optional<Tensor> readout = [&] {
+py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array<I>& indptr, const Array<I>& indices,
+                            const py::array& x, const std::vector<Array<int64_t>>& ptrs) {
+  const auto chunks = static_cast<int64_t>(ptrs.size());
+  require(ptrs.size() <= rows.size(), "ptrs must be at most ", rows.size(), ", got ", chunks);
+  require(std::set(rows.begin(), rows.end()).size() == rows.size(), "rows must be different objects");
+  std::vector<spin_fast::GraphRange> graphs;
+  for (int64_t i = 0; i < chunks; ++i) {
+    graphs.push_back(graph_range(indptr, indices, x, ptrs[i], rows[i]->model.features, rows[i]->bytes));
+    require(graphs[i].nodes() <= rows[i]->room, "ptr must have at most ", rows[i]->room, " nodes, got ",
+            graphs[i].nodes());
+  }
+  std::vector<std::optional<Tensor>> found(chunks);
+  {
     const py::gil_scoped_release others_may_run;
-    return rows.readout(graphs);
-  }();
-  if (!readout) return py::none();
-  return array_of(*readout);
+    spin_fast::parallel_ranges(chunks, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) found[i] = rows[i]->readout(graphs[i]);
+    });
+  }
+  py::list readouts;
+  for (const std::optional<Tensor>& readout : found)
+    readouts.append(readout ? py::object(array_of(*readout)) : py::none());
+  return readouts;
 }
 
 py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Array<int64_t>& ptr) {
@@ -242,9 +256,9 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
            py::arg(), py::arg())
       .def(py::init(&evaluated_rows<double>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
            py::arg(), py::arg())
-      .def("readout", &readout_of_rows, same_type, same_type)
-      .def("readout_of_graphs", &readout_of_graphs<int32_t>, same_type, same_type, same_type, same_type)
-      .def("readout_of_graphs", &readout_of_graphs<int64_t>, same_type, same_type, same_type, same_type);
+      .def("readout", &readout_of_rows, same_type, same_type);
+  m.def("readouts_of_graphs", &readouts_of_graphs<int32_t>, py::arg(), same_type, same_type, same_type, py::arg());
+  m.def("readouts_of_graphs", &readouts_of_graphs<int64_t>, py::arg(), same_type, same_type, same_type, py::arg());
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");

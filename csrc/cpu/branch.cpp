@@ -20,10 +20,11 @@ Tensor branch_readout(const Tensor& rows, OptionalTensor crow_indices, OptionalT
   dispatch_compute(rows.scalar_type(), [&](auto tag) {
     using T = typename decltype(tag)::type;
     T* out = readout.mutable_data_ptr<T>();
-    T* none = nullptr;
-    with_pass(workspace(), of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), false, none, [&](auto& pass) {
-      while (pass.next()) pass.forward(out + pass.begin() * of.model.readout_width(), of.model.readout_width());
-    });
+    with_pass(workspace(), of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), false, nullptr,
+              [&](auto& pass) {
+                while (pass.next())
+                  pass.forward(out + pass.begin() * of.model.readout_width(), of.model.readout_width());
+              });
   });
   return readout;
 }

@@ -11,7 +11,8 @@ inline void check_ids(const Arguments& of) {
 
 // Calls f with the pass that serves the chosen graphs best.
 template <class T, class F>
-void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* parameters, bool backward, T* dx, F f) {
+void with_pass(Workspace& memory, const Arguments& of, const T* x, const T* parameters, bool backward,
+               std::type_identity_t<T>* dx, F f) {
   if (!dx && PiecewiseLinearPass<T>::pays(of)) {
     PiecewiseLinearPass<T> pass(memory, of, x, parameters, backward);
     if (pass.usable()) return f(pass);
@@ -35,6 +36,7 @@ class BothPasses {
   }
   int64_t begin() const { return joint_.begin(); }
   int64_t end() const { return joint_.end(); }
+  int64_t threads() const { return std::max(hops_.threads(), joint_.threads()); }
   void forward(T* readout, int64_t stride) {
     hops_.forward(readout, stride);
     joint_.forward(readout + columns_, stride);

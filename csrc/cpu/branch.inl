@@ -167,7 +167,7 @@ void branch_forward(const BranchChunk<T>& branch, const TileScratch<T>& scratch,
     T* kept = branch.activations[l];
     activations[l] = kept ? kept + begin * branch.mlp.layers[l].stride : l % 2 ? scratch.second : scratch.first;
   }
-  mlp_forward<T>({branch.mlp.depth, tile.layers}, tile.x, tile.stride, n, activations, nullptr);
+  mlp_forward<T>({branch.mlp.depth, tile.layers}, tile.x, tile.stride, n, activations);
   if (!branch.w) return;
   const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
   const T* z = activations[branch.mlp.depth - 1];
@@ -208,7 +208,8 @@ inline void add_entries(const T* z, int64_t stride, const int32_t* row, int64_t 
   });
 }
 
-// The readout of graph g with the weights mass(e), but for their sum, which is returned.
+// The readout of graph g with the weights mass(e), but for their sum, which is returned: infinite or NaN where that or
+// a sum that the readout is made of is not finite.
 template <class T, class W>
 double readout_of_graph(const BranchChunk<T>& branch, int64_t g, W mass, double* sum) {
   constexpr int L = lanes<T>;
@@ -233,12 +234,19 @@ double readout_of_graph(const BranchChunk<T>& branch, int64_t g, W mass, double*
     add_entries(z, last.stride, row + e, k, [&](int64_t i) { return weight[i]; }, sum, direct);
   }
   const double scale = branch.w && n ? 1 / total : 1;
+  Vector<T> zero = {};  // unless a number is not finite
   if (direct)
-    for (int64_t j = 0; j < last.out; j += L)
-      store_first(readout + j, load(direct + j) * static_cast<T>(scale), last.out - j);
+    for (int64_t j = 0; j < last.out; j += L) {
+      const Vector<T> value = load_first(direct + j, last.out - j);
+      zero += value - value;
+      store_first(readout + j, value * static_cast<T>(scale), last.out - j);
+    }
   else
-    for (int64_t j = 0; j < last.out; ++j) readout[j] = static_cast<T>(sum[j] * scale);
-  return total;
+    for (int64_t j = 0; j < last.out; ++j) {
+      zero[0] += static_cast<T>(sum[j] - sum[j]);
+      readout[j] = static_cast<T>(sum[j] * scale);
+    }
+  return total + static_cast<double>(sum_of<T>(zero));
 }
 
 template <class T>
@@ -249,7 +257,7 @@ void branch_readout(const BranchChunk<T>& branch, double* sum, int64_t begin, in
       readout_of_graph(branch, g, [](int64_t) { return static_cast<T>(1); }, sum);
       continue;
     }
-    // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
+    // beta is at least 0, so without subtracting the largest one first nothing is lost unless a sum overflows.
     T top = 0;
     double total = readout_of_graph(branch, g, [&](int64_t u) { return branch.mass[u]; }, sum);
     if (!(total < most)) {

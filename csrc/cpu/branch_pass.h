@@ -7,7 +7,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <concepts>
 #include <cstring>
 #include <utility>
 
@@ -20,11 +19,14 @@ inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and th
 inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
 inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
 
+// Threads that so many multiply-adds of vectors are worth, in all loops over a chunk: some 25 us each.
+inline int64_t threads_for(int64_t multiply_adds) { return std::max<int64_t>(1, multiply_adds / (24 * task_cost)); }
+
 // Runs f(i) for i in [0, n). Each thread begins with a range of its own, whose memory is in its caches if the loop
 // before was cut alike, and then takes what others have left, from the end.
 template <class F>
-void parallel_tasks(int64_t n, bool tiny, F f) {
-  if (tiny || n <= 1) {
+void parallel_tasks(int64_t n, int64_t threads, F f) {
+  if (threads <= 1 || n <= 1) {
     for (int64_t i = 0; i < n; ++i) f(i);
     return;
   }
@@ -32,20 +34,21 @@ void parallel_tasks(int64_t n, bool tiny, F f) {
     std::atomic<bool> taken{false};
   };
   std::vector<Task> tasks(n);
-  parallel_ranges(n, [&](int64_t begin, int64_t end) {
+  const auto run = [&](int64_t begin, int64_t end) {
     const auto take = [&](int64_t i) {
       if (!tasks[i].taken.load(std::memory_order_relaxed) && !tasks[i].taken.exchange(true, std::memory_order_relaxed))
         f(i);
     };
     for (int64_t i = begin; i < end; ++i) take(i);
     for (int64_t i = n; i-- > 0;) take(i);
-  });
+  };
+  parallel_ranges(n, run, threads);
 }
 
 // Runs f(branch, i) for i in [0, n) of each branch, the last one first, which has the most rows.
 template <class F>
-void parallel_branches(int64_t branches, int64_t n, bool tiny, F f) {
-  parallel_tasks(branches * n, tiny, [&](int64_t task) { f(branches - 1 - task / n, task % n); });
+void parallel_branches(int64_t branches, int64_t n, int64_t threads, F f) {
+  parallel_tasks(branches * n, threads, [&](int64_t task) { f(branches - 1 - task / n, task % n); });
 }
 
 // The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
@@ -66,7 +69,7 @@ struct BranchEntries {
   void add(const Segments& seg, int64_t begin, int64_t end, uint64_t* marks) {
     const int64_t n = end - begin, at = entries;
     if (at + n > static_cast<int64_t>(row.size()))
-      for (std::vector<int32_t>* of : {&row, &count}) of->resize(2 * (at + n));
+      for (std::vector<int32_t>* of : {&count, &row}) of->resize(2 * (at + n));  // row last: it tells the room
     if (rows + n >= static_cast<int64_t>(source.size()))  // the loop writes up to one past the last row
       source.resize(2 * (rows + n) + 1);
     auto next = static_cast<uint32_t>(rows);
@@ -97,6 +100,42 @@ struct BranchEntries {
   }
 };
 
+// Ranges of `step` rows of each branch: its number and the first row, the last branch first, which has the most.
+template <class T>
+std::vector<std::pair<int64_t, int64_t>> tasks_of(const std::vector<BranchChunk<T>>& branches, int64_t step) {
+  std::vector<std::pair<int64_t, int64_t>> tasks;
+  for (int64_t b = branches.size(); b-- > 0;)
+    for (int64_t i = 0; i < branches[b].rows; i += step) tasks.emplace_back(b, i);
+  return tasks;
+}
+
+// All rows through the MLPs packed(branch), `step` of them in a task.
+template <class T, class P>
+void forward_rows(const std::vector<BranchChunk<T>>& branches, P packed, int64_t step, int64_t threads) {
+  const auto kernels = isa_kernels<BranchKernels<T>>();
+  const std::vector<std::pair<int64_t, int64_t>> tasks = tasks_of(branches, step);
+  parallel_tasks(static_cast<int64_t>(tasks.size()), threads, [&](int64_t task) {
+    const auto [b, first] = tasks[task];
+    const TileScratch<T> scratch = tile_scratch(packed(b));
+    const int64_t end = std::min(branches[b].rows, first + step);
+    for (int64_t i = first; i < end; i += mlp_tile_rows)
+      kernels.forward(branches[b], scratch, i, std::min(mlp_tile_rows, end - i));
+  });
+}
+
+// The readouts of all graphs, some of one branch in a task.
+template <class T>
+void write_readouts(const std::vector<BranchChunk<T>>& branches, int64_t threads) {
+  constexpr int64_t step = 16;
+  const auto kernels = isa_kernels<BranchKernels<T>>();
+  const int64_t graphs = branches[0].graphs, groups = (graphs + step - 1) / step;
+  parallel_branches(branches.size(), groups, threads, [&](int64_t b, int64_t group) {
+    const int64_t stride = branches[b].mlp.layers[branches[b].mlp.depth - 1].stride;
+    auto* sum = reinterpret_cast<double*>(thread_scratch(stride * static_cast<int64_t>(sizeof(double))));
+    kernels.readout(branches[b], sum, group * step, std::min(graphs, (group + 1) * step));
+  });
+}
+
 // The graph at position i of the chosen ones, and the number of its entries in all branches.
 inline int64_t graph_of(const Arguments& of, int64_t i) { return of.ids ? of.ids[i] : i; }
 inline int64_t entries_of(const Arguments& of, int64_t i) {
@@ -121,19 +160,9 @@ inline Workspace& workspace() {
   return workspace;
 }
 
-// A pass of one call: chunk after chunk of the chosen graphs, forward and, if asked, backward.
-template <class P, class T>
-concept Pass = requires(P pass, const P& done, T* values, const T* grad, int64_t stride) {
-  { pass.next() } -> std::same_as<bool>;  // selects the next graphs; false if none are left
-  pass.take_to(stride);                   // selects the next graphs, up to this one
-  { done.begin() } -> std::same_as<int64_t>;
-  { done.end() } -> std::same_as<int64_t>;
-  pass.forward(values, stride);  // writes the readouts of the chunk, (R + 1) * h in rows of `stride`
-  pass.backward(grad);           // adds to the gradients, from that of the readouts in rows of the same stride
-  done.write_gradient(values);   // writes those of all chunks into the flat vector
-};
-
-// What both passes are made of.
+// What both passes are made of. A pass goes through the chosen graphs of one call, chunk after chunk: next() selects
+// one, or take_to(end) the graphs up to `end`; forward(readout, stride) writes its readouts, (R + 1) * h in rows of
+// `stride`, backward(grad) adds to the gradients from that of the readouts, in rows of the same stride.
 template <class T>
 class PassBase {
  public:
@@ -142,6 +171,8 @@ class PassBase {
 
   int64_t begin() const { return begin_; }
   int64_t end() const { return end_; }
+  // That the chunk is worth: the same in all loops over it, so that what a thread has in its caches serves the next.
+  int64_t threads() const { return threads_; }
 
   void write_gradient(T* gradient) const {
     for (int64_t b = 0; b < model_.branches; ++b)
@@ -168,7 +199,7 @@ class PassBase {
   const Segments& seg_;
   const T* x_;
   bool backward_;
-  bool tiny_ = true;  // the chunk is not worth a second thread
+  int64_t threads_ = 1;
   int64_t begin_ = 0, end_ = 0;
   std::vector<PackedBranch<T>> packed_;
   std::vector<double> total_;  // the gradients so far, [branches, gradient_size]
@@ -178,7 +209,7 @@ template <class T>
 class BranchPass : public PassBase<T> {
   using Base = PassBase<T>;
   using Base::begin_, Base::end_, Base::packed_, Base::total_;
-  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::tiny_;
+  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::threads_;
 
  public:
   BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
@@ -190,7 +221,9 @@ class BranchPass : public PassBase<T> {
     int64_t width = 0;  // of the activations that are kept, and of the gradient of the last
     for (const Layer<T>& layer : mlp.layers) width += backward ? layer.stride : 0;
     width += padded_width();
-    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (width * sizeof(T)), 4 * mlp_tile_rows);
+    // The backward pass keeps the inputs, too, of which most are zeros where they are wide.
+    const int64_t inputs = backward ? padded_to(row_multiple, model_.features) / 16 : 0;
+    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (std::max(width, inputs) * sizeof(T)), 4 * mlp_tile_rows);
     const bool indexed = seg_.narrow_index || seg_.wide_index;
     if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg_.rows) workspace.marks.resize(seg_.rows);
   }
@@ -234,7 +267,7 @@ class BranchPass : public PassBase<T> {
     for (int64_t b = 0; b < model_.branches; ++b) {
       const double* sum = sums_.data() + b * (model_.width() + 2);
       for (int64_t j = 0; j < model_.width(); ++j)
-        readout[b * model_.width() + j] = static_cast<T>(sum[1] > 0 ? sum[2 + j] / sum[1] : 0);
+        readout[b * model_.width() + j] = static_cast<T>(sum[1] != 0 ? sum[2 + j] / sum[1] : 0);
     }
   }
 
@@ -242,14 +275,14 @@ class BranchPass : public PassBase<T> {
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     if (!long_) {
-      parallel_branches(model_.branches, 1, tiny_,
+      parallel_branches(model_.branches, 1, threads_,
                         [&](int64_t b, int64_t) { kernels.readout_backward(branches_[b], grad + b * model_.width()); });
       add_gradients();
       return;
     }
     for_each_piece([&] {
       evaluate();
-      parallel_branches(model_.branches, 1, tiny_,
+      parallel_branches(model_.branches, 1, threads_,
                         [&](int64_t b, int64_t) {  // attention weights are those of the whole graph
                           const double* sum = sums_.data() + b * (model_.width() + 2);
                           BranchChunk<T>& branch = branches_[b];
@@ -309,7 +342,7 @@ class BranchPass : public PassBase<T> {
   // is kept, so the backward pass evaluates it again.
   template <class F>
   void for_each_piece(F f) {
-    const int64_t graph = graph_of(arguments_, begin_), most = chunk_rows_ / model_.branches;
+    const int64_t graph = graph_of(arguments_, begin_), most = std::max<int64_t>(1, chunk_rows_ / model_.branches);
     piece_readout_.resize(model_.readout_width());
     for (int64_t at = 0, more = 1; more; at += most) {
       more = 0;
@@ -349,34 +382,18 @@ class BranchPass : public PassBase<T> {
 
   // The rows of the chunk through the MLPs, then the readouts of its graphs.
   void evaluate() {
-    const auto kernels = isa_kernels<BranchKernels<T>>();
-    constexpr int64_t step = 4 * mlp_tile_rows, graphs = 16;
-    std::vector<std::pair<int64_t, int64_t>> tasks;
-    for (int64_t b = model_.branches; b-- > 0;)
-      for (int64_t i = 0; i < branches_[b].rows; i += step) tasks.emplace_back(b, i);
-    parallel_tasks(static_cast<int64_t>(tasks.size()), tiny_, [&](int64_t task) {
-      const auto [b, first] = tasks[task];
-      const TileScratch<T> scratch = tile_scratch(packed_[b].mlp);
-      const int64_t end = std::min(branches_[b].rows, first + step);
-      for (int64_t i = first; i < end; i += mlp_tile_rows)
-        kernels.forward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i));
-    });
-    const int64_t number = end_ - begin_, groups = (number + graphs - 1) / graphs;
-    parallel_branches(model_.branches, groups, tiny_readouts_, [&](int64_t b, int64_t group) {
-      kernels.readout(branches_[b], reinterpret_cast<double*>(thread_scratch(padded_width() * 8)), group * graphs,
-                      std::min(number, (group + 1) * graphs));
-    });
+    const auto packed = [&](int64_t b) -> const Packed<T>& { return packed_[b].mlp; };
+    forward_rows(branches_, packed, 4 * mlp_tile_rows, threads_);
+    write_readouts(branches_, threads_);
   }
 
   // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order.
   void add_gradients() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
-    for (int64_t b = model_.branches; b-- > 0;)
-      for (int64_t i = 0; i < branches_[b].rows; i += task_rows) tasks.emplace_back(b, i);
+    const std::vector<std::pair<int64_t, int64_t>> tasks = tasks_of(branches_, task_rows);
     const int64_t size = packed_[0].mlp.gradient_size, number = static_cast<int64_t>(tasks.size());
     if (static_cast<int64_t>(partial_.size()) < number * size) partial_.resize(number * size);
-    parallel_tasks(number, tiny_, [&](int64_t task) {
+    parallel_tasks(number, threads_, [&](int64_t task) {
       const auto [b, first] = tasks[task];
       T* partial = partial_.data() + task * size;
       std::memset(partial, 0, size * sizeof(T));
@@ -469,8 +486,7 @@ class BranchPass : public PassBase<T> {
         branch.shift = take(backward_ ? padded : 0);
         branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
       }
-      tiny_ = cost < 16 * task_cost;
-      tiny_readouts_ = entries * model_.width() < 4 * task_cost;
+      threads_ = threads_for((backward_ ? 3 : 1) * cost + (backward_ ? 8 : 4) * entries * model_.width());
       if (used > capacity_) {
         capacity_ = used + used / 4;
         memory_ = arena.take<T>(capacity_);
@@ -481,7 +497,6 @@ class BranchPass : public PassBase<T> {
   std::vector<BranchEntries>& entries_;
   T* dx_;
   int64_t chunk_rows_;
-  bool tiny_readouts_ = true;     // the readouts of the chunk are not worth a second thread
   bool long_ = false;             // the chunk is one graph, processed piece by piece
   std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
   std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]
@@ -492,7 +507,5 @@ class BranchPass : public PassBase<T> {
   int64_t capacity_ = 0;
   std::vector<T> partial_;
 };
-
-static_assert(Pass<BranchPass<float>, float> && Pass<BranchPass<double>, double>);
 
 }  // namespace spin_fast

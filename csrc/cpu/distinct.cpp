@@ -87,6 +87,7 @@ class Filled {
   }
   void free() {
     memory_ = empty({0}, ScalarType::Byte);
+    begin_ = nullptr;
     size_ = 0;
   }
 
@@ -183,8 +184,7 @@ struct BranchSearch {
     if (size <= slots.size()) return;
     slots = std::vector<uint64_t>();  // before there is another
     slots = std::vector<uint64_t>(size);
-    const auto same_cost = [](int64_t u) { return u; };
-    parallel_items(store.size, store.size * 16, same_cost, [&](int64_t begin, int64_t end) {
+    parallel_items(store.size, store.size * 16, [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
         const uint32_t h = store.hashes.begin()[u];
         uint64_t i = h & mask, free = 0;
@@ -229,8 +229,7 @@ struct BranchSearch {
     W* distinct = sparse ? nullptr : store.rows.add(fresh * width);
     uint32_t* hashes = store.hashes.add(fresh);
     store.size += fresh;
-    const auto same_cost = [](int64_t item) { return item; };
-    parallel_items(fresh, fresh * (width + 4), same_cost, [&](int64_t begin, int64_t end) {
+    parallel_items(fresh, fresh * (width + 4), [&](int64_t begin, int64_t end) {
       for (int64_t u = begin; u < end; ++u) {
         if (!sparse) std::transform(row_of(u), row_of(u) + width, distinct + u * width, positive_zero<W>);
         hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
@@ -238,14 +237,14 @@ struct BranchSearch {
     });
     if (!sparse || fresh == 0) return;
     int64_t* end = store.row_begin.add(fresh);
-    parallel_items(fresh, fresh * width, same_cost, [&](int64_t from, int64_t to) {
+    parallel_items(fresh, fresh * width, [&](int64_t from, int64_t to) {
       for (int64_t u = from; u < to; ++u) end[u] = kernels.nonzeros(row_of(u), width);
     });
     std::partial_sum(end - 1, end + fresh, end - 1);
     const int64_t begin = store.rows.size(), more = end[fresh - 1] - begin;
     W* value = store.rows.add(more) - begin;
     int32_t* column = store.column.add(more) - begin;
-    parallel_items(fresh, fresh * width, same_cost, [&](int64_t from, int64_t to) {
+    parallel_items(fresh, fresh * width, [&](int64_t from, int64_t to) {
       for (int64_t u = from; u < to; ++u) kernels.pack_row(row_of(u), width, value + end[u - 1], column + end[u - 1]);
     });
   }
@@ -539,8 +538,7 @@ class TypedDistinctRows final : public DistinctRows {
       Filled<W> dense(store.size * width);
       W* const row = dense.add(store.size * width);
       const int64_t* begin = store.row_begin.begin();
-      const auto cost = [](int64_t u) { return u; };
-      parallel_items(store.size, store.size * width, cost, [&](int64_t from, int64_t to) {
+      parallel_items(store.size, store.size * width, [&](int64_t from, int64_t to) {
         std::fill(row + from * width, row + to * width, W{0});
         for (int64_t u = from; u < to; ++u)
           for (int64_t e = begin[u]; e < begin[u + 1]; ++e)
@@ -565,11 +563,10 @@ class TypedDistinctRows final : public DistinctRows {
   // Writes the arrays of all branches one after the other, each freed before the next is touched.
   template <class T, class F>
   void move_to(T* to, Filled<T> Store<W, I>::* array, F change) {
-    const auto same_cost = [](int64_t item) { return item; };
     for (size_t r = 0; r < stores_.size(); ++r) {
       Filled<T>& from = stores_[r].*array;
       const T* values = from.begin();
-      parallel_items(from.size(), from.size(), same_cost, [&](int64_t begin, int64_t end) {
+      parallel_items(from.size(), from.size(), [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) to[i] = change(r, values[i]);
       });
       to += from.size();

@@ -1,8 +1,8 @@
 // EvaluatedRows: a table of the rows of each branch that have been met, and what the MLP has made of them.
 //
 // Rows are equal if their bits are, -0 read as +0. A branch whose rows hardly repeat goes without the table for some
-// chunks. Neither that nor the number of threads changes a result: a row's activations do not depend on the rows that
-// go through the MLP beside it, and a graph's nodes are summed up in their order.
+// chunks. Neither that nor the number of threads changes a result: with finite weights a row's activations do not
+// depend on the rows that go through the MLP beside it, and a graph's nodes are summed up in their order.
 
 #include "evaluated.h"
 
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t rows_at_once = 1024;  // after which it is seen whether the table pays
 constexpr int64_t rows_without = 64 * rows_at_once;
-constexpr int64_t graphs_of_group = 16;
+constexpr size_t most_spare = 4;
 
 template <class T>
 class TypedEvaluatedRows final : public EvaluatedRows {
@@ -28,7 +28,11 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
  public:
   TypedEvaluatedRows(const Model& of, const T* parameters, int64_t room, const std::vector<Operator>& operators)
-      : EvaluatedRows(of, room, sizeof(T)), arena_(std::move(spare())), keys_(hash_keys(model.features)) {
+      : EvaluatedRows(of, room, sizeof(T)), keys_(hash_keys(model.features)) {
+    if (std::vector<Arena>& of_thread = spare(); !of_thread.empty()) {
+      arena_ = std::move(of_thread.back());
+      of_thread.pop_back();
+    }
     arena_.clear();
     if (!operators.empty() && Patterns<T, T>::pay_for(model.features, room))
       patterns_.emplace(arena_, model.features, operators,
@@ -39,16 +43,18 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     for (size_t l = 0; l < model.widths.size(); ++l) row_cost_ += model.below(l) * model.widths[l];
   }
 
-  ~TypedEvaluatedRows() override { spare() = std::move(arena_); }
+  ~TypedEvaluatedRows() override {
+    if (spare().size() < most_spare) spare().push_back(std::move(arena_));
+  }
 
   Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
     const auto rows = [&](int64_t b) { return static_cast<const T*>(powers) + b * nodes * model.features; };
     make_room(nodes);
-    const bool tiny = is_tiny(nodes);
-    parallel_branches(model.branches, 1, tiny,
+    const int64_t threads = threads_for_nodes(nodes);
+    parallel_branches(model.branches, 1, threads,
                       [&](int64_t b, int64_t) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
-    return readout_of_rows(rows, ptr, graphs, tiny);
+    return readout_of_rows(rows, ptr, graphs, threads);
   }
 
   std::optional<Tensor> readout(const GraphRange& graphs) override {
@@ -59,9 +65,9 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       is_whole_ = true;
       return std::nullopt;
     }
-    const bool tiny = is_tiny(nodes);
+    const int64_t threads = threads_for_nodes(nodes);
     const auto rows = [&](int64_t b) { return patterns_->rows(b); };
-    parallel_branches(model.branches, 1, tiny, [&](int64_t b, int64_t) {
+    parallel_branches(model.branches, 1, threads, [&](int64_t b, int64_t) {
       const int64_t hop = patterns_->hop_of(b);
       int32_t* const of_pattern = branches_[b].row_of_pattern;
       search(b, rows(b), patterns_->fresh(hop), of_pattern + patterns_->first_fresh(hop), true);
@@ -70,38 +76,28 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     });
     std::vector<int64_t> ptr(graphs.graphs + 1);
     for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
-    return readout_of_rows(rows, ptr.data(), graphs.graphs, tiny);
+    return readout_of_rows(rows, ptr.data(), graphs.graphs, threads);
   }
 
  private:
-  // Memory that the thread keeps for its next one: page faults would cost as much as the readouts of some chunks.
-  static Arena& spare() {
-    thread_local Arena arena;
-    return arena;
+  // Memory that the thread keeps for its next ones: page faults would cost as much as the readouts of some chunks.
+  static std::vector<Arena>& spare() {
+    thread_local std::vector<Arena> arenas;
+    return arenas;
   }
 
-  bool is_tiny(int64_t nodes) const { return model.branches * nodes * row_cost_ < 4 * task_cost; }
+  int64_t threads_for_nodes(int64_t nodes) const { return threads_for(model.branches * nodes * row_cost_); }
 
   // The readouts of the nodes, whose rows have numbers; those that are new go through the MLP of their branch.
   template <class Rows>
-  Tensor readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, bool tiny) {
+  Tensor readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, int64_t threads) {
     const int64_t nodes = ptr[graphs];
     graph_values_.resize(2 * model.branches * graphs);
     Tensor readouts = empty({graphs, model.readout_width()}, sizeof(T) == 4 ? ScalarType::Float : ScalarType::Double);
     std::vector<BranchChunk<T>> chunks;
     std::vector<std::array<T*, most_layers>> activations(model.branches);
-    std::vector<std::pair<int64_t, int64_t>> tasks;  // branch, first row
     for (int64_t b = 0; b < model.branches; ++b) chunks.push_back(fresh_rows(b, rows(b), activations[b].data()));
-    for (int64_t b = model.branches; b-- > 0;)
-      for (int64_t i = 0; i < chunks[b].rows; i += task_rows) tasks.emplace_back(b, i);
-    const auto kernels = isa_kernels<BranchKernels<T>>();
-    parallel_tasks(tasks.size(), tiny, [&](int64_t task) {
-      const auto [b, first] = tasks[task];
-      const TileScratch<T> scratch = tile_scratch(branches_[b].packed.mlp);
-      const int64_t end = std::min(chunks[b].rows, first + task_rows);
-      for (int64_t i = first; i < end; i += mlp_tile_rows)
-        kernels.forward(chunks[b], scratch, i, std::min(mlp_tile_rows, end - i));
-    });
+    forward_rows(chunks, [&](int64_t b) -> const Packed<T>& { return branches_[b].packed.mlp; }, task_rows, threads);
     for (int64_t b = 0; b < model.branches; ++b) {  // numbers are those of all rows
       activations[b][model.widths.size() - 1] = branches_[b].z;
       chunks[b].beta = branches_[b].beta;
@@ -114,11 +110,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       chunks[b].readout = readouts.mutable_data_ptr<T>() + b * model.width();
       chunks[b].readout_stride = model.readout_width();
     }
-    const int64_t groups = (graphs + graphs_of_group - 1) / graphs_of_group;
-    parallel_branches(model.branches, groups, tiny, [&](int64_t b, int64_t group) {
-      auto* sum = reinterpret_cast<double*>(thread_scratch(branches_[b].packed.mlp.layers.back().stride * 8));
-      kernels.readout(chunks[b], sum, group * graphs_of_group, std::min(graphs, (group + 1) * graphs_of_group));
-    });
+    write_readouts(chunks, threads);
     for (Branch& of : branches_) of.known.size = of.num_known;
     is_whole_ = true;
     return readouts;

@@ -58,8 +58,8 @@ inline __attribute__((always_inline)) void by_panels(int64_t columns, F panel) {
 
 // finish(row, column, sum) of a w + bias for n rows (a multiple of 4) and all columns.
 template <class T, class F>
-inline void product(const T* a, int64_t lda, const T* w, int64_t ldw, int64_t depth, const T* bias, int64_t n,
-                    F finish) {
+inline void product(const T* a, int64_t lda, const T* w, int64_t ldw, int64_t depth,
+                    const std::type_identity_t<T>* bias, int64_t n, F finish) {
   by_panels<T>(ldw, [&](auto vectors, int64_t j) {
     by_tiles(n, [&](auto rows, int64_t i) {
       product_tile<rows(), vectors()>(a + i * lda, lda, w + j, ldw, depth, bias ? bias + j : bias,
@@ -114,23 +114,13 @@ inline Vector<T> leaky(Vector<T> value, T slope) {
 }
 
 template <class T>
-void mlp_forward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, T* const* activations,
-                 const T* const* gates) {
-  const int64_t rows = padded_to(row_multiple, n);
+void mlp_forward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, T* const* activations) {
   for (int64_t l = 0; l < mlp.depth; ++l) {
     const Layer<T>& layer = mlp.layers[l];
     T* out = activations[l];
-    const auto forward = [&](auto finish) {
-      product(x, stride, layer.weight, layer.stride, layer.in, layer.bias, rows,
-              [&](int64_t i, int64_t j, Vector<T> sum) {
-                const int64_t at = i * layer.stride + j;
-                store(out + at, finish(at, sum));
-              });
-    };
-    if (gates)
-      forward([&](int64_t at, Vector<T> sum) { return load(gates[l] + at) > 0 ? sum : layer.slope * sum; });
-    else
-      forward([&](int64_t, Vector<T> sum) { return leaky<T>(sum, layer.slope); });
+    product(
+        x, stride, layer.weight, layer.stride, layer.in, layer.bias, padded_to(row_multiple, n),
+        [&](int64_t i, int64_t j, Vector<T> sum) { store(out + i * layer.stride + j, leaky<T>(sum, layer.slope)); });
     x = out;
     stride = layer.stride;
   }
@@ -147,8 +137,8 @@ void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, cons
     if (l == 0 && !dx) return;
     T* out = l ? first : dx;
     const T slope = l ? mlp.layers[l - 1].slope : 1;
-    const T *no_bias = nullptr, *gate = l ? gates[l - 1] : nullptr;
-    product(dz, layer.stride, layer.transposed, layer.below, layer.out, no_bias, padded_to(row_multiple, n),
+    const T* gate = l ? gates[l - 1] : nullptr;
+    product(dz, layer.stride, layer.transposed, layer.below, layer.out, nullptr, padded_to(row_multiple, n),
             [&](int64_t i, int64_t j, Vector<T> value) {
               const int64_t at = i * layer.below + j;
               if (gate) value = load(gate + at) > 0 ? value : slope * value;

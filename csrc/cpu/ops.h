@@ -95,16 +95,16 @@ int64_t first_item(Cost cost, int64_t n, int64_t task, int64_t tasks) {
 // Set in a forked child: OpenMP would wait for ever for the threads of the parent.
 inline bool without_threads = false;
 
-// Runs f(first, last) over ranges that together are [0, n), in parallel.
+// Runs f(first, last) over ranges that together are [0, n), by at most so many threads.
 template <class F>
-void parallel_ranges(int64_t n, F f) {
+void parallel_ranges(int64_t n, F f, int64_t threads = INT64_MAX) {
   if (without_threads) return f(int64_t{0}, n);
 #if defined(__SANITIZE_THREAD__)  // which cannot see what OpenMP's threads wait for
   std::thread other(f, n / 2, n);
   f(int64_t{0}, n / 2);
   other.join();
 #else
-  torch::stable::parallel_for(0, n, 1, f);
+  torch::stable::parallel_for(0, n, threads >= n ? 1 : (n + threads - 1) / threads, f);
 #endif
 }
 
@@ -122,6 +122,12 @@ void parallel_items(int64_t n, int64_t total_cost, Cost cost, F f) {
       f(first_item(cost, n, task, tasks), first_item(cost, n, task + 1, tasks));
     }
   });
+}
+
+// The same of items that cost the same.
+template <class F>
+void parallel_items(int64_t n, int64_t total_cost, F f) {
+  parallel_items(n, total_cost, [](int64_t item) { return item; }, f);
 }
 
 }  // namespace spin_fast

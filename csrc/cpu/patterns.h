@@ -289,8 +289,7 @@ class Patterns {
         const HopPatterns& hop = hops_[r];
         const int64_t* node = hop.node.get();
         T* const rows = rows_[r == 0 ? 0 : o * last + r].of(hop.fresh * width_);
-        const auto cost = [](int64_t i) { return i; };
-        parallel_items(hop.fresh, hop.fresh * (width_ + 16) * 4, cost, [&](int64_t begin, int64_t end) {
+        parallel_items(hop.fresh, hop.fresh * (width_ + 16) * 4, [&](int64_t begin, int64_t end) {
           PatternRows<A> of = {};
           of.node = node + begin;
           of.first_node = first;

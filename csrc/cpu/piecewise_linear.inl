@@ -125,8 +125,7 @@ void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum
     branch.scale[g] = static_cast<T>(scale);
     for (int64_t k = 0; k < columns; ++k) branch.moments[g * columns + k] = static_cast<T>(sum[k] * scale);
   }
-  const T* no_bias = nullptr;
-  product(branch.moments + begin * columns, columns, branch.z, last.stride, 2 * intervals, no_bias,
+  product(branch.moments + begin * columns, columns, branch.z, last.stride, 2 * intervals, nullptr,
           padded_to(row_multiple, end - begin), [&](int64_t i, int64_t j, Vector<T> value) {
             if (i < end - begin && j < last.out)
               store_first(branch.readout + (begin + i) * branch.readout_stride + j, value, last.out - j);
@@ -144,8 +143,7 @@ void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, co
       store(branch.ds + g * last.stride + j,
             j < last.out ? load_first(grad + g * branch.readout_stride + j, last.out - j) : Vector<T>{});
   if (!branch.w) return;
-  const T* no_bias = nullptr;
-  product(branch.ds + begin * last.stride, last.stride, branch.transposed, columns, last.out, no_bias,
+  product(branch.ds + begin * last.stride, last.stride, branch.transposed, columns, last.out, nullptr,
           padded_to(row_multiple, end - begin),
           [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * columns + k, value); });
   for (int64_t k = 0; k < 2 * columns; ++k) sum[k] = 0;

@@ -15,7 +15,7 @@ template <class T>
 class PiecewiseLinearPass : public PassBase<T> {
   using Base = PassBase<T>;
   using Base::begin_, Base::end_, Base::packed_, Base::total_;
-  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::tiny_;
+  using Base::workspace_, Base::arguments_, Base::model_, Base::seg_, Base::x_, Base::backward_, Base::threads_;
 
  public:
   // Whether the entries are so many that the search for intervals, usually about as many as units, pays.
@@ -39,7 +39,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     begin_ = 0;
     if (!taken_) end_ = 0;
     if (!usable_) return;
-    parallel_branches(model_.branches, 1, tiny_branch, [&](int64_t b, int64_t) { find_intervals(b); });
+    parallel_branches(model_.branches, 1, threads_, [&](int64_t b, int64_t) { find_intervals(b); });
     for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
 
@@ -89,15 +89,14 @@ class PiecewiseLinearPass : public PassBase<T> {
                                                 reinterpret_cast<T*>(sum + 2 * size), sum,
                                                 state.dlogit.data() + i * size, begin, end);
     });
-    parallel_branches(model_.branches, 1, tiny_branch, [&](int64_t b, int64_t) { add_gradients(b, tasks); });
+    parallel_branches(model_.branches, 1, threads_, [&](int64_t b, int64_t) { add_gradients(b, tasks); });
   }
 
  private:
   static constexpr int64_t entries_per_unit = 4;
-  static constexpr int64_t kinks_per_unit = 4;  // at most: one or less is usual
-  static constexpr int64_t task_graphs = 16;    // graphs of one task
-  static constexpr int64_t tiny_entries = 1 << 13;
-  static constexpr bool tiny_branch = false;  // the layers of a branch take some 10 us, whatever the entries
+  static constexpr int64_t kinks_per_unit = 4;                       // at most: one or less is usual
+  static constexpr int64_t task_graphs = 16;                         // graphs of one task
+  static constexpr int64_t entry_cost = 700, branch_cost = 1 << 20;  // in all loops
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
   // The state of a branch.
@@ -195,7 +194,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     Arena& arena = workspace_.arena;
     int64_t entries = 0;
     for (int64_t i = begin_; i < end_; ++i) entries += entries_of(arguments_, i);
-    tiny_ = entries < tiny_entries;
+    threads_ = threads_for(entry_cost * entries + branch_cost * model_.branches);
     for (int64_t b = 0; b < model_.branches; ++b) {
       BranchState& state = branches_[b];
       state.ptr.assign(1, 0);
@@ -231,7 +230,7 @@ class PiecewiseLinearPass : public PassBase<T> {
   template <class F>
   void for_each_task(F f) {
     const int64_t graphs = end_ - begin_, tasks = (graphs + task_graphs - 1) / task_graphs;
-    parallel_branches(model_.branches, tasks, tiny_,
+    parallel_branches(model_.branches, tasks, threads_,
                       [&](int64_t b, int64_t i) { f(b, i, i * task_graphs, std::min(graphs, (i + 1) * task_graphs)); });
   }
 
@@ -256,9 +255,9 @@ class PiecewiseLinearPass : public PassBase<T> {
     const T negative_slope = std::exchange(layer.slope, T{1});
     T *before = arena.take<T>(2 * size), *rise = before + size, *kinks = arena.take<T>(number * layer.out);
     int64_t* const found = arena.take<int64_t>(number);
-    kernels.mlp_forward({1, &layer}, below.offset, below.stride, number, &before, nullptr);
+    kernels.mlp_forward({1, &layer}, below.offset, below.stride, number, &before);
     layer.bias = nullptr;
-    kernels.mlp_forward({1, &layer}, below.slope, below.stride, number, &rise, nullptr);
+    kernels.mlp_forward({1, &layer}, below.slope, below.stride, number, &rise);
     const AffineUnits<T> affine = {layer.out,          layer.stride, number, below.left.data(),
                                    below.right.data(), before,       rise};
     kernels.find_kinks(affine, kinks, found);
@@ -401,7 +400,5 @@ class PiecewiseLinearPass : public PassBase<T> {
   bool taken_ = false;  // the next chunk is selected already
   std::vector<BranchState> branches_;
 };
-
-static_assert(Pass<PiecewiseLinearPass<float>, float> && Pass<PiecewiseLinearPass<double>, double>);
 
 }  // namespace spin_fast

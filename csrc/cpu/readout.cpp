@@ -35,9 +35,6 @@ struct Converted {
   std::vector<T> copy;
 };
 
-// The width of a row that is padded to whole registers of every instruction set.
-int64_t padded_width(int64_t width) { return (width + 15) / 16 * 16; }
-
 struct LongSegment {
   int64_t segment;
   size_t first, last;  // its pieces
@@ -96,7 +93,7 @@ template <class T>
 Scratch<T> piece_scratch(int64_t width) {
   thread_local std::vector<T> rows;
   thread_local std::vector<double> sum;
-  const size_t stride = padded_width(width), cache_line = 64 / sizeof(T);
+  const size_t stride = padded_to(column_multiple, width), cache_line = 64 / sizeof(T);
   const size_t size = (2 * tile_entries + 1) * stride + cache_line;
   if (rows.size() < size) rows.resize(size);
   if (sum.size() < stride) sum.resize(stride);
@@ -186,7 +183,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
     Converted<S> result(readout, false);
     T* out = result.data();
     Partition partition = cut_into_pieces(seg);
-    if (!partition.longs.empty()) add_partials(partition, padded_width(seg.width) + 2);
+    if (!partition.longs.empty()) add_partials(partition, padded_to(column_multiple, seg.width) + 2);
     const auto kernel = isa_kernels<ReadoutKernels<S>>().sum;
     for_each_piece<T>(partition, seg.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
@@ -237,7 +234,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Partition partition = cut_into_pieces(seg);
-    if (!partition.longs.empty()) add_partials(partition, padded_width(seg.width) + 2);
+    if (!partition.longs.empty()) add_partials(partition, padded_to(column_multiple, seg.width) + 2);
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
     for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
@@ -282,7 +279,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              static_cast<S*>(dz.mutable_data_ptr()),
                              bypasses_caches(dz, seg.width, true)};
     Partition partition = cut_into_pieces(seg);
-    add_partials(partition, padded_width(seg.width));
+    add_partials(partition, padded_to(column_multiple, seg.width));
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
     for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention_backward(seg, piece, scratch, of);

@@ -59,11 +59,11 @@ class Classifier {
 
   // The loss of the reserved readouts; adds to the gradients, and leaves that of the readouts.
   template <class Label, class Weight>
-  double step(int64_t graphs, Label label, Weight weight) {
+  double step(int64_t graphs, int64_t threads, Label label, Weight weight) {
     const int64_t tasks = (graphs + task_graphs - 1) / task_graphs, size = packed_.gradient_size;
     std::vector<double> loss(tasks);
     partial_.assign((tasks - 1) * size, 0);  // of all tasks but the first
-    parallel_tasks(tasks, graphs * size < task_cost, [&](int64_t task) {
+    parallel_tasks(tasks, threads, [&](int64_t task) {
       const int64_t begin = task * task_graphs, end = std::min(graphs, begin + task_graphs);
       loss[task] = step(begin, end, label, weight, task ? partial_.data() + (task - 1) * size : gradient_.data());
     });
@@ -91,7 +91,7 @@ class Classifier {
       gradient[l] = gradients + packed_.places[l].gradient;
     }
     for (int k = 0; k < 3; ++k) spare[k] = spare_[k] + begin * packed_.widest;
-    kernels.mlp_forward(packed_.mlp(), readout, stride, graphs, activations, nullptr);
+    kernels.mlp_forward(packed_.mlp(), readout, stride, graphs, activations);
     const Layer<T>& last = packed_.layers.back();
     double loss = 0;
     for (int64_t i = 0; i < graphs; ++i) {
@@ -153,23 +153,23 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow
         const int64_t graphs = pass.end() - pass.begin();
         const auto [readout, grad] = classifier.reserve(graphs);
         pass.forward(readout, classifier.stride());
-        sum += classifier.step(graphs, [&](int64_t i) { return label_of(pass.begin() + i); }, weight_of);
+        const auto label_in_chunk = [&](int64_t i) { return label_of(pass.begin() + i); };
+        sum += classifier.step(graphs, pass.threads(), label_in_chunk, weight_of);
         pass.backward(grad);
       }
       *loss.mutable_data_ptr<T>() = static_cast<T>(sum);
       pass.write_gradient(gradient.mutable_data_ptr<T>());
     };
     const T* x = rows.const_data_ptr<T>();
-    T* no_rows = nullptr;
     if (step.hops && step.joint)
-      with_pass(memory, *step.hops, x, values, true, no_rows, [&](auto& hops) {
+      with_pass(memory, *step.hops, x, values, true, nullptr, [&](auto& hops) {
         const Model& model = step.hops->model;
-        BranchPass<T> joint(memory, *step.joint, x, values + model.parameters(), true, no_rows);
+        BranchPass<T> joint(memory, *step.joint, x, values + model.parameters(), true, nullptr);
         BothPasses<T, std::remove_reference_t<decltype(hops)>> both(hops, joint, model);
         train(both);
       });
     else
-      with_pass(memory, of, x, values, true, no_rows, train);
+      with_pass(memory, of, x, values, true, nullptr, train);
     classifier.write_gradient(gradient.mutable_data_ptr<T>());
   });
   return {loss, gradient};

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Literal, cast
 
 import torch
@@ -347,22 +347,31 @@ class SPIN(GraphClassifier):
         rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, operator)
         joint = None if self.joint is None else self.joint.bound()
 
-        def readout(chunk: PowerChunk) -> Tensor:
+        def by_patterns(chunks: list[PowerChunk]) -> list[Tensor | None]:
+            if rows is None or joint is not None or not all(rows.takes(chunk.num_nodes) for chunk in chunks):
+                return [None] * len(chunks)
+            return rows.readouts_of_graphs(graphs, [chunk.node_ptr for chunk in chunks])
+
+        def readout(chunk: PowerChunk, of_graphs: Tensor | None) -> Tensor:
             if rows is not None and not rows.takes(chunk.num_nodes):
                 return torch.cat(self._readouts_of_dense(chunk.powers, chunk.ptr), dim=1)
             readouts = []
             if rows is not None:
-                of_graphs = rows.readout_of_graphs(chunk.graphs, chunk.node_ptr) if joint is None else None
                 readouts.append(rows.readout(chunk.powers, chunk.ptr) if of_graphs is None else of_graphs)
             if joint is not None:
                 readouts.append(joint(chunk.powers.flatten(0, 1), _parts_of(chunk.powers), chunk.ptr))
             both = torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0]
             return both * chunk.ptr.diff()[:, None].to(both.dtype) if self.config["size_aware"] else both
 
+        def together(chunks: Iterable[PowerChunk]) -> Iterator[tuple[PowerChunk, Tensor | None]]:
+            remaining = iter(chunks)
+            while some := [*islice(remaining, 1 if rows is None else rows.most_chunks)]:
+                yield from zip(some, by_patterns(some), strict=True)
+
         def score(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
             readouts: list[Tensor] = []
-            for chunk in chunks:
-                readouts.append(readout(chunk))
+            for chunk, of_graphs in together(chunks):
+                readouts.append(readout(chunk, of_graphs))
                 if sum(map(len, readouts)) >= CLASSIFIED_AT_ONCE or len(readouts) == MOST_CHUNKS:
                     yield self._classify([torch.cat(readouts)])
                     readouts = []

@@ -39,7 +39,8 @@ def branch_readout(
     Per branch: ``Linear -> LeakyReLU`` layer by layer (paper, "Branch transform"), then :func:`attention_readout`, or
     :func:`sum_readout` where ``w`` is None. A row that several chosen graphs, or several nodes, refer to goes through
     the MLP once; nothing of the size ``N x h`` is stored: the backward pass evaluates the MLP again. Twice
-    differentiable, in ``rows``, ``weights``, ``biases`` and ``w``.
+    differentiable, in ``rows``, ``weights``, ``biases`` and ``w``. Weights should be finite: columns that are 0 in all
+    rows of a tile are left out, so that an infinite weight makes NaN of some of its zeros and not of others.
 
     Args:
         rows: ragged ``[U, d]``, or dense ``[R + 1, N, d]``; float32 or float64. Under autocast half types are widened

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,13 +26,17 @@ class EvaluatedRows:
 
     From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
     the order in which they are stored, of the same patterns one hop before, where these are four at most
-    (``csrc/cpu/patterns.h``). That takes about as much memory again.
+    (``csrc/cpu/patterns.h``). That takes about as much memory again. Patterns are found one after the other, so every
+    thread has rows of its own, and takes one of several chunks.
 
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 
     Args:
         num_nodes: of all chunks together: no more rows are remembered.
-        operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readout_of_graphs`.
+        operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readouts_of_graphs`.
+
+    Attributes:
+        most_chunks: that :meth:`readouts_of_graphs` takes at once, one by each thread.
     """
 
     def __init__(
@@ -53,7 +58,9 @@ class EvaluatedRows:
         parameters = flat_parameters(weights, biases, w).detach().numpy()
         model = (in_features, num_branches, widths, w is not None, negative_slope)
         operators = operator.split(",") if operator else []
-        self._rows = native.library.EvaluatedRows(parameters, *model, self._room, operators)  # type: ignore[union-attr]
+        self._make = partial(native.library.EvaluatedRows, parameters, *model, self._room, operators)  # type: ignore[union-attr]
+        self._rows = [self._make()]  # of each thread, once it is needed
+        self.most_chunks = torch.get_num_threads()
 
     def bytes_of_node(self, num_bytes: int) -> int:
         """What a node must count in chunks of ``num_bytes`` for two of them to fit into the memory."""
@@ -65,15 +72,19 @@ class EvaluatedRows:
 
     def readout(self, powers: Tensor, ptr: Tensor) -> Tensor:
         """``[g, (R + 1) * h]`` of the next graphs: contiguous ``powers [R + 1, n, d]``, ``ptr [g + 1]`` into them."""
-        return torch.from_numpy(self._rows.readout(powers.numpy(), ptr.numpy()))
+        return torch.from_numpy(self._rows[0].readout(powers.numpy(), ptr.numpy()))
 
-    def readout_of_graphs(self, graphs: Any, node_ptr: Tensor) -> Tensor | None:
-        """The same of graphs without weights, ``node_ptr [g + 1]`` their nodes in a batch.
+    def readouts_of_graphs(self, graphs: Any, node_ptrs: Sequence[Tensor]) -> list[Tensor | None]:
+        """The same of chunks of graphs without weights, ``node_ptrs``, ``[g + 1]`` each, their nodes in a batch.
 
-        None where their powers are to be computed first: patterns hardly repeat, or a graph is large.
+        None for a chunk whose powers are to be computed first: patterns hardly repeat, or a graph is large.
         """
         arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
         if graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
-            return None
-        readout = self._rows.readout_of_graphs(*(array.numpy() for array in arrays), node_ptr.numpy())
-        return None if readout is None else torch.from_numpy(readout)
+            return [None] * len(node_ptrs)
+        while len(self._rows) < len(node_ptrs):
+            self._rows.append(self._make())
+        readouts_of_graphs: Any = native.library.readouts_of_graphs  # type: ignore[union-attr]
+        pointers = [ptr.numpy() for ptr in node_ptrs]
+        readouts = readouts_of_graphs(self._rows, *(array.numpy() for array in arrays), pointers)
+        return [None if readout is None else torch.from_numpy(readout) for readout in readouts]

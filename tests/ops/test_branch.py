@@ -379,6 +379,35 @@ def test_large_logits_do_not_overflow(backend: str) -> None:
     torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("num_nodes", [2, 300])  # sums in float32, or in float64
+def test_large_features_do_not_overflow(backend: str, num_nodes: int) -> None:
+    """exp(beta) is finite, and its product with z is not."""
+    rows = torch.tensor([[1e9, 1.0], [0.5e9, 1.0]]).repeat(num_nodes // 2, 1)
+    weights, w = [torch.eye(2)[None].requires_grad_()], torch.tensor([[68e-9, 0.0]])
+    ptr = torch.tensor([0, num_nodes])
+    readout = spin_fast.branch_readout(rows, weights, [torch.zeros(1, 2)], w, ptr)
+    expected = spin_fast.attention_readout(rows @ weights[0][0], w[0], ptr)
+    torch.testing.assert_close(readout, expected)
+    gradients = (torch.autograd.grad(of.sum(), weights)[0] for of in (readout, expected))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4 * 1e9)
+
+
+def test_more_branches_than_a_chunk_has_rows(backend: str) -> None:
+    """Each piece of a long graph has a row of each branch."""
+    rows, weights = torch.randn(400, 3, 2), [torch.randn(400, 2, 4096)]
+    readout = spin_fast.branch_readout(rows, weights, [torch.zeros(400, 4096)], None, torch.tensor([0, 3]))
+    z = torch.nn.functional.leaky_relu(rows @ weights[0], 0.01)
+    torch.testing.assert_close(readout, z.sum(1).reshape(1, -1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("num_nodes", [3, 100_000])
+def test_nan_in_a_graph_of_any_size(backend: str, num_nodes: int) -> None:
+    rows = torch.randn(num_nodes, 2).index_fill(0, torch.tensor([1]), float("nan"))
+    weights, biases, w = drawn_layers(np.random.default_rng(0), 1, [2, 64], torch.float32)
+    for attention in (w, None):
+        assert spin_fast.branch_readout(rows, weights, biases, attention, torch.tensor([0, num_nodes])).isnan().all()
+
+
 def test_nan_stays_in_its_graph(backend: str) -> None:
     rows = torch.randn(6, 3)
     rows[1] = float("nan")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,15 +58,16 @@ def readouts(
 ) -> tuple[torch.Tensor, int]:
     """Of chunks of the graphs between the cuts; and how many of these were taken by patterns."""
     rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
+    ptrs = [graphs.ptr[begin : end + 1] for begin, end in pairwise([0, *cuts, len(graphs)])]
     chunks, taken = [], 0
-    for begin, end in pairwise([0, *cuts, len(graphs)]):
-        ptr = graphs.ptr[begin : end + 1]
-        readout = rows.readout_of_graphs(graphs, ptr) if by_patterns else None
-        taken += readout is not None
-        if readout is None:
-            powers = powers_of(graphs, num_hops, operator, False)[:, int(ptr[0]) : int(ptr[-1])].contiguous()
-            readout = rows.readout(powers, ptr - ptr[0])
-        chunks.append(readout)
+    while some := [ptrs.pop(0) for _ in range(min(len(ptrs), rows.most_chunks))]:
+        of_graphs = rows.readouts_of_graphs(graphs, some) if by_patterns else [None] * len(some)
+        for ptr, readout in zip(some, of_graphs, strict=True):
+            taken += readout is not None
+            if readout is None:
+                powers = powers_of(graphs, num_hops, operator, False)[:, int(ptr[0]) : int(ptr[-1])].contiguous()
+                readout = rows.readout(powers, ptr - ptr[0])
+            chunks.append(readout)
     return torch.cat(chunks), taken
 
 
@@ -207,17 +209,18 @@ def test_left_out_where_they_do_not_pay(native) -> None:
 def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
     graphs = molecules([30] * 10, torch.eye(16)[:3])
     rows = ops.EvaluatedRows(*new_mlp(3, [16, 8], False), negative_slope=0.1, num_nodes=2000, operator="sym")
-    assert rows.readout_of_graphs(graphs, graphs.ptr) is not None
+    assert rows.readouts_of_graphs(graphs, [graphs.ptr])[0] is not None
     weights = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x, edge_weight=torch.ones(graphs.num_edges))
-    assert rows.readout_of_graphs(weights, graphs.ptr) is None
+    assert rows.readouts_of_graphs(weights, [graphs.ptr]) == [None]
     strided = copy.copy(graphs)
     object.__setattr__(strided, "x", graphs.x.repeat(1, 2)[:, ::2])
     assert not strided.x.is_contiguous()
-    assert rows.readout_of_graphs(strided, graphs.ptr) is None
+    assert rows.readouts_of_graphs(strided, [graphs.ptr]) == [None]
 
 
-def test_chunks_without_patterns_in_between(native) -> None:
+def test_chunks_without_patterns_in_between(native, threads: None) -> None:
     """Rows of chunks that were not taken by patterns push out what patterns refer to."""
+    torch.set_num_threads(1)
     alike, unlike = molecules([40] * 6, torch.eye(16)[:2]), molecules([40] * 30, torch.randn(500, 16), hubs=9)
     graphs = GraphBatch.concatenate([alike, alike, unlike, alike, *[unlike] * 15, alike, alike])
     mlp, cuts = new_mlp(4, [16, 8], True), [6, 12, 42, *range(48, len(graphs) - 6, 30), len(graphs) - 6]
@@ -236,7 +239,11 @@ def test_arguments_of_the_library_are_checked(native) -> None:
     with pytest.raises(ValueError, match="operator must be one of"):
         native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["nosuch"])
     rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 1024, ["sym"])
-    assert rows.readout_of_graphs(*good).shape == (2, 24)
+
+    def readouts_of(rows: Any, *arrays: Any) -> list:
+        return native.readouts_of_graphs([rows], *arrays[:3], [arrays[3]])
+
+    assert [readout.shape for readout in readouts_of(rows, *good)] == [(2, 24)]
     wide = offsets(torch.tensor([9])).numpy()
     for place, value, message in (
         (0, good[0][:-1], "indptr must have 9 entries, got 8"),
@@ -247,10 +254,14 @@ def test_arguments_of_the_library_are_checked(native) -> None:
         (3, good[3][::-1].copy(), "ptr must be ascending from 0 to 8 nodes at most, got 5 at 1"),
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
-            rows.readout_of_graphs(*good[:place], value, *good[place + 1 :])
+            readouts_of(rows, *good[:place], value, *good[place + 1 :])
     few = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["sym"])
-    assert few.readout_of_graphs(*good) is None
+    assert readouts_of(few, *good) == [None]
+    with pytest.raises(ValueError, match="ptrs must be at most 1, got 2"):
+        native.readouts_of_graphs([rows], *good[:3], [good[3]] * 2)
+    with pytest.raises(ValueError, match="rows must be different objects"):
+        native.readouts_of_graphs([rows, rows], *good[:3], [good[3]] * 2)
     with pytest.raises(ValueError, match="ptr must have at most 4 nodes, got 8"):
-        native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]).readout_of_graphs(*good)
+        readouts_of(native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]), *good)
     with pytest.raises(TypeError):
-        rows.readout_of_graphs(good[0].astype(np.int32), *good[1:])
+        readouts_of(rows, good[0].astype(np.int32), *good[1:])
