@@ -83,7 +83,7 @@ def evaluation_picture(
     axes.set_title(title)
     axes.set_xlabel(f"test {about['metric']} in percent: mean, standard deviation, and each fold or run")
     axes.set_yticks(range(len(bars)), [f"{name}  {mean:.1f} ± {std:.1f}" for name, mean, std, *_ in bars])
-    axes.invert_yaxis()
+    axes.set_ylim(len(bars) - 0.4, -0.6)
     axes.grid(axis="x", alpha=0.3)
     _write(figure, Path(path))
 

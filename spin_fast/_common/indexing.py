@@ -37,7 +37,7 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
         chosen = torch.tensor([int(ids)])
     else:
         try:
-            chosen = torch.as_tensor(ids)
+            chosen = torch.as_tensor(np.ascontiguousarray(ids) if isinstance(ids, np.ndarray) and ids.ndim else ids)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"graph ids must be an int, slice, index array or mask, got {type(ids).__name__}"

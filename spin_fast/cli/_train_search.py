@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import signal
 import time
 from typing import Any
 
@@ -61,7 +62,7 @@ def train_by_search(
     with (
         progress_bar(source.title, spaces.search_epochs(candidates, budgets) or None, True) as advance,
         one_line_warnings(),
-        ended_by_sigterm(),
+        ended_by_sigterm() as signals,
     ):
 
         def on_trial(trial: Trial) -> None:
@@ -95,6 +96,7 @@ def train_by_search(
         "validation": validation,
         "graphs": {part: len(ids) for part, ids in split._asdict().items()},
         "chosen": [facts_of(trial.settings) for trial in chosen],
+        "interrupted": found.interrupted,
         "seconds": seconds,
         "kernels": kernels_on(torch.device("cpu")),
         "model": outputs.model,
@@ -116,6 +118,9 @@ def train_by_search(
         star = " *" if rank <= len(chosen) else ""
         ranking.add_row(f"{rank}{star}", show_score(metric_name, row["validation"]), f"{row['loss']:.3f}", escape(told))
     report = Report(facts, [table, ranking, "* is in the model"])
+    if found.interrupted:
+        report.exit_code = 128 + (signals[0] if signals else signal.SIGINT)
+        report.shown.append(f"interrupted after {len(found.trials)} models: the best of these is kept")
     with files.replacing(outputs.result) as temporary:  # last: it says that all others are there
         temporary.write_text(document_of(report) + "\n")
     return report

@@ -97,7 +97,8 @@ def train(
     With --search all settings are chosen by the validation graphs, in several processes; the result says which, and
     trials.csv what was tried. --ensemble 5 takes the five best together, in one model file like any other.
 
-    Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on.
+    Ctrl-C, or SIGTERM, ends training early: the best model so far is written, and --resume goes on. A search
+    cannot go on; it writes the best of the models that are trained by then.
 
     torchrun --nproc-per-node 2 -m spin_fast.cli train ... trains by two processes, on one machine or several.
 
@@ -107,7 +108,7 @@ def train(
     Keys of --json: dataset, branches, readout, operator, hops, seed, fold, metric, test, validation, graphs, test_seen,
     epochs, best_epoch, interrupted, seconds_per_epoch, graphs_per_second, precomputation_seconds, deduplication,
     parameters, kernels, ranks, model, training_curve, log, result. With --search: dataset, space, settings, seed, fold,
-    metric, test, validation, graphs, chosen, seconds, kernels, model, trials, result.
+    metric, test, validation, graphs, chosen, interrupted, seconds, kernels, model, trials, result.
     """
     of_one_model = {field.name for group in (FeatureOptions, ModelOptions, FitOptions) for field in fields(group)}
     check_options(context, search, {field.name for field in fields(SearchOptions)}, of_one_model - {"seed"})

@@ -77,7 +77,8 @@ def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validatio
 
     check.integer("num_folds", num_folds, 2)
     check.integer("seed", seed, 0, bits=SEED_BITS)
-    if not 0 < validation < 1:
+    y = torch.as_tensor(y)
+    if not 0 < check.number("validation", validation, 0) < 1:
         raise ValueError(f"validation must be a share between 0 and 1, got {validation!r}")
     labels = _classes("folds are drawn by class", y)
     classes, sizes = np.unique(labels, return_counts=True)

@@ -15,9 +15,6 @@ from ..ops import reference
 if TYPE_CHECKING:
     from .power_features import PowerFeatures
 
-ODD = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed number
-INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by their bytes
-
 
 def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: int, hash_bits: int = 64) -> Tensor:
     """For each graph the first one that has the same entries in every branch, ``[G]`` int64.
@@ -28,7 +25,7 @@ def identical_segments(ptr: Tensor, index: Tensor, count: Tensor, num_branches: 
     sizes, starts = ptr.diff().view(num_branches, -1), ptr[:-1].view(num_branches, -1)
     first = torch.arange(sizes.shape[1], device=ptr.device)
     graph_of_entry = first.repeat(num_branches).repeat_interleave(sizes.flatten())
-    key = _mixed(index.long() ^ (count.long() << 32))
+    key = reference.mixed(index.long() ^ (count.long() << 32))
     key = torch.zeros_like(first).index_add(0, graph_of_entry, key)
     key = key if hash_bits == 64 else key & ((1 << hash_bits) - 1)
     left = first.clone()
@@ -59,7 +56,7 @@ def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
         segments, of_parts = features.joint, keys
         keys = torch.zeros_like(segments.parts[:, 0], dtype=torch.int64)
         for part in segments.parts.unbind(1):
-            keys = _mixed(keys + of_parts.index_select(0, part))
+            keys = reference.mixed(keys + of_parts.index_select(0, part))
     keys = keys if segments.index is None else keys.index_select(0, segments.index)
     keys = keys if segments.count is None else keys * segments.count
     sizes = segments.ptr.diff()
@@ -67,18 +64,12 @@ def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
     sums = torch.zeros_like(sizes).index_add(0, of_entry, keys).view(1 if joint else features.num_branches, -1)
     key = torch.zeros_like(sums[0])
     for of_branch in sums:
-        key = _mixed(key + of_branch)
+        key = reference.mixed(key + of_branch)
     return key if features.ids is None else key[features.ids]
 
 
 def _keys_of(rows: Tensor) -> Tensor:
-    keys = torch.full((len(rows),), ODD, device=rows.device)  # not 0, for rows of zeros count, too
-    for column in rows.view(INTEGERS[rows.element_size()]).unbind(1):
-        keys = _mixed(keys + column)
+    keys = torch.ones(len(rows), dtype=torch.int64, device=rows.device)  # not 0, for rows of zeros count, too
+    for column in rows.view(reference.BITS[rows.element_size()]).unbind(1):
+        keys = reference.mixed(keys + column)
     return keys
-
-
-def _mixed(key: Tensor) -> Tensor:
-    """Numbers of which each bit depends on all lower ones, and on higher ones, too."""
-    key = key * ODD
-    return (key ^ (key >> 32)) * ODD

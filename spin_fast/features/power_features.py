@@ -181,11 +181,8 @@ class PowerFeatures(GraphArrays):
         found: dict[str, ops.JointRows] = vars(self)["_found"]  # of all selections of one storage
         if "joint" not in found:
             self._check_node_rows()
-            num_nodes = len(self.rows) // self.num_branches
             if self.row_of_node is None:
-                nodes, device = torch.arange(num_nodes, device=self.rows.device), self.rows.device
-                parts = nodes[:, None] + num_nodes * torch.arange(self.num_branches, device=device)
-                found["joint"] = ops.JointRows(parts, self.node_ptr)
+                found["joint"] = ops.JointRows(self.of_storage(None)._node_rows().t().contiguous(), self.node_ptr)
             else:
                 found["joint"] = ops.joint_rows(self.row_of_node, self.node_ptr)
         return found["joint"]
@@ -226,6 +223,8 @@ class PowerFeatures(GraphArrays):
         if not isinstance(graphs, GraphBatch):
             raise TypeError(f"graphs must be a GraphBatch, got {type(graphs).__name__}")
         check.integer("num_hops", num_hops, 0)
+        check.flag("deduplicate", deduplicate)
+        check.flag("node_rows", node_rows)
         operator = check.operators(operator)
         if not deduplicate:
             return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
@@ -277,6 +276,8 @@ class PowerFeatures(GraphArrays):
                 from 0.
         """
         check.integer("num_hops", num_hops, 0)
+        check.flag("deduplicate", deduplicate)
+        check.flag("node_rows", node_rows)
         operator = check.operators(operator)
         stream = Stream(chunks, operator)
         if not deduplicate:
@@ -653,14 +654,10 @@ class PowerFeatures(GraphArrays):
     def _gather(self) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]:
         """``rows, row_ptr, ptr, index, count`` of the selected graphs, and the stored rows they come from."""
         assert self.ids is not None
-        num_branches, num_graphs = self.num_branches, self.node_ptr.numel() - 1
-        segments = torch.arange(num_branches, device=self.ids.device)[:, None] * num_graphs + self.ids
-        starts = self.ptr[segments]
-        sizes = self.ptr[segments + 1] - starts
-        entries = ragged_arange(starts.flatten(), sizes.flatten())
-        ptr = offsets(sizes.flatten())
+        entries, ptr = reference.select_segments(self.ptr, self.ids, self.num_branches)
         if self.index is None:
-            return take(self.rows, entries), offsets(sizes.sum(1)).cpu(), ptr, None, None, None
+            row_ptr = ptr[:: self.ids.numel()] if self.ids.numel() else ptr.new_zeros(self.num_branches + 1)
+            return take(self.rows, entries), row_ptr.clone().cpu(), ptr, None, None, None  # a file keeps both
         distinct, index = torch.unique(self.index.index_select(0, entries), return_inverse=True)
         row_ptr = torch.searchsorted(distinct, self.row_ptr.to(distinct)).cpu()
         count = None if self.count is None else self.count.index_select(0, entries)

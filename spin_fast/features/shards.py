@@ -52,6 +52,9 @@ def compute(
         num_hops, operator, deduplicate, node_rows: as in :meth:`spin_fast.PowerFeatures.from_graphs`.
     """
     check.integer("max_bytes", max_bytes, 1)
+    check.integer("num_hops", num_hops, 0)
+    check.flag("deduplicate", deduplicate)
+    check.flag("node_rows", node_rows)
     room = max(max_bytes - HEADER_BYTES, 1)
     operator = check.operators(operator)
     stream = Stream([graphs] if isinstance(graphs, GraphBatch) else graphs, operator)
@@ -350,6 +353,8 @@ class ShardedFeatures:
 
 def sharded(features: PowerFeatures | ShardedFeatures) -> ShardedFeatures:
     """The features as shards, of which those in memory are one."""
+    if not isinstance(features, (PowerFeatures, ShardedFeatures)):
+        raise TypeError(f"features must be PowerFeatures or ShardedFeatures, got {type(features).__name__}")
     return features if isinstance(features, ShardedFeatures) else ShardedFeatures([features])
 
 

@@ -132,7 +132,7 @@ class GraphBatch(GraphArrays):
     def from_edge_index(
         cls,
         edge_index: Tensor,
-        x: Tensor,
+        x: Tensor | None,
         batch: Tensor | None = None,
         *,
         num_graphs: int | None = None,
@@ -151,7 +151,7 @@ class GraphBatch(GraphArrays):
 
         Args:
             edge_index: ``[2, E]`` int32 or int64.
-            x: ``[N, d]`` float32 or float64.
+            x: ``[N, d]`` float32 or float64; None for the degree, ``[N, 1]``, of the nodes that ``batch`` has.
             batch: ``[N]`` int64, the graph of each node, ascending; None for a single graph.
             num_graphs: needed only where trailing graphs are empty; by default the last entry of ``batch`` plus one.
             y: labels, first axis ``G``.
@@ -165,6 +165,12 @@ class GraphBatch(GraphArrays):
                 they are.
             sort_nodes: accept a ``batch`` in any order: node ``i`` of the result is ``batch.argsort(stable=True)[i]``.
         """
+        has_features = x is not None
+        if x is None:
+            if batch is None:
+                raise ValueError("batch must be given where x is None: one of them tells the number of nodes")
+            check.tensor("batch", batch, ("N",), (torch.int64,))
+            x = batch.new_empty(len(batch), 0, dtype=torch.float32 if edge_weight is None else edge_weight.dtype)
         check.tensor("x", x, ("N", "d"), check.FLOATS)
         num_nodes = x.shape[0]
         check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS, x.device)
@@ -207,7 +213,7 @@ class GraphBatch(GraphArrays):
         if coalesce is not None:
             edge_index, edge_weight = _coalesced(edge_index, row_major, edge_weight, coalesce, x.dtype)
         try:
-            return cls(
+            graphs = cls(
                 ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
                 indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
                 indices=edge_index[0].clone(),  # a view keeps the targets alive, and may change after the check
@@ -218,6 +224,7 @@ class GraphBatch(GraphArrays):
         except ValueError:
             _check_ends(*original)
             raise
+        return graphs if has_features else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))
 
     @classmethod
     def from_pyg(

@@ -39,14 +39,15 @@ def library(module: str, wanted_by: str) -> Any:
 
 
 def numbers(name: str, values: Any) -> np.ndarray:
-    """An array of real numbers from nested lists."""
+    """A contiguous array of real numbers, of a type that torch has, from nested lists or another array."""
     try:
         array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{name} must be numbers, or vectors of one length, got {error}") from error
     if array.size and array.dtype.kind not in "biuf":
         raise TypeError(f"{name} must be numbers, or vectors of one length, got {array.ravel()[:1].tolist()[0]!r}")
-    return array
+    array = array if array.dtype.kind != "f" or array.itemsize <= 8 else array.astype(np.float64)
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
 
 
 def narrowed(name: str | Callable[[int], str], values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -243,6 +243,19 @@ class GraphClassifier(GraphModel):
             raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
         return name
 
+    def prepared(
+        self, graphs: GraphBatch, operator: str | Sequence[str] | None = None
+    ) -> tuple[GraphBatch, str | None]:
+        """The graphs, which must be of the model's dtype unless under autocast; see :meth:`GraphModel.prepared`."""
+        graphs, name = super().prepared(graphs, operator)
+        weight, x = next(self.parameters(), None), graphs.x
+        if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
+            raise TypeError(
+                f"graphs must be {weight.dtype} as the model is, got {x.dtype}; "
+                "convert the model, or load the graphs in its dtype"
+            )
+        return graphs, name
+
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, through their powers; see :meth:`GraphModel.score_chunks`."""
         if len(graphs) == 0:

@@ -66,7 +66,9 @@ def _arrays(edge_index: Tensor, num_nodes: int, sizes: Tensor) -> tuple[Tensor, 
     """``indptr``, ``indices`` and ``ptr`` of a ``GraphBatch``, and the places of its edges among those given."""
     edge_index = torch_compat.exported_long(edge_index)
     ptr = _checked_offsets(torch_compat.exported_long(sizes), "x", num_nodes)
-    _require(((edge_index >= 0) & (edge_index < num_nodes)).all(), "edge_index must be nodes, from 0 to N - 1")
+    _require(
+        ((edge_index >= 0) & (edge_index < num_nodes)).all(), "edge_index must be nodes, from 0 to N - 1, in int64"
+    )
     graph = torch.bucketize(edge_index, ptr[1:], right=True)
     _require((graph[0] == graph[1]).all(), "edge_index must have both ends of an edge in one graph of sizes")
     source, target = edge_index.unbind()

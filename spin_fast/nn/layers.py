@@ -72,7 +72,7 @@ class BranchNorm(nn.BatchNorm1d):
         else:
             nodes = torch.tensor(sizes[0]) if times is None else times[: sizes[0]].sum()
             ptr = without_waiting(offsets(torch.tensor(sizes)), z.device)
-            branch = reference.run_of_entry(ptr, z.shape[0])
+            branch = reference.segment_of_entry(ptr, z.shape[0])
 
             def spread(values: Tensor) -> Tensor:
                 return values[branch]

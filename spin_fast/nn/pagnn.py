@@ -235,7 +235,7 @@ class _Aggregation(nn.Module):
     def forward(self, z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
         x = z if index is None else z[index.long()]
         x = x if count is None else x.repeat_interleave(count.long(), dim=0)
-        graph = reference.run_of_entry(offsets(nodes_per_graph(ptr, count)), len(x))
+        graph = reference.segment_of_entry(offsets(nodes_per_graph(ptr, count)), len(x))
         return self.aggregation(x, graph, dim_size=ptr.numel() - 1)
 
 
@@ -250,7 +250,7 @@ def _mean(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) ->
 
 def _max(z: Tensor, ptr: Tensor, index: Tensor | None, count: Tensor | None) -> Tensor:
     z = z if index is None else z[index.long()]
-    graph = reference.run_of_entry(ptr, len(z))[:, None].expand_as(z)
+    graph = reference.segment_of_entry(ptr, len(z))[:, None].expand_as(z)
     empty = z.new_zeros(ptr.numel() - 1, z.shape[1])
     return empty.scatter_reduce(0, graph, z, "amax", include_self=False)
 

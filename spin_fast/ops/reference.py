@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .._common.indexing import offsets
+from .._common.indexing import offsets, ragged_arange
 from .._common.rows import dense
 from .parameters import ModelSizes, split_parameters
 
@@ -39,15 +39,15 @@ def _in_its_own_dtype(function: Function) -> Function:
     return cast(Function, call)
 
 
-def run_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
-    """For each entry of consecutive runs, the number of its run: offsets ``[0, 2, 2, 5] -> [0, 0, 2, 2, 2]``."""
-    runs = torch.arange(offsets.numel() - 1, device=offsets.device)
-    return runs.repeat_interleave(offsets.diff(), output_size=num_entries)
+def segment_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
+    """For each entry of consecutive segments the number of its own: offsets ``[0, 2, 2, 5] -> [0, 0, 2, 2, 2]``."""
+    segments = torch.arange(offsets.numel() - 1, device=offsets.device)
+    return segments.repeat_interleave(offsets.diff(), output_size=num_entries)
 
 
-def _sum_by(run: Tensor, values: Tensor, num_runs: int) -> Tensor:
+def _sum_by(segment: Tensor, values: Tensor, num_segments: int) -> Tensor:
     """Sum the entries of each run in float64."""
-    return values.new_zeros(num_runs, *values.shape[1:], dtype=torch.float64).index_add(0, run, values.double())
+    return values.new_zeros(num_segments, *values.shape[1:], dtype=torch.float64).index_add(0, segment, values.double())
 
 
 def operator_scales(indptr: Tensor, operator: str, edge_weight: Tensor | None) -> tuple[Tensor, Tensor, float]:
@@ -64,7 +64,7 @@ def operator_scales(indptr: Tensor, operator: str, edge_weight: Tensor | None) -
         degree = indptr.diff().to(torch.float64)
     else:
         degree = torch.zeros(num_nodes, dtype=torch.float64, device=indptr.device)
-        degree = degree.index_add(0, run_of_entry(indptr, edge_weight.numel()), edge_weight.to(torch.float64))
+        degree = degree.index_add(0, segment_of_entry(indptr, edge_weight.numel()), edge_weight.to(torch.float64))
     zero = torch.zeros_like(degree)
     if operator == "adj":
         return zero, zero, 1.0
@@ -91,7 +91,7 @@ def power_features(
 ) -> Tensor:
     """Reference implementation of :func:`spin_fast.power_features`; sums always run in float64, whatever ``ptr`` is."""
     left, right, plain = operator_scales(indptr, operator, edge_weight)
-    row, column = run_of_entry(indptr, indices.numel()), indices.long()
+    row, column = segment_of_entry(indptr, indices.numel()), indices.long()
     factor = left[row] * right[column] + plain
     if edge_weight is not None:
         factor = factor * edge_weight
@@ -105,11 +105,11 @@ def _entries(z: Tensor, ptr: Tensor, index: Tensor | None) -> tuple[Tensor, Tens
     """Rows per entry ``[nnz, h]`` and segment per entry ``[nnz]`` of both forms of ``z``."""
     if z.dim() == 3:
         num_branches, num_graphs = z.shape[0], ptr.numel() - 1
-        graph = run_of_entry(ptr, z.shape[1])
+        graph = segment_of_entry(ptr, z.shape[1])
         segment = (torch.arange(num_branches, device=z.device)[:, None] * num_graphs + graph).flatten()
         return z.flatten(0, 1), segment
     rows = z if index is None else z[index.long()]
-    return rows, run_of_entry(ptr, rows.shape[0])
+    return rows, segment_of_entry(ptr, rows.shape[0])
 
 
 def _num_segments(z: Tensor, ptr: Tensor) -> int:
@@ -189,9 +189,7 @@ def select_segments(ptr: Tensor, ids: Tensor | None, num_branches: int) -> tuple
     ids = torch.arange(num_graphs, device=ptr.device) if ids is None else ids
     segments = (torch.arange(num_branches, device=ptr.device)[:, None] * num_graphs + ids).flatten()
     sizes = ptr[segments + 1] - ptr[segments]
-    bounds = torch.cat([sizes.new_zeros(1), sizes.cumsum(0)])
-    entries = torch.arange(int(bounds[-1]), device=ptr.device) + (ptr[segments] - bounds[:-1]).repeat_interleave(sizes)
-    return entries, bounds
+    return ragged_arange(ptr[segments], sizes), offsets(sizes)
 
 
 @_in_its_own_dtype
@@ -280,13 +278,13 @@ def distinct_rows(powers: Tensor, ptr: Tensor, *, index_dtype: torch.dtype = tor
     Rows are grouped by a hash and every group is verified; should two rows collide, the rows are sorted instead.
     """
     num_graphs, num_nodes = ptr.numel() - 1, powers.shape[1]
-    graph = run_of_entry(ptr, num_nodes)
+    graph = segment_of_entry(ptr, num_nodes)
     positions = torch.arange(num_nodes, device=powers.device)
-    bits = powers.view(_BITS[powers.dtype.itemsize])
+    bits = powers.view(BITS[powers.dtype.itemsize])
     powers = bits.where(bits != torch.iinfo(bits.dtype).min, 0).view(powers.dtype)  # no -0, every other bit as it was
     rows, row_of_node, sizes, index, count, row_ptr = [], [], [], [], [], [0]
     for power in powers:
-        bits = power.view(_BITS[power.dtype.itemsize])
+        bits = power.view(BITS[power.dtype.itemsize])
         first = first_positions(_hash(bits, hash_bits))
         if not torch.equal(bits[first], bits):
             first = first_positions(torch.unique(bits, dim=0, return_inverse=True)[1])
@@ -384,7 +382,7 @@ def joined_lists(lists: Lists, row_ptr: Tensor, index_dtype: torch.dtype) -> tup
     return offsets(joined(sizes)), shifted(index), joined(count), shifted(row_of_node).view(len(lists), -1)
 
 
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a value
 
 
 def _hash(bits: Tensor, hash_bits: int) -> Tensor:
@@ -395,7 +393,7 @@ def _hash(bits: Tensor, hash_bits: int) -> Tensor:
     return key if hash_bits == 64 else key & ((1 << hash_bits) - 1)
 
 
-def _mixed(key: Tensor) -> Tensor:
+def mixed(key: Tensor) -> Tensor:
     """As ``mixed`` of csrc/subtree.h; int64 wraps around, and the bits that ``>>`` brings in are cut off."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         key = (key ^ ((key >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)
@@ -408,7 +406,7 @@ def _signed(value: int) -> int:
 
 
 _GOLDEN = _signed(0x9E3779B97F4A7C15)
-_OF_NEIGHBOURS, _OF_EDGES, _OF_NODES = (_mixed(torch.tensor(k) * _GOLDEN) for k in (2, 3, 4))
+_OF_NEIGHBOURS, _OF_EDGES, _OF_NODES = (mixed(torch.tensor(k) * _GOLDEN) for k in (2, 3, 4))
 
 
 def subtree_keys(
@@ -417,13 +415,13 @@ def subtree_keys(
     """Reference implementation of :func:`spin_fast.ops.subtree_keys`."""
     columns = torch.arange(1, x.shape[1] + 1, device=x.device)
     bits = x.double().contiguous().view(torch.int64)
-    terms = _mixed(bits ^ _mixed(columns * _GOLDEN + seed)).where(bits * 2 != 0, 0)  # neither 0 nor -0
-    keys = [_mixed(terms.sum(1) + seed + (x.shape[1] + 1) * columns.new_tensor(_GOLDEN))]
-    row, column = run_of_entry(indptr, indices.numel()), indices.long()
+    terms = mixed(bits ^ mixed(columns * _GOLDEN + seed)).where(bits * 2 != 0, 0)  # neither 0 nor -0
+    keys = [mixed(terms.sum(1) + seed + (x.shape[1] + 1) * columns.new_tensor(_GOLDEN))]
+    row, column = segment_of_entry(indptr, indices.numel()), indices.long()
     for _ in range(num_hops):
-        terms = _mixed(keys[-1] + _OF_NEIGHBOURS)[column]
-        terms = terms if edge_type is None else _mixed(terms ^ _mixed(edge_type + _OF_EDGES))
-        keys.append(_mixed(_mixed(keys[-1] + _OF_NODES) + torch.zeros_like(keys[-1]).index_add(0, row, terms)))
+        terms = mixed(keys[-1] + _OF_NEIGHBOURS)[column]
+        terms = terms if edge_type is None else mixed(terms ^ mixed(edge_type + _OF_EDGES))
+        keys.append(mixed(mixed(keys[-1] + _OF_NODES) + torch.zeros_like(keys[-1]).index_add(0, row, terms)))
     return torch.stack(keys)
 
 
@@ -435,8 +433,8 @@ def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: in
     problem = check_offsets("ptr", ptr, num_nodes, "nodes") or _check_range("indices", indices, 0, num_nodes)
     if problem:
         return problem
-    graph = run_of_entry(ptr, num_nodes)
-    row = run_of_entry(indptr, indices.numel())
+    graph = segment_of_entry(ptr, num_nodes)
+    row = segment_of_entry(indptr, indices.numel())
     crossing = graph[row] != graph[indices.long()]
     if not bool(crossing.any()):
         return ""
@@ -469,7 +467,7 @@ def check_sparse_rows(crow_indices: Tensor, col_indices: Tensor, num_features: i
     problem = problem or _check_range("col_indices", col_indices, 0, num_features)
     if problem:
         return problem
-    row = run_of_entry(crow_indices.long(), len(col_indices))
+    row = segment_of_entry(crow_indices.long(), len(col_indices))
     bad = (col_indices.diff() <= 0) & (row.diff() == 0)
     if not bool(bad.any()):
         return ""

@@ -154,6 +154,9 @@ def evaluate(
             ``Fold.unscored`` tells how many.
     """
     check.integer("num_runs", num_runs, 1)
+    check.integer("n_jobs", n_jobs, 1)
+    if not candidates:
+        raise ValueError("candidates must have at least one recipe, got none")
     check_ensemble(ensemble, len(candidates), len(budgets))
     splits = [Split(*(graph_ids(part, len(graphs)) for part in split)) for split in splits]
     for number, split in enumerate(splits):
@@ -188,6 +191,8 @@ def evaluate(
         with data.shared(n_jobs) as shared:
             if len(candidates) > 1:
                 found = search(shared, candidates, budgets=budgets, seed=seed, n_jobs=n_jobs, on_trial=tell)
+                if found.interrupted:  # a fold is done as a whole, or not
+                    raise KeyboardInterrupt
                 trials, chosen = found.trials, [trial.settings for trial in found.ranking[: max(ensemble, 1)]]
             models = [(settings, seed + 1 + of, None) for of in range(num_runs) for settings in chosen]
             finals = []
@@ -196,7 +201,8 @@ def evaluate(
                 if tell is not None:
                     tell(trial)
         test = graphs[split.test]
-        target = _labels(test)
+        target = test.y
+        assert target is not None
         tasks = target.is_floating_point()
         scores, unscored = zip(*(_scores(trial, test, data.num_outputs, number) for trial in finals), strict=True)
         per_run = [slice(first, first + len(chosen)) for first in range(0, len(models), len(chosen))]
@@ -229,16 +235,12 @@ def evaluate(
     return done
 
 
-def _labels(graphs: GraphBatch) -> Tensor:
-    assert graphs.y is not None
-    return graphs.y
-
-
 def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> tuple[Tensor, Tensor]:
     """The class scores of the test graphs, and those that have none: they are 0, which says nothing."""
     if trial.trained is None:
         warnings.warn(f"training diverged in a final run of fold {fold}, which counts as scores of 0", stacklevel=3)
-        return torch.zeros(len(test), num_outputs), torch.arange(len(test))
+        device = test.x.device
+        return torch.zeros(len(test), num_outputs, device=device), torch.arange(len(test), device=device)
     scores = trial.trained.scores(test)
     if len(wrong := not_finite(scores)):
         warnings.warn(f"{len(wrong)} test graph(s) of fold {fold} have scores that are not finite: 0", stacklevel=3)

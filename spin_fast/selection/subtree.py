@@ -49,7 +49,7 @@ class SubtreeRecipe:
     C: Sequence[float] = (0.1, 1.0, 10.0, 100.0, 1000.0)
 
     def __post_init__(self) -> None:
-        if not self.C or min(check.number("C", value, 0) for value in self.C) == 0:
+        if isinstance(self.C, (int, float)) or not self.C or min(check.number("C", value, 0) for value in self.C) == 0:
             raise ValueError(f"C must hold numbers above 0, at least one, got {self.C!r}")
 
     def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
@@ -63,8 +63,11 @@ class SubtreeRecipe:
         """Fit once for each ``C``, and return the model that is best on the validation graphs, at equal metric by loss.
 
         Raises:
-            ValueError: no training graph has nodes.
+            ValueError: no training graph has nodes; a task that is neither 0 nor 1 nor NaN.
         """
+        y = data.graphs.y
+        if y is not None and y.is_floating_point() and not bool(((y == 0) | (y == 1) | y.isnan()).all()):
+            raise ValueError("y must be tasks of 0, 1 and NaN, of a logistic regression no shares between them")
         counts, features = data.made(f"subtree {self._options}", lambda: self._counts(data))
         matrix, y = counts.to_scipy(self.num_columns), data.graphs.y
         assert y is not None

@@ -20,6 +20,7 @@ from .._common import files
 from ..graphs.batch import GraphBatch
 from ..nn import GraphModel
 from ..training import Metric
+from ..training.losses import check_labels
 
 Made = TypeVar("Made")
 KEPT = 2  # of what settings share; one data set may have features of hundreds of megabytes
@@ -49,12 +50,11 @@ class TrainingSet:
     @classmethod
     def of(cls, graphs: GraphBatch, train: Tensor, validation: Tensor, metric: Metric) -> TrainingSet:
         """Leave out all graphs but those of ``train`` and ``validation``, ids in ``graphs``."""
-        if graphs.y is None:
-            raise ValueError("graphs must have labels (y) to train on")
-        if graphs.y.is_floating_point() and graphs.y.dim() != 2:
-            raise ValueError(f"graphs must have classes or tasks [G, T] as labels, got float {list(graphs.y.shape)}")
-        outputs = graphs.y.shape[1] if graphs.y.is_floating_point() else int(graphs.y.max()) + 1
         known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
+        y, outputs = graphs.y, 1
+        if y is not None and y.numel():
+            outputs = y.shape[-1] if y.is_floating_point() else int(y.max()) + 1
+        check_labels(None if y is None else y[known], outputs, read=True)
         return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)
 
     @contextmanager

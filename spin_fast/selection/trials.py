@@ -47,15 +47,16 @@ class Trial(NamedTuple):
 
 @dataclass
 class Search:
-    """The trials of :func:`search`, in their order."""
+    """The trials of :func:`search`, in their order; ``interrupted``: by Ctrl-C, before all were done."""
 
     trials: list[Trial]
+    interrupted: bool = False
 
     @property
     def ranking(self) -> list[Trial]:
-        """The trials of the last budget that have not diverged, the best first."""
-        last = [trial for trial in self.trials if trial.budget == self.trials[-1].budget]
-        return _ranked(last)
+        """The trials of the last budget with which any have not diverged, the best first."""
+        known = [trial for trial in self.trials if trial.trained is not None]
+        return _ranked([trial for trial in known if trial.budget == known[-1].budget])
 
     def table(self) -> list[dict[str, Any]]:
         """The trials, those of :attr:`ranking` first: what came out, and the settings that are not the same in all."""
@@ -93,7 +94,8 @@ def search(
     """Train with each of the candidates, and rank them by the validation graphs alone.
 
     With several budgets it is successive halving (Jamieson & Talwalkar 2016): all are trained for the first number of
-    epochs, the best third of them anew for the second, and so on. Results are the same bits for any ``n_jobs``.
+    epochs, the best third of them anew for the second, and so on. Results are the same bits for any ``n_jobs``. Ctrl-C
+    ends it early, if there is a model to return by then.
 
     Args:
         data: the training graphs, and the validation graphs.
@@ -111,22 +113,27 @@ def search(
     if not budgets:
         raise ValueError("budgets must hold at least one, got none")
     check.integer("n_jobs", n_jobs, 1)
-    trials: list[Trial] = []
+    found = Search([])
     left = list(candidates)
     with data.shared(n_jobs) as shared:
         for number, budget in enumerate(budgets):
-            now = []
-            for trial in run(shared, [(settings, seed, budget) for settings in left], n_jobs):
-                now.append(trial)
-                if on_trial is not None:
-                    on_trial(trial)
-            trials += now
-            best = _ranked(now)
+            before = len(found.trials)
+            try:
+                for trial in run(shared, [(settings, seed, budget) for settings in left], n_jobs):
+                    found.trials.append(trial)
+                    if on_trial is not None:
+                        on_trial(trial)
+            except KeyboardInterrupt:
+                if all(trial.trained is None for trial in found.trials):
+                    raise
+                found.interrupted = True
+                break
+            best = _ranked(found.trials[before:])
             if not best:
                 raise ValueError("training diverged with all candidates; try lower learning rates")
             if number + 1 < len(budgets):
                 left = [trial.settings for trial in best[: math.ceil(len(left) / SHARE)]]
-    return Search(trials)
+    return found
 
 
 def check_ensemble(ensemble: int, candidates: int, num_budgets: int) -> None:

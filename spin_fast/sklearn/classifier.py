@@ -55,7 +55,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     threads torch's own products and sums may round otherwise, of which training with ``batch_norm``, ``size_aware``,
     ``dropout``, ``sample_weight`` or several labels per graph consists, and parts of prediction: that changes the last
     digits of scores, and such training may end elsewhere. A search has the same bits for any ``n_jobs``. Torch's own
-    random state and number of threads are restored after each call.
+    random state and number of threads are restored after each call, the latter after calls that do not overlap.
 
     It may be fitted in threads and in worker processes, as by ``cross_val_score(n_jobs=4)``. Where these are forked, as
     joblib's backend ``"multiprocessing"`` does and its default does not, call ``torch.set_num_threads(1)`` before:
@@ -140,7 +140,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     verbose: bool | int = False
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> SPINClassifier:
-        """Train a new model. Ctrl-C ends training with a warning; the model then has the best weights so far.
+        """Train a new model. Ctrl-C ends training with a warning; the model then has the best weights so far, or is the
+        best of a search so far.
 
         Args:
             X: the graphs, see the class.
@@ -173,7 +174,9 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             assert isinstance(graphs, GraphBatch)  # as is checked
             if sample_weight is not None:
                 raise ValueError("sample_weight must be None with search, where all graphs count once")
-            model = self._search(replace(graphs, y=torch.from_numpy(codes)), train, validation, len(classes), seed)
+            model = self._search(
+                replace(graphs, y=torch.from_numpy(codes).to(graphs.x.device)), train, validation, len(classes), seed
+            )
             return self._keep(model, model.node_features, graphs, classes, multilabel)
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
@@ -355,6 +358,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 on_trial=lambda trial: advance("", spaces.epochs_of(trial.settings, trial.budget)),
             )
         self.trials_ = found.table()
+        if found.interrupted:
+            warnings.warn("Search interrupted by user.", stacklevel=3)
         return found.model(self.ensemble)
 
     def _keep(

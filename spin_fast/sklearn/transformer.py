@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
@@ -41,7 +43,14 @@ class GraphEstimator(BaseEstimator):
             return type(first).concatenate(X)
         libraries = {base.__module__.partition(".")[0] for base in type(first).__mro__}
         if "torch_geometric" in libraries:
-            return GraphBatch.from_pyg(X, y="y" if with_labels else None)
+            x = "x" if getattr(first, "x", None) is not None else None  # None takes the degree
+            return GraphBatch.from_pyg(X, x=x, y="y" if with_labels else None)
+        if "networkx" in libraries and (unread := _attributes_of(first)):
+            warnings.warn(
+                f"X has attributes that are not read, {', '.join(unread)}: give GraphBatch.from_networkx(X, x=..., "
+                "edge_weight=...) as X to have them as features or weights",
+                stacklevel=3,
+            )
         for library in ("networkx", "dgl", "scipy"):
             if library in libraries:
                 return getattr(GraphBatch, f"from_{library}")(X)
@@ -63,6 +72,12 @@ class GraphEstimator(BaseEstimator):
                 "features as input."
             )
         check_finite(graphs)
+
+
+def _attributes_of(graph: Any) -> list[str]:
+    """Of the first node, and of the first edge, of a graph of networkx."""
+    first = [*itertools.islice(graph.nodes(data=True), 1), *itertools.islice(graph.edges(data=True), 1)]
+    return sorted({repr(name) for *_, attributes in first for name in attributes})
 
 
 def check_finite(graphs: Graphs) -> None:

@@ -28,8 +28,9 @@ def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> Non
 
     Raises:
         TypeError: metadata that are no JSON value, named; or the model, or a member of an ``Ensemble``, is neither a
-            ``SPIN`` nor a ``SubtreeLinear``. A ``PAGNN`` is made of any modules, which a file cannot name; keep its
-            weights by ``torch.save(model.state_dict(), path)``.
+            ``SPIN`` nor a ``SubtreeLinear`` as their constructors make them. A ``PAGNN`` is made of any modules, which
+            a file cannot name, and so is a model of which modules were replaced; keep their weights by
+            ``torch.save(model.state_dict(), path)``.
         ValueError: ``operator`` is none that the model can be trained with, or another one than it was; a parameter is
             not finite.
     """
@@ -80,11 +81,18 @@ def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
 
 
 def _kind(model: GraphModel) -> str:
-    for name, of in MODELS.items():
-        if isinstance(model, of):
+    """The name of its class, by which and by its arguments it can be made again."""
+    name, got = type(model).__name__, type(model).__name__
+    if MODELS.get(name) is type(model):
+        if isinstance(model, Ensemble):
             return name
+        with torch.device("meta"):
+            made = MODELS[name](**model.config)
+        if repr(made) == repr(model):
+            return name
+        got = f"one with other modules than {name}(**model.config) has"
     raise TypeError(
-        f"model must be a {', '.join(MODELS)}, whose arguments a checkpoint holds, got {type(model).__name__}; "
+        f"model must be a {', '.join(MODELS)}, whose arguments a checkpoint holds, got {got}; "
         "keep the weights of others by torch.save(model.state_dict(), path)"
     )
 

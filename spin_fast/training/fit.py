@@ -122,7 +122,7 @@ def fit(
         graph_weight: None; or ``[len(features)]``, how often each graph counts in both losses, but not in the metric;
             only the ratios matter. Steps with it are those of autograd, which are slower.
         patience: in epochs.
-        seed: of the order of the graphs and of dropout.
+        seed: of the order of the graphs and of dropout; torch's own random state is left as it was.
         metric: from class scores and labels to a number that should rise.
         state: a file for all that it takes to go on, written at most every ten seconds and when training ends; none
             by default. The model in it is for this function; :func:`save_checkpoint` writes those to keep.
@@ -178,37 +178,41 @@ def fit(
     ranks.check_same(
         lambda: settings() | {"epochs": epochs, "patience": patience, "state": state is not None, "resume": resume}
     )
-    torch.manual_seed(seed)
-    trainer = Trainer(
-        model,
-        learning_rate=learning_rate,
-        weight_decay=weight_decay,
-        class_weight=data.class_weight,
-        process_group=process_group,
-    )
-    scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
-    before = TrainingState(best=copied(model.state_dict()))
-    order = torch.Generator().manual_seed(seed)
-    run = _Run(data, trainer, scheduler, order, batch_size, seed, metric, ranks, before)
-
-    def open_state(path: Path) -> TrainingState | None:
-        """Keep the state from now on; returns the one to go on from."""
-        run.file = StateFile(path, settings(), sample_of(features, data.train, data.validation))
-        like = replace(before, last=snapshot(trainer, order))
-        return run.file.read(like) if resume and path.exists() else None
-
-    if state is not None:
-        path = Path(state)
-        if (found := ranks.from_first(lambda: open_state(path))) is not None:
-            run.go_on(found, path, epochs, patience)
-    on_epoch = on_epoch if ranks.is_first else None
-    interrupted = run.train(epochs, patience, on_epoch, progress and ranks.is_first)
-    if not run.state.has_best:
-        raise Diverged(
-            "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a lower "
-            "learning_rate, and look for node features that are too large"
+    device = features.shards[0].rows.device
+    with torch.random.fork_rng(
+        [device] if device.type == "cuda" else []
+    ):  # the caller's random numbers go on as before
+        torch.manual_seed(seed)
+        trainer = Trainer(
+            model,
+            learning_rate=learning_rate,
+            weight_decay=weight_decay,
+            class_weight=data.class_weight,
+            process_group=process_group,
         )
-    return Fit(list(run.state.epochs), run.state.best_epoch, interrupted)
+        scheduler = scheduler_of(schedule, trainer.optimizer, epochs)
+        before = TrainingState(best=copied(model.state_dict()))
+        order = torch.Generator().manual_seed(seed)
+        run = _Run(data, trainer, scheduler, order, batch_size, seed, metric, ranks, before)
+
+        def open_state(path: Path) -> TrainingState | None:
+            """Keep the state from now on; returns the one to go on from."""
+            run.file = StateFile(path, settings(), sample_of(features, data.train, data.validation))
+            like = replace(before, last=snapshot(trainer, order))
+            return run.file.read(like) if resume and path.exists() else None
+
+        if state is not None:
+            path = Path(state)
+            if (found := ranks.from_first(lambda: open_state(path))) is not None:
+                run.go_on(found, path, epochs, patience)
+        on_epoch = on_epoch if ranks.is_first else None
+        interrupted = run.train(epochs, patience, on_epoch, progress and ranks.is_first)
+        if not run.state.has_best:
+            raise Diverged(
+                "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a "
+                "lower learning_rate, and look for node features that are too large"
+            )
+        return Fit(list(run.state.epochs), run.state.best_epoch, interrupted)
 
 
 class _Data(NamedTuple):
@@ -230,7 +234,12 @@ def _checked_data(
     class_weight: ClassWeight,
     graph_weight: Tensor | Sequence[float] | None,
 ) -> _Data:
-    parts = {"train": graph_ids(train, len(features)), "validation": graph_ids(validation, len(features))}
+    parts = {}
+    for name, ids in (("train", train), ("validation", validation)):
+        try:
+            parts[name] = graph_ids(ids, len(features))
+        except (TypeError, IndexError) as error:
+            raise type(error)(f"{name}: {error}") from error
     num_outputs, device = model.num_outputs(features[:1]), features.shards[0].rows.device
     check_labels(features.y, num_outputs, read=True)
     assert features.y is not None

@@ -21,7 +21,7 @@ from .._common.check import Argument, NamingError
 from ..features.shards import ShardedFeatures
 from .trainer import Trainer
 
-STATE_FORMAT = "spin_fast training-state 3"
+STATE_FORMAT = "spin_fast training-state 4"
 SAMPLED, SAMPLE_SUMS = 1024, 64  # sample_of: at most so many graphs of a part, in so many sums
 
 
@@ -127,10 +127,10 @@ def settings_of(
 ) -> dict[str, Any]:
     """Describe what must be the same for a run to go on, as JSON values."""
     parts = re.sub(r" at 0x[0-9a-f]+", "", repr(model))  # objects have another address in every process
-    modules = {"modules": " ".join(parts.split())}  # of models without a config
     config = {
         "class": type(model).__name__,
-        **getattr(model, "config", modules),
+        **getattr(model, "config", {}),
+        "modules": " ".join(parts.split()),
         "calibrated": getattr(model, "calibrated", False),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),

@@ -182,7 +182,7 @@ class Trainer:
         with it are those of autograd.
         """
         features = sharded(features)
-        ids = graph_ids(ids, len(features))
+        ids, batch_size = graph_ids(ids, len(features)), check.integer("batch_size", batch_size, 1)
         if len(ids) == 0:
             return 0.0
         order = ids[self._ranks.order(len(ids), generator)]

@@ -6,14 +6,19 @@ import json
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
 from helpers.cli import facts_of, folder_of_graphs, invoke
+from typer.testing import CliRunner
 
 from spin_fast import datasets, nn, training
-from spin_fast.selection import Evaluation
+from spin_fast.cli import app
+from spin_fast.selection import Evaluation, trials
 
 SPACE = {"num_hops": [0, 1], "hidden_features": [4], "num_layers": [1], "epochs": [2], "batch_size": [400]}
 
@@ -146,6 +151,23 @@ def test_termination_leaves_nothing(command: list[object], tmp_path: Path, monke
     assert "interrupted" in invoke(name, "digits", *options, exit_code=130)
     assert signal.getsignal(signal.SIGTERM) is before
     assert [*tmp_path.glob("spin_fast-*")] == []
+
+
+def test_termination_keeps_the_best_model_so_far(tmp_path: Path, space: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trials.run
+
+    def terminated(*arguments: Any) -> Iterator[trials.Trial]:
+        yield from islice(run(*arguments), 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr("spin_fast.selection.trials.run", terminated)
+    options = ["--search", "--space", space, "--jobs", 1, "--out", tmp_path / "out"]
+    result = CliRunner().invoke(app, ["train", "digits", *map(str, options)])
+    assert result.exit_code == 143
+    assert "interrupted after 2 models: the best of these is kept" in result.stdout
+    assert json.loads((tmp_path / "out" / "result.json").read_text())["interrupted"]
+    assert len(pandas.read_csv(tmp_path / "out" / "trials.csv")) == 2
+    training.load_checkpoint(tmp_path / "out" / "model.safetensors")
 
 
 def test_going_on_with_another_label(tmp_path: Path, space: Path) -> None:

@@ -327,6 +327,11 @@ def test_resuming_a_shard_of_features(place: Path) -> None:
     assert again == first | {"kept": again["files"]}
     assert file.stat().st_mtime_ns == before
     assert "has hops 2, and this run 3" in invoke(*command, "--hops", 3, exit_code=1)
+    others = place / "g-00002-of-00004.safetensors"
+    PowerFeatures.load(file).save(others, made_of="[1]")
+    told = invoke(*PRECOMPUTE, "g.safetensors", *command[-3:], exit_code=1)
+    assert f"--resume: {others.name} has " in told
+    assert "choose another --out" in told
     for options, message in (
         (("--shard", "1/2", "--shard-size", "1MB"), "give one of both"),
         (("--shard", "1/2", "--join"), "leave --shard, --shards and --shard-size out"),

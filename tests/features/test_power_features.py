@@ -380,6 +380,13 @@ def test_wrong_arguments_are_named() -> None:
             PowerFeatures.from_graphs(random_graphs([2]), 2, wrong)
     with pytest.raises(TypeError, match="operator must be a str or a sequence of them, got NoneType"):
         PowerFeatures.from_graphs(random_graphs([2]), 2, None)
+    for make in (PowerFeatures.from_graphs, lambda *args, **options: [*shards.compute(*args, max_bytes=9, **options)]):
+        with pytest.raises(TypeError, match="deduplicate must be a bool, got str"):
+            make(random_graphs([2]), 2, "sym", "adj")
+        with pytest.raises(TypeError, match="node_rows must be a bool, got str"):
+            make(random_graphs([2]), 2, node_rows="no")
+        with pytest.raises(TypeError, match="num_hops must be an int, got str"):
+            make(random_graphs([2]), "2")
 
 
 def test_operators_side_by_side() -> None:

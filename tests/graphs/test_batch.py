@@ -35,6 +35,7 @@ def test_every_kind_of_selection() -> None:
     assert equal(graphs[::-1], graphs[[3, 2, 1, 0]])
     assert equal(graphs[1:3:-1], graphs[[]])
     assert equal(graphs[-1], graphs[[3]])
+    assert equal(graphs[np.arange(4)[::-1]], graphs[::-1])
     for three in (torch.tensor(3), torch.tensor(3, dtype=torch.int32), np.int64(3), np.array(3), torch.tensor(-1)):
         assert equal(graphs[three], graphs[[3]])
     assert equal(graphs[np.array([2, 0])], graphs[torch.tensor([2, 0])])
@@ -70,6 +71,10 @@ def test_from_edge_index_gathers_along_the_edges() -> None:
     in_order.fill_(99)
     assert torch.equal(again.indices, graphs.indices)
     assert len(GraphBatch.from_edge_index(edge_index, torch.eye(5))) == 1
+    of_degree = GraphBatch.from_edge_index(edge_index, None, batch, edge_weight=weight.double())
+    assert equal(of_degree, replace(of_degree, x=of_degree.degree.double()[:, None]))
+    with pytest.raises(ValueError, match="batch must be given where x is None"):
+        GraphBatch.from_edge_index(edge_index, None)
     assert len(GraphBatch.from_edge_index(torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3))) == 1
 
 

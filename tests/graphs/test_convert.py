@@ -306,6 +306,8 @@ def test_scipy_matrices_as_they_come() -> None:
     ones = GraphBatch.from_scipy(scipy.sparse.csc_array(dense > 0), undirected=True)
     assert ones.edge_weight is None
     assert ones.x.tolist() == [[1], [2], [1]]
+    for x in (np.eye(3)[::-1], np.eye(3, dtype=">f8")[::-1], np.eye(3, dtype=np.longdouble)[::-1]):
+        assert GraphBatch.from_scipy(scipy.sparse.coo_matrix(dense), x).x.tolist() == np.eye(3)[::-1].tolist()
     stored_zero = scipy.sparse.csr_array(([0.0, 1.0], ([0, 1], [1, 0])), shape=(2, 2))
     assert GraphBatch.from_scipy(stored_zero).edge_weight.tolist() == [0, 1]
 

@@ -72,9 +72,9 @@ def test_what_is_trained_on_has_no_test_graph(graphs: GraphBatch, folds: list[Sp
     data = TrainingSet.of(graphs, folds[0].train, folds[0].validation, training.accuracy)
     assert len(data.graphs) == len(folds[0].train) + len(folds[0].validation) == len(graphs) - len(folds[0].test)
     assert torch.equal(data.graphs.y[data.validation], graphs.y[folds[0].validation])
-    with pytest.raises(ValueError, match=r"graphs must have classes or tasks \[G, T\] as labels, got float \[300\]"):
+    with pytest.raises(ValueError, match=r"y must be int64 classes \[G\], or float tasks \[G, T\] .*float32 of shape"):
         TrainingSet.of(replace(graphs, y=graphs.y.float()), folds[0].train, folds[0].validation, training.accuracy)
-    with pytest.raises(ValueError, match="graphs must have labels"):
+    with pytest.raises(ValueError, match="features must have labels"):
         TrainingSet.of(replace(graphs, y=None), folds[0].train, folds[0].validation, training.accuracy)
 
 
@@ -161,6 +161,10 @@ def test_test_graphs_are_not_selected_by(graphs: GraphBatch, folds: list[Split])
         wrong = folds[1]._replace(test=torch.cat([folds[1].test, getattr(folds[1], part)[:1]]))
         with pytest.raises(ValueError, match=r"splits must not test .* of fold 1"):
             evaluate(graphs, [folds[0], wrong], [Recipe(epochs=1)])
+    with pytest.raises(ValueError, match="candidates must have at least one recipe, got none"):
+        evaluate(graphs, folds, [])
+    with pytest.raises(ValueError, match="n_jobs must be at least 1, got 0"):
+        evaluate(graphs, folds, [Recipe(epochs=1)], n_jobs=0)
     last = folds[1]._replace(train=torch.tensor([0, len(graphs) - 1]), test=torch.tensor([-1]))
     with pytest.raises(ValueError, match=rf"splits must not test .* graph {len(graphs) - 1} of fold 0"):
         evaluate(graphs, [last], [Recipe(epochs=1)])

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from spin_fast import datasets, training
-from spin_fast.selection import Recipe, Trained, TrainingSet, published, search, spaces
+from spin_fast.datasets import Split
+from spin_fast.selection import Recipe, Trained, TrainingSet, evaluate, published, search, spaces
 from spin_fast.sklearn import SPINClassifier
 
 
@@ -91,6 +92,29 @@ def test_warnings_come_from_here(data: TrainingSet, n_jobs: int) -> None:
     data = replace(data, metric=training.rocauc, graphs=graphs, num_outputs=1, _made={})
     with pytest.warns(UserWarning, match="metric rocauc is NaN on the validation graphs"):
         search(data, [recipe], n_jobs=n_jobs)
+
+
+def test_an_interruption_keeps_what_is_trained(data: TrainingSet) -> None:
+    learners, left = [Learner(at_best) for at_best in (-1.0, 0.3, 0.5)], 0
+
+    def on_trial(*_: object) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+
+    for left, best in ((2, [0.3]), (3, [0.5, 0.3]), (4, [0.5])):
+        number = left
+        found = search(data, learners, budgets=(1, None), on_trial=on_trial)
+        assert found.interrupted
+        assert len(found.trials) == number
+        assert [trial.settings.at_best for trial in found.ranking] == best
+    left = 1
+    with pytest.raises(KeyboardInterrupt):  # no model yet
+        search(data, learners, on_trial=on_trial)
+    left, split = 2, Split(data.train[10:], data.validation, data.train[:10])
+    with pytest.raises(KeyboardInterrupt):
+        evaluate(data.graphs, [split], learners, on_trial=on_trial)
 
 
 def test_a_budget_is_no_more_than_the_epochs(data: TrainingSet) -> None:

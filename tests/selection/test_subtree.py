@@ -100,8 +100,20 @@ def test_what_is_wrong_is_named() -> None:
         SubtreeRecipe().fit(TrainingSet.of(empty, torch.arange(9), torch.arange(9, 20), training.accuracy))
     with pytest.raises(ValueError, match=r"C must hold numbers above 0, at least one, got \(\)"):
         SubtreeRecipe(C=())
-    with pytest.raises(ValueError, match="C must hold numbers above 0"):
-        SubtreeRecipe(C=(0.0,))
+    for wrong in ((0.0,), 1.0):
+        with pytest.raises(ValueError, match="C must hold numbers above 0"):
+            SubtreeRecipe(C=wrong)  # type: ignore[arg-type]
+    for y, message in (
+        (torch.arange(20) % 2 - 1, r"y must be classes in \[0, 1\), .* got -1 to 0"),
+        (torch.full((20, 1), 2.0), "y must be tasks of 0, 1 and NaN, got values from 2 to 2"),
+        (torch.zeros(20, 1, dtype=torch.int64), r"y must be int64 classes \[G\], or float tasks"),
+        (None, r"must have labels \(y\) to train on"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            TrainingSet.of(replace(empty, y=y), torch.arange(9), torch.arange(9, 20), training.accuracy)
+    shares = replace(labelled(torch.arange(100) % 2), y=torch.full((100, 1), 0.5))
+    with pytest.raises(ValueError, match="y must be tasks of 0, 1 and NaN, of a logistic regression no shares"):
+        SubtreeRecipe().fit(TrainingSet.of(shares, torch.arange(50), torch.arange(50, 100), training.accuracy))
 
 
 def test_predict_and_info_in_the_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

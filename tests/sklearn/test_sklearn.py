@@ -168,7 +168,7 @@ def test_training_is_that_of_fit(graphs: GraphBatch, features: PowerFeatures, cl
 
 def test_all_kinds_of_graphs(graphs: GraphBatch, features: PowerFeatures, classifier: SPINClassifier) -> None:
     y = NAMES[graphs.y]
-    pyg, nx = graphs.to_pyg(), graphs.to_networkx(undirected=True)
+    pyg, nx = graphs.to_pyg(), graphs.to_networkx(x=None, undirected=True)
     expected = classifier.fit(graphs, y).predict_proba(graphs)
     objects = np.empty(60, dtype=object)
     objects[:] = nx
@@ -180,6 +180,16 @@ def test_all_kinds_of_graphs(graphs: GraphBatch, features: PowerFeatures, classi
     assert clone(classifier).fit(pyg).score(pyg) == classifier.score(graphs, y)
     unlabelled = [data.__class__(x=data.x, edge_index=data.edge_index) for data in pyg]
     assert (classifier.predict(unlabelled) == classifier.predict(graphs)).all()
+    for data in pyg:
+        data.num_nodes = data.num_nodes
+        del data.x
+    assert clone(classifier).fit(pyg, y).score(pyg, y) == classifier.score(graphs, y)  # the degree, as x is
+
+
+def test_attributes_of_networkx_are_not_left_out_unsaid(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    measured = graphs.to_networkx(x="size", undirected=True)
+    with pytest.warns(UserWarning, match=r"X has attributes that are not read, 'size': give GraphBatch.from_networkx"):
+        clone(classifier).fit(measured, NAMES[graphs.y])
 
 
 def test_search_computes_no_powers_again(

@@ -13,7 +13,7 @@ from helpers.training import knowing, new_model
 
 from spin_fast import SPIN, PowerFeatures, training
 from spin_fast._common import files
-from spin_fast.nn import SubtreeLinear
+from spin_fast.nn import Ensemble, SubtreeLinear
 from spin_fast.training import checkpoints
 
 
@@ -74,6 +74,23 @@ def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures, dtype: torch.dty
         training.save_checkpoint(path, model, seed=3, foo=torch.ones(2))
     assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_models_that_no_constructor_makes_are_refused(tmp_path: Path) -> None:
+    """A file keeps the constructor's arguments, and weights: it would be read as another model."""
+
+    class Scaled(SPIN):
+        def forward(self, features: Any) -> torch.Tensor:
+            return 10 * super().forward(features)
+
+    changed, scaled = new_model(), Scaled(**new_model().config)
+    changed.classifier[1] = torch.nn.Tanh()
+    for model in (changed, scaled, Ensemble([new_model(), changed])):
+        with pytest.raises(
+            TypeError, match=r"got (one with other modules than SPIN\(\*\*model.config\) has|Scaled); keep"
+        ):
+            training.save_checkpoint(tmp_path / "x", model)
+    assert not (tmp_path / "x").exists()
 
 
 def test_damaged_checkpoints_are_named(tmp_path) -> None:

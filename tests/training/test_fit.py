@@ -42,6 +42,13 @@ def test_same_seed_same_numbers(digits: PowerFeatures) -> None:
     assert runs[0][0] != runs[2][0]
 
 
+def test_the_random_numbers_of_others_go_on(digits: PowerFeatures) -> None:
+    model = new_model(dropout=0.2)
+    state = torch.get_rng_state()
+    training.fit(model, digits, torch.arange(200), torch.arange(200, 300), epochs=1)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_early_stopping_counts_epochs_without_a_rise(digits: PowerFeatures) -> None:
     scores = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.9])
     fit = training.fit(
@@ -285,8 +292,9 @@ def test_bad_input_is_named(digits: PowerFeatures, options: dict, message: str) 
     for weights, error in (("balanced", TypeError), (torch.ones(2), ValueError)):
         with pytest.raises(error, match="class_weight must "):
             training.Trainer(new_model(), class_weight=weights).step(digits)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        training.predict(new_model(), digits, batch_size=0)
+    for call in (training.predict, lambda model, of, batch_size: training.Trainer(model).epoch(of, [0], batch_size)):
+        with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+            call(new_model(), digits, batch_size=0)
 
 
 def test_labels_of_another_kind_are_named(digits: PowerFeatures) -> None:

@@ -112,8 +112,9 @@ def test_a_changed_model_has_all_rows_evaluated(monkeypatch: pytest.MonkeyPatch)
     half = SPIN(3, 8, 4, 2).bfloat16()
     with torch.autocast("cpu"):
         assert training.predict_proba(half, graphs, "rw").shape == (3, 4)
-    with pytest.raises(TypeError, match=r"weights\[0\] must be float32, got float64"):
-        training.predict_proba(SPIN(3, 8, 4, 2).double(), graphs, "rw")
+    for model, dtype in ((SPIN(3, 8, 4, 2).double(), "float64"), (half, "bfloat16")):
+        with pytest.raises(TypeError, match=f"graphs must be torch.{dtype} as the model is, got torch.float32"):
+            training.predict_proba(model, graphs, "rw")
 
 
 @pytest.mark.parametrize(
