@@ -20,7 +20,7 @@ namespace {
 
 constexpr int64_t rows_at_once = 1024;  // after which it is seen whether the table pays
 constexpr int64_t rows_without = 64 * rows_at_once;
-constexpr size_t most_spare = 4;
+constexpr size_t most_spare = 4;  // arenas that a thread keeps
 
 template <class T>
 class TypedEvaluatedRows final : public EvaluatedRows {

@@ -23,6 +23,13 @@ from typing import Any
 from torch import Tensor
 
 
+def json_or_text(text: str | None) -> Any:
+    """What a text means as JSON; itself if that is nothing, since a user may write any text into a file."""
+    with suppress(TypeError, ValueError):
+        return json.loads(text or "")
+    return text
+
+
 @contextmanager
 def locked(place: Path, *, is_file: bool = False) -> Iterator[None]:
     """Keep other processes that lock it out of a folder, or off one file in it.

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,9 +76,7 @@ def kept(
     there = {shard: path for shard, path in paths.items() if path.is_file() and path.stat().st_size}
     for path in there.values():
         files.remove_leftovers(path)
-        known: Any = {}
-        with suppress(TypeError, ValueError):  # it may be any text
-            known = json.loads(found(path) or "{}")
+        known = files.json_or_text(found(path))
         known = known if isinstance(known, dict) else {}
         for name, value in facts.items():
             if known.get(name) != value:

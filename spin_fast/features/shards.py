@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -367,9 +366,7 @@ def _read_ahead(file: Path) -> None:
 
 def _facts_of(shard: Path, part: PowerFeatures) -> dict[str, Any]:
     """What shards that are joined have in common: their arrays, and what they were made of."""
-    made_of: Any = storage.made_of(shard)
-    with suppress(TypeError, ValueError):  # it may be any text
-        made_of = json.loads(made_of)
+    made_of = files.json_or_text(storage.made_of(shard))
     return (made_of if isinstance(made_of, dict) else {"made of": made_of}) | {"arrays": part._kind}
 
 

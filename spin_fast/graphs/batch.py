@@ -224,7 +224,7 @@ class GraphBatch(GraphArrays):
         except ValueError:
             _check_ends(*original)
             raise
-        return graphs if has_features else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))
+        return graphs if has_features else graphs._with_degree()
 
     @classmethod
     def from_pyg(
@@ -368,7 +368,11 @@ class GraphBatch(GraphArrays):
             edge_weight=None if weight is None else convert.narrowed("edge_weight", weight, x.dtype),
             **edge_options,
         )
-        return graphs if parts.x is not None else replace(graphs, x=graphs.degree.to(x.dtype).unsqueeze(1))
+        return graphs if parts.x is not None else graphs._with_degree()
+
+    def _with_degree(self) -> GraphBatch:
+        """The degree in the place of the features, in their dtype."""
+        return replace(self, x=self.degree.to(self.x.dtype).unsqueeze(1))
 
     @classmethod
     def concatenate(cls, batches: Iterable[GraphBatch]) -> GraphBatch:

@@ -46,7 +46,7 @@ def segment_of_entry(offsets: Tensor, num_entries: int) -> Tensor:
 
 
 def _sum_by(segment: Tensor, values: Tensor, num_segments: int) -> Tensor:
-    """Sum the entries of each run in float64."""
+    """Sum the entries of each segment in float64."""
     return values.new_zeros(num_segments, *values.shape[1:], dtype=torch.float64).index_add(0, segment, values.double())
 
 

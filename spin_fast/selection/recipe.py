@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-
 from .. import training
 from .._common import check
 from .._common.indexing import GraphIds, graph_ids
@@ -16,6 +14,7 @@ from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import Degree, NodeFeatures
 from ..nn.spin import CALIBRATION_GRAPHS, SPIN
+from ..training.fit import seeded
 from ..training.losses import ClassWeight
 from ..training.schedules import Schedule
 from .training_set import Trained, TrainingSet
@@ -119,9 +118,7 @@ class Recipe:
         preparation = (self.degree, self.max_degree, self.one_hot, self.standardize)
         key = str((preparation, self.num_hops, check.operators(self.operator), self.needs_node_rows))
         features, node_features = data.made(key, lambda: self.features(data.graphs, data.train))
-        device = features.rows.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
+        with seeded(seed, features.rows.device):
             model = self.new_model(features, data.train, data.num_outputs)
             model.node_features = node_features
             arguments = self.fit_arguments | {"epochs": self.epochs if epochs is None else min(epochs, self.epochs)}

@@ -50,11 +50,11 @@ class TrainingSet:
     @classmethod
     def of(cls, graphs: GraphBatch, train: Tensor, validation: Tensor, metric: Metric) -> TrainingSet:
         """Leave out all graphs but those of ``train`` and ``validation``, ids in ``graphs``."""
+        if (y := graphs.y) is None:
+            raise ValueError("graphs must have labels (y) to train on")
         known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
-        y, outputs = graphs.y, 1
-        if y is not None and y.numel():
-            outputs = y.shape[-1] if y.is_floating_point() else int(y.max()) + 1
-        check_labels(None if y is None else y[known], outputs, read=True)
+        outputs = y.shape[-1] if y.is_floating_point() or not y.numel() else int(y.max()) + 1
+        check_labels(y[known], outputs, read=True)
         return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)
 
     @contextmanager

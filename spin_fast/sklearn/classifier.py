@@ -35,6 +35,7 @@ from ..graphs.node_features import Degree, NodeFeatures
 from ..nn import GraphModel
 from ..selection import Recipe, Settings, TrainingSet, search, spaces
 from ..selection.trials import check_ensemble
+from ..training.fit import seeded
 from ..training.schedules import Schedule
 from .transformer import GraphEstimator, Graphs, check_finite
 
@@ -436,8 +437,7 @@ def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
 @contextmanager
 def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's random state, for one thread at a time; restore it afterwards."""
-    with _random_state, torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with _random_state, seeded(seed, device):
         yield
 
 

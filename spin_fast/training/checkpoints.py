@@ -82,7 +82,7 @@ def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
 
 def _kind(model: GraphModel) -> str:
     """The name of its class, by which and by its arguments it can be made again."""
-    name, got = type(model).__name__, type(model).__name__
+    name = got = type(model).__name__
     if MODELS.get(name) is type(model):
         if isinstance(model, Ensemble):
             return name

@@ -6,7 +6,8 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -55,6 +56,14 @@ class Fit:
     def validation(self) -> float:
         """The metric on the validation graphs at the best epoch."""
         return self.epochs[self.best_epoch].validation
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed torch's random state, of the device too, while this lasts; what others draw goes on as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def fit(
@@ -178,11 +187,7 @@ def fit(
     ranks.check_same(
         lambda: settings() | {"epochs": epochs, "patience": patience, "state": state is not None, "resume": resume}
     )
-    device = features.shards[0].rows.device
-    with torch.random.fork_rng(
-        [device] if device.type == "cuda" else []
-    ):  # the caller's random numbers go on as before
-        torch.manual_seed(seed)
+    with seeded(seed, features.shards[0].rows.device):
         trainer = Trainer(
             model,
             learning_rate=learning_rate,

@@ -74,7 +74,7 @@ def test_what_is_trained_on_has_no_test_graph(graphs: GraphBatch, folds: list[Sp
     assert torch.equal(data.graphs.y[data.validation], graphs.y[folds[0].validation])
     with pytest.raises(ValueError, match=r"y must be int64 classes \[G\], or float tasks \[G, T\] .*float32 of shape"):
         TrainingSet.of(replace(graphs, y=graphs.y.float()), folds[0].train, folds[0].validation, training.accuracy)
-    with pytest.raises(ValueError, match="features must have labels"):
+    with pytest.raises(ValueError, match="graphs must have labels"):
         TrainingSet.of(replace(graphs, y=None), folds[0].train, folds[0].validation, training.accuracy)
 
 
