@@ -5,7 +5,6 @@
 // whose gradients are summed up apart, so results do not depend on the number of threads.
 #pragma once
 
-#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <utility>
@@ -18,38 +17,6 @@ namespace spin_fast {
 inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and their gradients
 inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
 inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
-
-// Threads that so many multiply-adds of vectors are worth, in all loops over a chunk: some 25 us each.
-inline int64_t threads_for(int64_t multiply_adds) { return std::max<int64_t>(1, multiply_adds / (24 * task_cost)); }
-
-// Runs f(i) for i in [0, n). Each thread begins with a range of its own, whose memory is in its caches if the loop
-// before was cut alike, and then takes what others have left, from the end.
-template <class F>
-void parallel_tasks(int64_t n, int64_t threads, F f) {
-  if (threads <= 1 || n <= 1) {
-    for (int64_t i = 0; i < n; ++i) f(i);
-    return;
-  }
-  struct alignas(64) Task {  // a cache line each: threads would wait for those of others
-    std::atomic<bool> taken{false};
-  };
-  std::vector<Task> tasks(n);
-  const auto run = [&](int64_t begin, int64_t end) {
-    const auto take = [&](int64_t i) {
-      if (!tasks[i].taken.load(std::memory_order_relaxed) && !tasks[i].taken.exchange(true, std::memory_order_relaxed))
-        f(i);
-    };
-    for (int64_t i = begin; i < end; ++i) take(i);
-    for (int64_t i = n; i-- > 0;) take(i);
-  };
-  parallel_ranges(n, run, threads);
-}
-
-// Runs f(branch, i) for i in [0, n) of each branch, the last one first, which has the most rows.
-template <class F>
-void parallel_branches(int64_t branches, int64_t n, int64_t threads, F f) {
-  parallel_tasks(branches * n, threads, [&](int64_t task) { f(branches - 1 - task / n, task % n); });
-}
 
 // The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
 // numbers in use.

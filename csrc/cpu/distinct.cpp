@@ -6,6 +6,7 @@
 
 #include "distinct.h"
 
+#include <atomic>
 #include <bit>
 #include <type_traits>
 #include <utility>
@@ -359,16 +360,16 @@ class TypedDistinctRows final : public DistinctRows {
     nodes_left_ -= nodes;
     graphs_left_ -= graphs;
     const GraphPieces pieces = cut_graphs(ptr, graphs);
-    Scratch scratch(nodes, pieces.size());
     const W* rows = static_cast<const W*>(powers);
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
-    for (Store<W, I>& store : stores_) {
-      const auto search = search_of(store, rows, ptr, graphs, pieces, scratch, rows_of_nodes(store, scratch));
+    for_each_branch(nodes, pieces.size(), [&](int64_t b, Scratch& scratch) {
+      Store<W, I>& store = stores_[b];
+      I* const row_of_node = rows_of_nodes(store, scratch);
+      const auto search = search_of(store, rows + b * nodes * width, ptr, graphs, pieces, scratch, row_of_node);
       search.find_rows(scratch.entry_of_row);
       search.list_entries(store.lists.add(graphs));
       search.keep_lists();
-      rows += nodes * width;
-    }
+    });
   }
 
   bool add(const GraphRange& graphs) override {
@@ -485,6 +486,28 @@ class TypedDistinctRows final : public DistinctRows {
     Tensor hash, first_node, row, count, row_of_node;
     std::vector<I> entry_of_row;
   };
+
+  // Runs f(branch, scratch). Where there are several branches for each thread, a thread takes whole ones, the last one
+  // first, which has the most rows: nothing goes from core to core then but the powers. More threads share each branch.
+  template <class F>
+  void for_each_branch(int64_t nodes, int64_t pieces, F f) {
+    const int64_t worth = threads_for(nodes * branches * row_cost());
+    const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), worth);
+    const bool apart = threads > 1 && 2 * threads <= branches;
+    std::vector<Scratch> scratch;
+    for (int64_t b = 0; b < (apart ? branches : 1); ++b) scratch.emplace_back(nodes, pieces);
+    if (!apart) {
+      for (int64_t b = 0; b < branches; ++b) f(b, scratch[0]);
+      return;
+    }
+    std::atomic<int64_t> left = branches;
+    parallel_ranges(threads, [&](int64_t, int64_t) {
+      for (int64_t b; (b = left.fetch_sub(1) - 1) >= 0;) f(b, scratch[b]);
+    });
+  }
+
+  // Of the search, about, in multiply-adds of vectors.
+  int64_t row_cost() const { return 600 + 4 * width; }
 
   BranchSearch<W, I> search_of(Store<W, I>& store, const W* rows, const int64_t* ptr, int64_t graphs,
                                const GraphPieces& pieces, Scratch& scratch, I* row_of_node) const {

@@ -157,18 +157,23 @@ def test_parts_are_as_one(
     assert (row_of_node is None) != node_rows
 
 
-@pytest.mark.parametrize("width", [1, 37])
-def test_many_parts(native, width: int, threads: None) -> None:
-    """The table of all rows is made anew as it fills; the result does not depend on threads."""
+@pytest.mark.parametrize(("num_branches", "width"), [(2, 1), (2, 37), (5, 3)])
+def test_many_parts(native, num_branches: int, width: int, threads: None) -> None:
+    """The table of all rows is made anew as it fills; the result does not depend on threads.
+
+    Two threads share each of two branches, but take five one by one.
+    """
     generator = torch.Generator().manual_seed(width)
     sizes = torch.tensor([30] * 3000)
     ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
     pool = torch.randn(40_000, width, generator=generator)
-    powers = pool[torch.randint(0, len(pool), (2, int(ptr[-1])), generator=generator)]
+    powers = pool[torch.randint(0, len(pool), (num_branches, int(ptr[-1])), generator=generator)]
+    torch.set_num_threads(1)
     expected = ops.distinct_rows(powers, ptr)
     for number in (1, 2, 3):
         torch.set_num_threads(number)
-        found = ops.DistinctRows(2, powers[0], num_graphs=len(sizes) if number == 1 else 0)
+        assert_same(ops.distinct_rows(powers, ptr), expected)
+        found = ops.DistinctRows(num_branches, powers[0], num_graphs=len(sizes) if number == 1 else 0)
         for graph in range(0, 3000, 250):
             end = graph + 250
             found.add(powers[:, ptr[graph] : ptr[end]].contiguous(), ptr[graph : end + 1] - ptr[graph])
