@@ -8,7 +8,7 @@ shape, dtype, device) is read here, at each call; contents (offsets, index range
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,6 +121,13 @@ def integer(name: str, value: Any, minimum: int, *, bits: int = 63) -> Any:
     if isinstance(value, int) and value >= 2**bits:
         raise ArgumentValueError(name, f"be below 2**{bits}", value)
     return value
+
+
+def integers(name: str, values: Any, minimum: int) -> list[int]:
+    """Check for a sequence of plain integers of at least ``minimum``."""
+    if not isinstance(values, Iterable) or isinstance(values, str):
+        raise ArgumentTypeError(name, "be a sequence of ints", type(values))
+    return [integer(name, value, minimum) for value in values]
 
 
 def number(name: str, value: Any, minimum: float) -> Any:

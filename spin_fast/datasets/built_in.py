@@ -158,7 +158,7 @@ def power_law(
     def draw(rng: np.random.Generator, graphs: np.ndarray, gamma: float) -> np.ndarray:
         if not gamma > 2:
             raise ValueError(f"exponent must be above 2, got {gamma}")
-        if not 0 <= mean_degree < max(num_nodes, 1):
+        if not check.number("mean_degree", mean_degree, 0) < max(num_nodes, 1):
             raise ValueError(f"mean_degree must be in [0, {num_nodes}) for {num_nodes} nodes, got {mean_degree}")
         wanted = round(len(graphs) * num_nodes * mean_degree / 2)
         # Shuffled, or else the hubs would be neighbours in memory, which no real graph offers.
@@ -214,11 +214,11 @@ def csl(
     rng = np.random.default_rng(check.integer("seed", seed, 0))
     check.integer("num_nodes", num_nodes, 5)
     check.integer("graphs_per_class", graphs_per_class, 1)
-    if not len(skips):
+    skips = check.integers("skips", skips, 2)
+    if not skips:
         raise ValueError("skips must hold at least one number, got none")
-    for skip in skips:
-        if not check.integer("skips", skip, 2) < num_nodes / 2:
-            raise ValueError(f"skips must be below {num_nodes / 2} for {num_nodes} nodes, got {skip}")
+    if max(skips) >= num_nodes / 2:
+        raise ValueError(f"skips must be below {num_nodes / 2} for {num_nodes} nodes, got {max(skips)}")
     num_graphs = len(skips) * graphs_per_class
     number = rng.permuted(np.tile(np.arange(num_nodes), (num_graphs, 1)), axis=1)
     number += np.arange(num_graphs)[:, None] * num_nodes
@@ -246,7 +246,7 @@ def _draw_classes(
     check.integer("num_graphs", num_graphs, 1)
     check.integer("num_nodes", num_nodes, 1)
     per_class = np.atleast_1d(values)
-    if per_class.ndim != 1 or not 1 <= len(per_class) <= num_graphs:
+    if per_class.dtype.kind not in "iuf" or per_class.ndim != 1 or not 1 <= len(per_class) <= num_graphs:
         raise ValueError(f"{name} must be one number or one per class, at most {num_graphs} (graphs), got {values!r}")
     number = np.arange(num_graphs)
     edges = [draw(rng, number[label :: len(per_class)], value) for label, value in enumerate(per_class.tolist())]

@@ -187,8 +187,9 @@ def kind_of(path: Path) -> str:
     if not kinds and any(path.glob("*.parquet")):
         return "parquet"
     if len(kinds) != 1:
-        if not kinds and (lists := sorted(path.glob("*.nel"))):
-            raise DatasetError(f"{path} is a folder of .nel files; name one of them, such as {lists[0]}")
+        for suffix in () if kinds else (".nel", ".zip"):
+            if sets := sorted(path.glob(f"*{suffix}")):
+                raise DatasetError(f"{path} is a folder of {suffix} files; name one of them, such as {sets[0]}")
         held = (
             f"holds several formats ({', '.join(found[kind][0].name for kind in kinds)})"
             if kinds

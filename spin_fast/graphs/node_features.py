@@ -94,7 +94,7 @@ class NodeFeatures:
         if isinstance(self.one_hot, bool | np.bool_):
             self.one_hot = bool(self.one_hot)
         elif isinstance(self.one_hot, Iterable):
-            self.one_hot = [check.integer("one_hot", column, 0) for column in self.one_hot]
+            self.one_hot = check.integers("one_hot", self.one_hot, 0)
         else:
             raise TypeError(f"one_hot must be a bool or numbers of columns, got {type(self.one_hot).__name__}")
         if self.one_hot and self.keep_x is False:
@@ -105,7 +105,7 @@ class NodeFeatures:
         if self.degree is None and self.keep_x is False:
             raise ValueError("keep_x must not be False without degree: no features would be left")
         if self.columns is not None:
-            self.columns = [check.integer("columns", column, 0) for column in self.columns]
+            self.columns = check.integers("columns", self.columns, 0)
             if self.standardize is False:
                 raise ValueError("columns must be None where standardize is False")
 

@@ -98,10 +98,7 @@ class SPIN(GraphClassifier):
         batch_norm = check.flag("batch_norm", batch_norm)
         if check.integer("num_layers", num_layers, 1) > ops.MOST_LAYERS:
             raise ValueError(f"num_layers must be at most {ops.MOST_LAYERS}, got {num_layers}")
-        if not isinstance(classifier_features, Iterable):
-            got = type(classifier_features).__name__
-            raise TypeError(f"classifier_features must be a sequence of ints, one per hidden layer, got {got}")
-        classifier_features = [check.integer("classifier_features", width, 1) for width in classifier_features]
+        classifier_features = check.integers("classifier_features", classifier_features, 1)
         negative_slope = check.number("negative_slope", negative_slope, 0)
         if size_aware and not attention:
             raise ValueError("size_aware must come with attention: the sum sees sizes already")

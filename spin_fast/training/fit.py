@@ -359,11 +359,7 @@ class _Run:
         loss = self.trainer.epoch(data.features, data.train, self.batch_size, self.order, data.graph_weight)
         seconds = time.perf_counter() - start
         if not math.isfinite(loss):
-            for shard, of_shard, _ in data.features.parts(data.train):
-                rows = torch.cat(shard[of_shard].branch_rows()[0])
-                if not bool(rows.isfinite().all()):
-                    found = "NaN" if bool(rows.isnan().any()) else "infinity"
-                    raise ValueError(f"features must be finite, got {found} in the rows of the graphs to train on")
+            self._refuse_not_finite(data.train, "train on")
             raise Diverged(f"training diverged: the loss of epoch {number} is {loss}; try a lower learning_rate")
         logits = self.ranks.in_order(partial(predict, self.trainer.model, data.features), data.validation)
         scores = self.ranks.from_first(partial(self._validate, number, logits))
@@ -373,6 +369,8 @@ class _Run:
         """Return loss and metric of the validation graphs; NaN for both if a score is not finite."""
         data = self.data
         if wrong := len(not_finite(logits)):
+            if not self.warned:
+                self._refuse_not_finite(data.validation, "validate by")
             self._warn_once(
                 f"{wrong} validation graph(s) have scores that are not finite in epoch {number}: such an epoch is "
                 "never the best one"
@@ -386,6 +384,13 @@ class _Run:
                 "when to stop"
             )
         return loss_of(logits, data.target, data.class_weight, weight).item(), score
+
+    def _refuse_not_finite(self, ids: Tensor, purpose: str) -> None:
+        for shard, of_shard, _ in self.data.features.parts(ids):
+            rows = torch.cat(shard[of_shard].branch_rows()[0])
+            if not bool(rows.isfinite().all()):
+                found = "NaN" if bool(rows.isnan().any()) else "infinity"
+                raise ValueError(f"features must be finite, got {found} in the rows of the graphs to {purpose}")
 
     def _warn_once(self, message: str) -> None:
         if not self.warned:

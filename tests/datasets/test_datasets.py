@@ -803,10 +803,13 @@ def test_no_spin_tells_csl_apart() -> None:
         (lambda: datasets.csl(10, [2, 5]), "skips must be below 5.0 for 10 nodes, got 5"),
         (lambda: datasets.csl(10, [1]), "skips must be at least 2"),
         (lambda: datasets.csl(10, []), "skips must hold at least one"),
+        (lambda: datasets.csl(skips=3), "skips must be a sequence of ints, got int"),
+        (lambda: datasets.erdos_renyi(p="half"), "p must be one number or one per class, .*, got 'half'"),
+        (lambda: datasets.power_law(1, 10, "a"), "mean_degree must be a number, got str"),
     ],
 )
 def test_generators_refuse(call: Callable[[], GraphBatch], words: str) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises((TypeError, ValueError), match=words):
         call()
 
 

@@ -963,6 +963,10 @@ def test_what_is_no_folder_of_graphs(tmp_path: Path) -> None:
     assert "is a file" in error_of(lambda: load_folder(tmp_path / "notes.txt"))
     message = error_of(lambda: load_folder(tmp_path))
     assert "holds no graphs (it holds notes.txt)" in message
+    for name in ("set.zip", "set.nel"):
+        (tmp_path / name).write_text("")
+        expected = f"is a folder of {name[3:]} files; name one of them, such as {tmp_path / name}"
+        assert expected in error_of(lambda: load_folder(tmp_path))
     write(tmp_path)
     write_tu(tmp_path)
     assert "several formats (TINY_A.txt, edges.csv)" in error_of(lambda: load_folder(tmp_path))

@@ -370,6 +370,7 @@ def test_damaged_state(damage: dict[str, object] | None) -> None:
         ({"keep_x": False}, "keep_x must not be False without degree"),
         ({"columns": [-1]}, "columns must be at least 0, got -1"),
         ({"columns": [0.5]}, "columns must be an int, got float"),
+        ({"columns": 5}, "columns must be a sequence of ints, got int"),
         ({"columns": [0], "standardize": False}, "columns must be None where standardize is False"),
         ({"max_degree": 3}, "max_degree must be None where degree is None: it is of one-hot degrees"),
         ({"degree": "one-hot", "max_degree": -1}, "max_degree must be at least 0, got -1"),

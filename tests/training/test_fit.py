@@ -121,10 +121,13 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
 
 
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, "infinity")])
-def test_features_that_are_no_numbers_are_named(digits: PowerFeatures, value: float, name: str) -> None:
+@pytest.mark.parametrize(("graph", "purpose"), [(0, "train on"), (70, "validate by")])
+def test_features_that_are_no_numbers_are_named(
+    digits: PowerFeatures, value: float, name: str, graph: int, purpose: str
+) -> None:
     rows = digits.rows.clone()
-    rows[digits.row_of_node[0, 0]] = value
-    with pytest.raises(ValueError, match=f"features must be finite, got {name} in the rows of the graphs to train on"):
+    rows[digits.row_of_node[-1, digits.node_ptr[graph]]] = value  # of two hops: no other graph has it
+    with pytest.raises(ValueError, match=f"features must be finite, got {name} in the rows of the graphs to {purpose}"):
         training.fit(new_model(), replace(digits, rows=rows), range(64), range(64, 96), epochs=1)
 
 
