@@ -68,7 +68,7 @@ def is_picture(path: Path) -> bool:
 
 def is_explanation(path: Path) -> bool:
     with path.open("rb") as file:
-        return re.match(rb"node,total,(member_1_)?within_", file.readline()) is not None
+        return re.match(rb"node,(name,)?total,(member_1_)?within_", file.readline()) is not None
 
 
 def is_log(path: Path) -> bool:

@@ -37,10 +37,11 @@ ComputeDevice = Annotated[Device, typer.Option(help="Where to compute.")]
 
 
 class Part(NamedTuple):
-    """Graphs, and their names if they are of a folder."""
+    """Graphs, and their names and those of their nodes if they are of a folder that has some."""
 
     graphs: GraphBatch
     names: list[str] | None
+    nodes: list[str] | None
 
 
 @dataclass
@@ -144,7 +145,7 @@ class Graphs:
             if read is None:
                 return
             self._check(read)
-            part = Part(read.graphs, read.names if self._source.is_own else None)
+            part = Part(read.graphs, read.names if self._source.is_own else None, read.nodes)
             del read
             yield part
             del part  # which need not be in memory when the next is read

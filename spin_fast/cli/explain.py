@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 from rich.markup import escape
@@ -64,9 +64,9 @@ def explain(
     Of several models together (train --search --ensemble 5) the probability, the mean of theirs, is divided, again
     exactly. In the place of attention the picture then has what nodes add to the probability that each of them gives.
 
-    A row of the table has the number of the node, from 0, in the order of the files; what it adds in all; what it adds
-    in each branch; and its attention weight in each. Molecules of OGB are drawn as such where RDKit is installed (pip
-    install rdkit), with element and number of each atom.
+    A row of the table has the number of the node, from 0, in the order of the files; its name, if it is from tables or
+    GraphML; what it adds in all; what it adds in each branch; and its attention weight in each. Molecules of OGB are
+    drawn as such where RDKit is installed (pip install rdkit), with element and number of each atom.
 
     Keys of --json: model, dataset, operator, graph, name, target, probability, quantity, score, constant, sum,
     branches, nodes, top, out, table. The quantity is what is divided, "score" or "probability", and score is its value.
@@ -83,27 +83,28 @@ def explain(
     trained = Trained.load(checkpoint, place, operators)
     if download:
         source = source.downloaded()
-    chosen, number, name = _chosen(trained.open(source, undirected).chunks(), graph, dataset)
+    chosen, number, name, nodes = _chosen(trained.open(source, undirected).chunks(), graph, dataset)
     if chosen.num_nodes == 0:
         raise ValueError(f"--graph {graph}: it has no nodes")
     wanted = _target(trained, target)
     explained = training.explain(trained.model, chosen.to(place), trained.operator, target=wanted)
-    columns = _columns(explained)
+    columns = _columns(explained, nodes)
     score, constant, probability = (
         float(value[0]) for value in (explained.scores, explained.constants, explained.probabilities)
     )
     kind, named = "task" if trained.model.multilabel else "class", trained.names[int(explained.targets[0])]
     known = f"graph {number}" if name is None else f"graph {number}, {name}"
     title = f"{source.title}, {known}: {kind} {named}, probability {probability:.3g}"
-    added, nodes = score - constant, f"{chosen.num_nodes:,} node{'s' * (chosen.num_nodes > 1)}"
+    added, size = score - constant, f"{chosen.num_nodes:,} node{'s' * (chosen.num_nodes > 1)}"
     quantity, sign = explained.quantity, "+-"[added < 0]
-    equation = f"{quantity} {score:.4g} = constant {constant:.4g} {sign} {abs(added):.4g}, added by {nodes}"
-    with console.status(f"drawing {nodes}"), files.replacing(table) as rows, files.replacing(out) as picture:
+    equation = f"{quantity} {score:.4g} = constant {constant:.4g} {sign} {abs(added):.4g}, added by {size}"
+    with console.status(f"drawing {size}"), files.replacing(table) as rows, files.replacing(out) as picture:
         from ..plots import explained_graph
 
         columns.to_csv(rows, index_label="node")
-        explained_graph(picture, draw(chosen, source.smiles(number)), explained, title=f"{title}\n{equation}")
-    totals, branches = columns["total"], columns.columns[1 : 1 + len(explained.branches)]
+        explained_graph(picture, draw(chosen, source.smiles(number), nodes), explained, title=f"{title}\n{equation}")
+    first = columns.columns.get_loc("total") + 1
+    totals, branches = columns["total"], columns.columns[first : first + len(explained.branches)]
     sums = columns[branches].sum().to_dict()
     order = totals.abs().sort_values(ascending=False, kind="stable").index[:MOST_NODES]
     facts = {
@@ -120,7 +121,10 @@ def explain(
         "sum": added,
         "branches": sums,
         "nodes": chosen.num_nodes,
-        "top": [{"node": node, "total": totals[node]} for node in order.tolist()],
+        "top": [
+            {"node": node, "name": None if nodes is None else nodes[node], "total": totals[node]}
+            for node in order.tolist()
+        ],
         "out": out,
         "table": table,
     }
@@ -128,9 +132,12 @@ def explain(
     if members := explained.members:
         parts = {f"by member {n}": float(of.totals.sum()) / len(members) for n, of in enumerate(members, 1)}
     sections = [
-        {quantity: score, "constant": constant, f"added by {nodes}": added},
+        {quantity: score, "constant": constant, f"added by {size}": added},
         parts,
-        {f"neighbourhoods of node {node}": totals[node] for node in order},
+        {
+            f"neighbourhoods of node {node}" + ("" if nodes is None else f", {nodes[node]}"): totals[node]
+            for node in order
+        },
     ]
     if others := len(totals) - len(order):
         sections[-1][f"of {others:,} others"] = totals.drop(order).sum()
@@ -142,20 +149,36 @@ def explain(
     return Report(facts, [shown, Text(f"{out}, {table}")])
 
 
-def _chosen(parts: Iterator[Part], wanted: str, dataset: str) -> tuple[GraphBatch, int, str | None]:
-    """The graph, its number, and its name if it has one; a name goes before a number."""
+class _Chosen(NamedTuple):
+    """A graph, its number, and its name and those of its nodes if it has them."""
+
+    graph: GraphBatch
+    number: int
+    name: str | None
+    nodes: list[str] | None
+
+
+def _chosen(parts: Iterator[Part], wanted: str, dataset: str) -> _Chosen:
+    """The graph of a name or of a number; a name goes before a number."""
     found, begin, example = None, 0, ""
-    for graphs, names in parts:
+    for part in parts:
+        graphs, names, _ = part
         if names is not None and wanted in names:
-            position = names.index(wanted)
-            return graphs[[position]], begin + position, wanted
-        if wanted.isdecimal() and begin <= (number := int(wanted)) < begin + len(graphs):
-            found = graphs[[number - begin]], number, None if names is None else names[number - begin]
+            return _at(part, names.index(wanted), begin)
+        if wanted.isdecimal() and 0 <= (position := int(wanted) - begin) < len(graphs):
+            found = _at(part, position, begin)
         example = example or ("" if names is None else f", or a name such as {names[0]}")
         begin += len(graphs)
     if found is None:
         raise ValueError(f"--graph must be one of 0 to {begin - 1}, the graphs of {dataset}{example}, got {wanted}")
     return found
+
+
+def _at(part: Part, position: int, begin: int) -> _Chosen:
+    graphs, names, nodes = part
+    own = slice(*graphs.ptr[position : position + 2].tolist())
+    name = None if names is None else names[position]
+    return _Chosen(graphs[[position]], begin + position, name, None if nodes is None else nodes[own])
 
 
 def _target(trained: Trained, wanted: str | None) -> int | None:
@@ -170,7 +193,7 @@ def _target(trained: Trained, wanted: str | None) -> int | None:
     return names.index(wanted)
 
 
-def _columns(explained: training.Explanation) -> pandas.DataFrame:
+def _columns(explained: training.Explanation, nodes: list[str] | None) -> pandas.DataFrame:
     import pandas
 
     names = [re.sub(r"\W+", "_", text) for text in explained.branches]
@@ -178,4 +201,7 @@ def _columns(explained: training.Explanation) -> pandas.DataFrame:
     if explained.attention is not None:
         named = zip(names, explained.attention, strict=True)
         columns |= {f"attention_{name}": weights for name, weights in named if not weights.isnan().any()}
-    return pandas.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
+    table = pandas.DataFrame({name: values.cpu().numpy() for name, values in columns.items()})
+    if nodes is not None:
+        table.insert(0, "name", nodes)
+    return table

@@ -124,7 +124,7 @@ class _Done:
 
     def predict(self, parts: Iterator[Part], first: int, device: torch.device) -> Iterator[Columns]:
         """Yield the rows of graphs, of which the first has this number."""
-        for graphs, names in parts:
+        for graphs, names, _ in parts:
             known = names or [*map(str, range(first, first + len(graphs)))]
             self.empty.add_empty(graphs, known)
             begin = 0

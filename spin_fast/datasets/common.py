@@ -69,6 +69,7 @@ class Folder(NamedTuple):
         unused: the node data of a TU set that are not among the features: ``"label"``, ``"attribute"``.
         weighted: whether the files have edge weights; None where they have no edges. ``coalesce`` may make weights of
             its own.
+        nodes: the name of each node, in the order of ``graphs``, of tables and GraphML; None where nodes have none.
     """
 
     graphs: GraphBatch
@@ -79,6 +80,13 @@ class Folder(NamedTuple):
     tasks: list[str] | None = None
     unused: Sequence[str] = ()
     weighted: bool | None = False
+    nodes: list[str] | None = None
+
+    def between(self, begin: int, end: int) -> Folder:
+        """The graphs ``begin`` to ``end - 1``."""
+        some, own = slice(begin, end), slice(*self.graphs.ptr[[begin, end]].tolist())
+        nodes = None if self.nodes is None else self.nodes[own]
+        return self._replace(graphs=self.graphs[some], names=self.names[some], nodes=nodes)
 
     @property
     def widths(self) -> list[int]:

@@ -82,9 +82,9 @@ class GraphMLReader(Reader):
         return len(self.files)
 
     def read(self) -> Folder:
-        graphs, labels = self._graphs(self.files)
+        read = self._graphs(self.files)
         self._check_label()
-        return self._labelled(graphs, labels, self.files)
+        return self._labelled(*read, self.files)
 
     def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
         if not self.is_looked_through:
@@ -132,8 +132,9 @@ class GraphMLReader(Reader):
                 f"{_listed(sorted(self.graph_attributes))}{beside}"
             )
 
-    def _labelled(self, graphs: GraphBatch, labels: Any, files: list[Path]) -> Folder:
+    def _labelled(self, graphs: GraphBatch, labels: Any, nodes: list[str], files: list[Path]) -> Folder:
         read = folder_of(graphs, [file.stem for file in files], self.columns or [], self.weighted)
+        read = read._replace(nodes=nodes)
         where = self.path
         if self.table is not None and self.of_table is not None:
             labels, where = [self.of_table[name] for name in read.names], self.table.path
@@ -142,12 +143,14 @@ class GraphMLReader(Reader):
             labels = _classes(labels, self.options.label, files, required=required)
         return with_labels(read, labels, self.options, where)
 
-    def _graphs(self, files: list[Path]) -> tuple[GraphBatch, list[Any]]:
-        """The graphs of some files, and their labels."""
+    def _graphs(self, files: list[Path]) -> tuple[GraphBatch, list[Any], list[str]]:
+        """The graphs of some files, their labels, and the names of their nodes."""
         parts: list[Any] = []
-        labels = []
+        labels: list[Any] = []
+        nodes: list[str] = []
         for file in files:
             graph = self._parse(file)
+            nodes += map(str, graph)
             labels.append(self._labels(graph, file))
             self._settle(graph, file)
             decided = self.columns is not None and self.weighted is not None
@@ -158,7 +161,7 @@ class GraphMLReader(Reader):
                 for part, file in zip(parts, files, strict=True)
             ]
         )
-        return (self._code(graphs) if self.columns else graphs), labels
+        return (self._code(graphs) if self.columns else graphs), labels, nodes
 
     def _labels(self, graph: Any, file: Path) -> Any:
         """The name of its class or None, or a number for each task, NaN for missing."""

@@ -66,7 +66,7 @@ class Reader(ABC):
         if end is None or begin < end:
             return map(self._alike, self._read(begin, end, num_graphs))
         firsts = map(self._alike, self._read(0, 1, 1))
-        return (first._replace(graphs=first.graphs[:0], names=[]) for first in firsts)
+        return (first.between(0, 0) for first in firsts)
 
     def _alike(self, read: Folder) -> Folder:
         """A chunk that has weights if others may have some, which repeated edges get as their sum."""
@@ -96,11 +96,9 @@ class Whole(Reader):
         return self._whole
 
     def _read(self, begin: int, end: int | None, num_graphs: int) -> Iterator[Folder]:
-        graphs, names = self._whole.graphs, self._whole.names
         end = len(self) if end is None else end
         for first in range(begin, end, num_graphs) or (begin,):
-            some = slice(first, min(first + num_graphs, end))
-            yield self._whole._replace(graphs=graphs[some], names=names[some])
+            yield self._whole.between(first, min(first + num_graphs, end))
 
 
 class OrderedReader(Reader):

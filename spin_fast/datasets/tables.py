@@ -386,7 +386,7 @@ class TablesReader(OrderedReader):
         """The graphs of these names from all of their rows."""
         nodes, edges = tables.get("nodes"), tables["edges"]
         dtype, edge_weight = self.options.dtype, self.options.edge_weight
-        batch, row, edge_index = _number_nodes(edges, nodes, names, str(self._lister))
+        batch, row, edge_index, named = _number_nodes(edges, nodes, names, str(self._lister))
         x = None
         if columns is None:
             columns = [] if nodes is None else nodes.features()
@@ -399,7 +399,7 @@ class TablesReader(OrderedReader):
         parts = Parts(edge_index, batch, len(names), x, None, weight)
         graphs = GraphBatch._from_parts(parts, dtype, self.options.edge_options)
         read = folder_of(graphs, [str(name) for name in names], columns, weight is not None)
-        return with_labels(read, labels, self.options, self._lister)
+        return with_labels(read._replace(nodes=named), labels, self.options, self._lister)
 
     @cached_property
     def _known(self) -> _Known:
@@ -478,13 +478,16 @@ def _check_some(names: Any, path: Path) -> None:
         raise DatasetError(f"{path} lists no graphs")
 
 
-def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) -> tuple[Tensor, Tensor, Tensor]:
+def _number_nodes(
+    edges: Table, nodes: Table | None, graph_names: Any, of: str
+) -> tuple[Tensor, Tensor, Tensor, list[str]]:
     """Number the nodes by graph, in the order of their table, or else of their first edge.
 
     A node is known by its graph and its name: one key of both. ``of`` is the file that lists the graphs.
 
     Returns:
-        The graph of each node ``[N]``, ascending; its row in the table of nodes; ``edge_index [2, E]``.
+        The graph of each node ``[N]``, ascending; its row in the table of nodes; ``edge_index [2, E]``; the name of
+        each node.
     """
     import pandas
 
@@ -521,7 +524,8 @@ def _number_nodes(edges: Table, nodes: Table | None, graph_names: Any, of: str) 
                 f"{edges.where(row, column)} names node {node!r}, which {nodes.path} does not list for graph {name!r}"
             )
         edge_index.append(number[position])
-    return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index))
+    named = np.array(names.tolist(), object)[keys[by_graph] % max(len(names), 1)].tolist()
+    return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index)), named
 
 
 def _rounded(column: Any, numbers: np.ndarray) -> int | None:

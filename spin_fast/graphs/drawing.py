@@ -10,6 +10,7 @@ from .batch import GraphBatch
 from .convert import library
 
 SMALL = 80  # nodes, up to which a layout of all distances at once takes no time
+LONGEST = 4  # characters that a node has room for
 
 
 class Drawing(NamedTuple):
@@ -21,7 +22,7 @@ class Drawing(NamedTuple):
             the edge has no reverse.
         directed: of each pair, whether that is so.
         bonds: of each pair the number of lines, which is 1 but for a molecule.
-        labels: of each node its number; of a molecule with the symbol before it.
+        labels: of each node its name, if all are short, or else its number; of a molecule with the symbol before it.
     """
 
     positions: np.ndarray
@@ -31,8 +32,8 @@ class Drawing(NamedTuple):
     labels: list[str]
 
 
-def draw(graph: GraphBatch, smiles: str | None = None) -> Drawing:
-    """Lay out a batch of one graph, the same every time.
+def draw(graph: GraphBatch, smiles: str | None = None, names: list[str] | None = None) -> Drawing:
+    """Lay out a batch of one graph, the same every time; ``names`` are those of its nodes.
 
     With the SMILES of a molecule, and RDKit installed, it is drawn as that, unless RDKit finds other atoms or bonds.
 
@@ -47,7 +48,8 @@ def draw(graph: GraphBatch, smiles: str | None = None) -> Drawing:
         positions, bonds, labels = molecule
     else:
         positions, bonds = _layout(graph.num_nodes, pairs), [1] * len(pairs)
-        labels = [str(node) for node in range(graph.num_nodes)]
+        is_short = names is not None and max(map(len, names), default=0) <= LONGEST
+        labels = names if names is not None and is_short else [str(node) for node in range(graph.num_nodes)]
     return Drawing(positions, pairs, directed, bonds, labels)
 
 

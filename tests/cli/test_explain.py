@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import networkx
 import numpy as np
 import pandas
 import pytest
@@ -72,7 +73,7 @@ def test_attention(branches: str, place: Path) -> None:
     table = pandas.read_csv("explanation.csv")
     names = ["within_0_hops", "within_1_hop_by_sym", "within_1_hop_by_adj"]
     names += ["within_1_hop_joint"] if branches == "both" else []
-    assert list(table) == ["node", "total", *names, *(f"attention_{name}" for name in names)]
+    assert list(table) == ["node", "name", "total", *names, *(f"attention_{name}" for name in names)]
     np.testing.assert_allclose(table[[f"attention_{name}" for name in names]].sum(), 1, rtol=1e-6)
     assert Path("explanation.png").stat().st_size > 1000
 
@@ -99,6 +100,25 @@ def test_an_ensemble(place: Path) -> None:
     shown = invoke(*command)  # over the files that are there
     assert "by member 3" in shown
     assert "digits, graph 7: class" in shown
+
+
+@pytest.mark.parametrize("kind", ["tables", "graphml"])
+def test_nodes_have_their_names(kind: str, place: Path) -> None:
+    training.save_checkpoint("own.safetensors", SPIN(1, 8, 2, 1), operator="sym")
+    Path("new").mkdir()
+    if kind == "tables":  # names may repeat in other graphs, and come in any order
+        Path("new/edges.csv").write_text("graph,source,target\nwater,O,H1\nbleach,Cl,O\nwater,O,H2\n")
+    else:
+        for name, edges in {"bleach": [("Cl", "O")], "water": [("O", "H1"), ("O", "H2")]}.items():
+            networkx.write_graphml(networkx.Graph(edges), f"new/{name}.graphml")
+    command = ["explain", "own.safetensors", "new/", "--graph", "water", "--undirected", "--out", "x.svg"]
+    facts = facts_of(*command)
+    table = pandas.read_csv("x.csv")
+    assert table["name"].tolist() == ["O", "H1", "H2"]
+    assert {item["node"]: item["name"] for item in facts["top"]} == dict(enumerate(table["name"]))
+    shown = invoke(*command)  # over the table that is there
+    assert "neighbourhoods of node 0, O" in shown
+    assert all(name in Path("x.svg").read_text() for name in ("<!-- O -->", "<!-- H1 -->", "<!-- H2 -->"))
 
 
 def test_a_name_goes_before_a_number(place: Path) -> None:

@@ -101,6 +101,8 @@ def check_chunks(reader: Reader, whole: Folder, num_graphs: int, num_shards: int
             chunks.append(chunk._replace(graphs=known(chunk.graphs)))
             assert len(chunk.names) <= num_graphs
             assert chunk.names == whole.names[begin : begin + len(chunk.names)]
-            assert chunk[2:] == whole[2:]
+            assert chunk[2:] == whole._replace(nodes=chunk.nodes)[2:]
             assert equal(chunks[-1].graphs, expected[begin : begin + len(chunk.names)])
     assert sum(len(chunk.names) for chunk in chunks) == len(whole.names)
+    if whole.nodes is not None:
+        assert [name for chunk in chunks for name in chunk.nodes or []] == whole.nodes
