@@ -12,6 +12,7 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/stable/library.h>
 
+#include <exception>
 #include <optional>
 #include <set>
 
@@ -224,6 +225,20 @@ py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Ar
   }());
 }
 
+// In a parallel region, inside which torch opens no other.
+void on_this_thread(const py::function& f) {
+  std::exception_ptr error;  // torch would make another one of it
+  spin_fast::parallel_ranges(2, [&](int64_t begin, int64_t) {
+    if (begin > 0) return;
+    try {
+      f();
+    } catch (...) {
+      error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
@@ -262,6 +277,7 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");
+  m.def("on_this_thread", &on_this_thread, "Call a function whose torch operations start no threads.");
   m.def("go_without_threads", [] { spin_fast::without_threads = true; });
   m.def("poison_scratch", [](bool on) { spin_fast::poison_scratch = on; });
   m.def("build_info", [] {

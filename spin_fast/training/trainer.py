@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,12 +16,16 @@ from .._common.indexing import GraphIds, graph_ids
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures, sharded
 from ..nn import SPIN, GraphClassifier
-from ..ops.native import available as native_available
+from ..ops import native
 from .losses import check_labels, loss_of, scaled, shares_of
 from .ranks import GradientOf, ranks_of
 
 if TYPE_CHECKING:  # not every build of torch has it
     from torch.distributed import ProcessGroup
+
+
+SHARED = 1 << 16
+"""Parameters from which on threads share an update: of fewer, half would be in the caches of another core after it."""
 
 
 class _Adam(torch.optim.Adam):
@@ -71,7 +76,11 @@ class _Adam(torch.optim.Adam):
         state = self.state[parameter]
         torch_compat.mark_stepped(self)
         state["step"] += 1
-        torch_compat.fused_adam(parameter.detach(), parameter.grad, state, group)
+        update = partial(torch_compat.fused_adam, parameter.detach(), parameter.grad, state, group)
+        if parameter.is_cpu and parameter.numel() < SHARED:
+            native.library.on_this_thread(update)  # type: ignore[union-attr]
+        else:
+            update()
 
 
 def _is_captured(device: torch.device) -> bool:
@@ -252,7 +261,7 @@ class Trainer:
         return (
             model.is_as_constructed(to_train=True)
             and not torch_compat.has_optimizer_hooks(self.optimizer)
-            and native_available(features.rows.device)
+            and native.available(features.rows.device)
             and features.rows.dtype == self._flat.dtype
             and labels is not None
             and labels.dtype == torch.int64

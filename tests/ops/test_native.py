@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import cuda_kernels
@@ -571,3 +572,14 @@ def test_every_file_of_csrc_is_compiled_or_a_dependency(monkeypatch: pytest.Monk
     for built, folder in ((extension, "cpu"), (setup["CudaLibrary"]("nvcc").extension, "cuda")):
         known = {*built.sources, *built.depends}
         assert known >= headers | {str(path.relative_to(ROOT)) for path in ROOT.glob(f"csrc/{folder}/*.*")}
+
+
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_call_without_threads(native, number: int, threads: None) -> None:
+    torch.set_num_threads(number)
+    values, called = torch.ones(1 << 20), []
+    native.on_this_thread(lambda: called.append((threading.get_ident(), float(values.sum()))))
+    assert called == [(threading.get_ident(), 1 << 20)]
+    with pytest.raises(ZeroDivisionError):
+        native.on_this_thread(lambda: 1 / 0)
+    assert float(values.sum()) == 1 << 20
