@@ -127,7 +127,7 @@ def no_waiting() -> Iterator[None]:
 def meta_kernels(native, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the ops take meta tensors for those of a device with kernels."""
     monkeypatch.setattr("spin_fast.ops.native.has_kernel", lambda device: True)
-    monkeypatch.setattr("spin_fast.training.trainer.native_available", lambda device: True)
+    monkeypatch.setattr("spin_fast.ops.native.available", lambda device: True)
 
 
 @pytest.mark.parametrize("name", CALLS)
