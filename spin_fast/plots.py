@@ -129,7 +129,7 @@ def explained_graph(path: str | Path, drawing: Drawing, explained: Explanation, 
         for axes in below[len(parts) :]:  # which keep their place, so that all are as large
             axes.axis("off")
         figure.colorbar(shades, ax=below).ax.set_title(label, fontsize=8)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(title, fontsize=11, parse_math=False)
     note = "shaded by what its rows add, and a row of hop r describes the neighbourhood within r hops"
     figure.supxlabel(f"a node is {note}, not the node alone", fontsize=8)
     _write(figure, Path(path))
@@ -189,7 +189,8 @@ def _shaded(
         size = width / (1.4 + 0.4 * max(map(len, drawing.labels)))
         for (x, y), label, value in zip(positions, drawing.labels, values.tolist(), strict=True):
             colour = "white" if abs(value) > 0.65 * high else "black"
-            axes.text(x, y, label, ha="center", va="center", fontsize=size, color=colour, zorder=3)
+            at = {"ha": "center", "va": "center"}
+            axes.text(x, y, label, at, fontsize=size, color=colour, zorder=3, parse_math=False)
     axes.set(aspect="equal", xlim=_around(positions[:, 0]), ylim=_around(positions[:, 1]))
     axes.axis("off")
     return shades

@@ -495,14 +495,14 @@ class TypedDistinctRows final : public DistinctRows {
     const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), worth);
     const bool apart = threads > 1 && 2 * threads <= branches;
     std::vector<Scratch> scratch;
-    for (int64_t b = 0; b < (apart ? branches : 1); ++b) scratch.emplace_back(nodes, pieces);
+    for (int64_t i = 0; i < (apart ? threads : 1); ++i) scratch.emplace_back(nodes, pieces);
     if (!apart) {
       for (int64_t b = 0; b < branches; ++b) f(b, scratch[0]);
       return;
     }
     std::atomic<int64_t> left = branches;
-    parallel_ranges(threads, [&](int64_t, int64_t) {
-      for (int64_t b; (b = left.fetch_sub(1) - 1) >= 0;) f(b, scratch[b]);
+    parallel_ranges(threads, [&](int64_t own, int64_t) {  // each range is of one thread, which keeps its memory
+      for (int64_t b; (b = left.fetch_sub(1) - 1) >= 0;) f(b, scratch[own]);
     });
   }
 

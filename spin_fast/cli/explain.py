@@ -144,7 +144,7 @@ def explain(
     shown = Table(show_header=False, title=escape(title))
     for section in sections:
         for text, value in section.items():
-            shown.add_row(text, f"{value:.4g}")
+            shown.add_row(escape(text), f"{value:.4g}")
         shown.add_section()
     return Report(facts, [shown, Text(f"{out}, {table}")])
 

@@ -84,6 +84,7 @@ class Folder(NamedTuple):
 
     def between(self, begin: int, end: int) -> Folder:
         """The graphs ``begin`` to ``end - 1``."""
+        begin, end, _ = slice(begin, end).indices(len(self.graphs))
         some, own = slice(begin, end), slice(*self.graphs.ptr[[begin, end]].tolist())
         nodes = None if self.nodes is None else self.nodes[own]
         return self._replace(graphs=self.graphs[some], names=self.names[some], nodes=nodes)

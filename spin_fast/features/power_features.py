@@ -25,7 +25,7 @@ from .identical import identical_segments
 
 WORTHWHILE = 1.1  # nodes per distinct row; below, reading rows by index costs more than sharing them saves
 CHUNK_BYTES = 8 << 20  # of the powers of a chunk and of the search for its distinct rows
-NODE_BYTES = 24  # per node, of the search for distinct rows
+NODE_BYTES = 24  # per node, of the search for distinct rows by one thread
 GPU_CHUNK_BYTES = 1 << 30  # the same on a GPU: few chunks, each of which is searched together with all rows so far
 GPU_ROW_BYTES = 80  # per row of a node, of the search there
 SAMPLE_NODES = 4096  # from so many nodes on, the rows found so far tell whether deduplication is worthwhile

@@ -121,6 +121,15 @@ def test_nodes_have_their_names(kind: str, place: Path) -> None:
     assert all(name in Path("x.svg").read_text() for name in ("<!-- O -->", "<!-- H1 -->", "<!-- H2 -->"))
 
 
+def test_names_are_no_markup(place: Path) -> None:
+    training.save_checkpoint("own.safetensors", SPIN(1, 8, 2, 1), operator="sym")
+    Path("new").mkdir()
+    Path("new/edges.csv").write_text("graph,source,target\na$^$,[/b],[e]\na$^$,[e],$^$\n")
+    shown = invoke("explain", "own.safetensors", "new/", "--graph", "a$^$", "--undirected", "--out", "x.svg")
+    assert all(f"node {node}, {name}" in shown for node, name in enumerate(("[/b]", "[e]", "$^$")))
+    assert "<!-- $^$ -->" in Path("x.svg").read_text()
+
+
 def test_a_name_goes_before_a_number(place: Path) -> None:
     training.save_checkpoint("own.safetensors", SPIN(1, 8, 2, 1), operator="sym")
     folder_of_graphs(place / "new", None, num_graphs=4)
