@@ -575,7 +575,7 @@ def test_every_file_of_csrc_is_compiled_or_a_dependency(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_call_without_threads(native, number: int, threads: None) -> None:
+def test_a_call_on_this_thread_keeps_value_and_error(native, number: int, threads: None) -> None:
     torch.set_num_threads(number)
     values, called = torch.ones(1 << 20), []
     native.on_this_thread(lambda: called.append((threading.get_ident(), float(values.sum()))))
