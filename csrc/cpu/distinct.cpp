@@ -491,7 +491,7 @@ class TypedDistinctRows final : public DistinctRows {
   // first, which has the most rows: nothing goes from core to core then but the powers. More threads share each branch.
   template <class F>
   void for_each_branch(int64_t nodes, int64_t pieces, F f) {
-    const int64_t worth = threads_for(nodes * branches * row_cost());
+    const int64_t worth = threads_for(nodes * branches * search_cost(width));
     const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), worth);
     const bool apart = threads > 1 && 2 * threads <= branches;
     std::vector<Scratch> scratch;
@@ -505,9 +505,6 @@ class TypedDistinctRows final : public DistinctRows {
       for (int64_t b; (b = left.fetch_sub(1) - 1) >= 0;) f(b, scratch[own]);
     });
   }
-
-  // Of the search, about, in multiply-adds of vectors.
-  int64_t row_cost() const { return 600 + 4 * width; }
 
   BranchSearch<W, I> search_of(Store<W, I>& store, const W* rows, const int64_t* ptr, int64_t graphs,
                                const GraphPieces& pieces, Scratch& scratch, I* row_of_node) const {

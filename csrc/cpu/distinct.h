@@ -32,6 +32,9 @@ inline std::vector<uint32_t> hash_keys(int64_t width) {
   return keys;
 }
 
+// Of the search for a row, in multiply-adds of vectors: about.
+inline int64_t search_cost(int64_t width) { return 600 + 4 * width; }
+
 // Consecutive graphs of a batch, whose contents are vouched for.
 struct GraphRange {
   const void *indptr, *indices;  // int32, or int64 if `wide_index`

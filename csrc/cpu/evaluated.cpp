@@ -172,7 +172,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       for (int64_t i = 0; i < found; ++i) fresh[i] += v;
       fresh += found;
       known.size += found;
-      if ((n - found) * row_cost_ < n * search_cost_) of.without = rows_without;
+      if ((n - found) * row_cost_ < n * search_cost(model.features)) of.without = rows_without;
     }
     of.num_known = known.size + (keep ? nodes - v : 0);
     of.num_fresh = known.size - of.known.size + (nodes - v);
@@ -202,7 +202,6 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
   // Of a row, in multiply-adds of the MLP.
   int64_t row_cost_ = 0;
-  const int64_t search_cost_ = 600 + 4 * model.features;  // about
   Arena arena_;
   std::vector<uint32_t> keys_;
   std::optional<Patterns<T, T>> patterns_;
