@@ -274,57 +274,28 @@ struct PiecewiseLinearChunk {
   T* ds;                      // [padded graphs, stride], the gradient
 };
 
-// A slot of the table of all rows is 0, or holds part of the hash of a row and its number, or, until it has one, the
-// node that claimed the slot.
+// A slot of a table of rows is 0, or holds part of the hash of a row and its number.
 constexpr int slot_number_bits = 40;
-constexpr uint64_t slot_taken = uint64_t{1} << 63;
-constexpr uint64_t slot_claimed = uint64_t{1} << (slot_number_bits - 1);
 // The part of a hash that a slot has: not its low bits, which choose the first slot to try.
-constexpr uint64_t slot_tag(uint32_t hash) { return slot_taken | uint64_t{hash >> 9} << slot_number_bits; }
-constexpr uint64_t slot_tag_in(uint64_t slot) { return slot >> slot_number_bits << slot_number_bits; }
-constexpr uint64_t slot_number(uint64_t slot) { return slot & (slot_claimed - 1); }
-
-// The search for the distinct rows of one branch: the rows of the graphs at hand, and those of the graphs before.
-template <class W, class I>
-struct RowSearch {
-  const W* rows;         // [N, d]
-  int64_t width;         // d
-  const uint32_t* keys;  // [2 d], of the hash
-  uint64_t hash_mask;
-  const W* known;            // [U, d], the distinct rows of graphs before; or their values, of sparse rows:
-  const int64_t* row_begin;  // [U + 1] values, or null
-  const int32_t* column_of;  // of each value
-  uint64_t* slots;           // [slot_mask + 1], at most half of them taken
-  uint64_t slot_mask;
-  // The entries of a piece are its distinct rows. What belongs to them stands, in the order of their first appearance,
-  // where the nodes of the piece begin.
-  uint64_t* hash;  // [N] each, of entries
-  I* first_node;
-  I* row;
-  int32_t* count;
-  I* row_of_node;  // [N]
-};
+constexpr uint64_t slot_tag(uint32_t hash) { return (uint64_t{1} << 63) | uint64_t{hash >> 9} << slot_number_bits; }
+constexpr uint64_t slot_number(uint64_t slot) { return slot & ((uint64_t{1} << slot_number_bits) - 1); }
 
 // The rows of a branch that have been met, numbered as they came, and what finds them again.
 template <class W>
 struct KnownRows {
   const uint32_t* keys;  // [2 d], of the hash
-  W* rows;               // [*, d]
-  uint64_t* slots;       // [slot_mask + 1], at most half of them taken: part of a hash, and a number + 1; or 0
+  uint64_t hash_mask;
+  int64_t width;       // d
+  W* rows;             // [*, d]; or the values of sparse rows
+  int64_t* row_begin;  // [* + 1], of these values, or null
+  int32_t* column_of;  // of each value
+  uint32_t* hashes;    // [*], to make a larger table from, or null
+  uint64_t* slots;     // [slot_mask + 1], at most half of them taken
   uint64_t slot_mask;
-  int64_t width;  // d
-  int64_t size;   // rows
+  int64_t size;  // rows
 };
 
 constexpr int64_t short_list = 64;  // of rows, that are sorted by comparing all with all
-
-// Memory to find the entries of a piece.
-template <class I>
-struct EntryTable {
-  uint64_t* hash;  // [nodes]
-  I* slots;        // [size]
-  int64_t size;    // a power of two
-};
 
 template <class T, class I>
 struct PowerKernels {
@@ -350,23 +321,13 @@ struct PowerKernels {
 
 template <class W, class I>
 struct DistinctKernels {
-  // The entries of the nodes [begin, end), numbered from `begin`, and that of each node in row_of_node; returns their
-  // number.
-  int64_t (*find_entries)(const RowSearch<W, I>&, int64_t begin, int64_t end, const EntryTable<I>&);
-  // For each of the entries [begin, end) the slot that all entries of its row share, in `row`.
-  void (*find_slots)(const RowSearch<W, I>&, int64_t begin, int64_t end);
+  // The number of each of n rows; those that are new join the known ones. Returns how many, and which in `fresh`,
+  // unless it is null.
+  int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, I* number, int64_t* fresh);
   // The rows of n nodes, at most short_list: each once, ascending, and how often. Returns how many.
   int64_t (*list_rows)(const I* of_node, int64_t n, I* row, int32_t* count);
   // How many values of a row are neither 0 nor -0.
   int64_t (*nonzeros)(const W* row, int64_t width);
-  // Writes these values, and their columns.
-  void (*pack_row)(const W* row, int64_t width, W* value, int32_t* column);
-};
-
-template <class W>
-struct KnownKernels {
-  // The number of each of n rows; those that are new get the next ones. Returns how many, and which in `fresh`.
-  int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, int32_t* number, int64_t* fresh);
 };
 
 struct PatternKernels {

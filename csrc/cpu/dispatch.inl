@@ -35,12 +35,7 @@ PowerKernels<T, I> power_table() {
 
 template <class W, class I>
 DistinctKernels<W, I> distinct_table() {
-  return {find_entries<W, I>, find_slots<W, I>, list_rows<I>, nonzeros<W>, pack_row<W>};
-}
-
-template <class W>
-KnownKernels<W> known_table() {
-  return {number_rows<W>};
+  return {number_rows<W, I>, list_rows<I>, nonzeros<W>};
 }
 
 inline PatternKernels pattern_table() { return {pattern_keys, number_patterns}; }
@@ -85,8 +80,6 @@ SPIN_FAST_TABLE((distinct_table<uint32_t, int32_t>), DistinctKernels<uint32_t, i
 SPIN_FAST_TABLE((distinct_table<uint32_t, int64_t>), DistinctKernels<uint32_t, int64_t>)
 SPIN_FAST_TABLE((distinct_table<uint64_t, int32_t>), DistinctKernels<uint64_t, int32_t>)
 SPIN_FAST_TABLE((distinct_table<uint64_t, int64_t>), DistinctKernels<uint64_t, int64_t>)
-SPIN_FAST_TABLE(known_table<uint32_t>, KnownKernels<uint32_t>)
-SPIN_FAST_TABLE(known_table<uint64_t>, KnownKernels<uint64_t>)
 SPIN_FAST_TABLE(pattern_table, PatternKernels)
 SPIN_FAST_TABLE(readout_table<float>, ReadoutKernels<float>)
 SPIN_FAST_TABLE(readout_table<double>, ReadoutKernels<double>)

@@ -1,12 +1,10 @@
 // distinct_rows: which rows of a branch are equal, and how often each graph has each.
 //
-// A hash only proposes: rows are equal if their bits are, -0 read as +0. Who comes first does not depend on how the
-// work is cut, into pieces of graphs or into chunks that come one after the other, so neither does the result on the
-// number of threads or of chunks.
+// A hash only proposes: rows are equal if their bits are, -0 read as +0. They are numbered in the order of the nodes,
+// by one thread a branch, so neither the number of threads nor that of chunks changes the result.
 
 #include "distinct.h"
 
-#include <atomic>
 #include <bit>
 #include <type_traits>
 #include <utility>
@@ -18,60 +16,9 @@
 namespace spin_fast {
 namespace {
 
-constexpr int64_t piece_nodes = 4096;        // a table of so many stays in the nearest caches
+constexpr int64_t rows_at_once = 1024;       // after which the table may grow
 constexpr int64_t dense_bytes = 256;         // of a row that may be sparse
 constexpr int64_t pattern_bytes = 64 << 20;  // of patterns that are remembered, and their sources
-
-// Slots of a table for so many entries: a power of two.
-int64_t table_size(int64_t entries) { return std::bit_ceil(static_cast<uint64_t>(2 * entries)); }
-
-// Ranges of nodes, each of one graph and of at most piece_nodes.
-struct GraphPieces {
-  std::vector<int64_t> begin;     // [pieces + 1] nodes
-  std::vector<int64_t> of_graph;  // [G + 1] pieces
-
-  int64_t size() const { return begin.size() - 1; }
-};
-
-GraphPieces cut_graphs(const int64_t* ptr, int64_t graphs) {
-  GraphPieces pieces;
-  for (int64_t g = 0; g < graphs; ++g) {
-    pieces.of_graph.push_back(pieces.begin.size());
-    for (int64_t v = ptr[g]; v < ptr[g + 1]; v += piece_nodes) pieces.begin.push_back(v);
-  }
-  pieces.of_graph.push_back(pieces.begin.size());
-  pieces.begin.push_back(ptr[graphs]);
-  return pieces;
-}
-
-template <class I>
-struct Entry {
-  I row;
-  int32_t count;
-};
-
-// Writes entries sorted by row, adding up those of equal rows; returns how many are left.
-template <class I>
-int64_t write_sorted(std::vector<Entry<I>>& entries, int64_t size, bool distinct, I* row, int32_t* count) {
-  if (distinct && size <= short_list) {  // as many as are smaller is the place: no branch to mispredict
-    for (int64_t i = 0; i < size; ++i) {
-      int32_t place = 0;
-      for (int64_t j = 0; j < size; ++j) place += entries[j].row < entries[i].row;
-      row[place] = entries[i].row, count[place] = entries[i].count;
-    }
-    return size;
-  }
-  const auto less = [](const Entry<I>& a, const Entry<I>& b) { return a.row < b.row; };
-  std::sort(entries.begin(), entries.begin() + size, less);
-  int64_t left = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    if (left > 0 && row[left - 1] == entries[i].row)
-      count[left - 1] += entries[i].count;
-    else
-      row[left] = entries[i].row, count[left++] = entries[i].count;
-  }
-  return left;
-}
 
 // An array with room for all that may come; pages that are never written take no memory.
 template <class T>
@@ -111,221 +58,61 @@ struct Store {
   Filled<int32_t> column;            // [nnz]
   int64_t size = 0;                  // U
   std::vector<uint64_t> slots = {};  // at most half of them taken
-};
-
-// The search for the distinct rows of one branch in one chunk: its rows as bits W; numbers of nodes, entries and rows
-// are of type I.
-template <class W, class I>
-struct BranchSearch {
-  const W* rows;  // [N, d]
-  int64_t width;  // d
-  int64_t nodes;  // N
-  const int64_t* ptr;
-  int64_t graphs;
-  const GraphPieces& pieces;
-  const uint32_t* keys;
-  uint64_t hash_mask;
-  Store<W, I>& store;
-  bool sparse;
-  DistinctKernels<W, I> kernels;
-  int64_t* sizes;        // [pieces] entries
-  int64_t* rows_before;  // [pieces] rows that first appear in earlier pieces
-  // As in RowSearch.
-  uint64_t* hash;
-  I* first_node;
-  I* row;
-  int32_t* count;
-  I* row_of_node;
-
-  RowSearch<W, I> row_search() const {
-    const int64_t* const row_begin = sparse ? store.row_begin.begin() : nullptr;
-    return {rows,
-            width,
-            keys,
-            hash_mask,
-            store.rows.begin(),
-            row_begin,
-            store.column.begin(),
-            store.slots.data(),
-            store.slots.size() - 1,
-            hash,
-            first_node,
-            row,
-            count,
-            row_of_node};
-  }
-
-  template <class F>
-  void for_each_entry(int64_t piece, F f) const {
-    for (int64_t e = pieces.begin[piece]; e < pieces.begin[piece] + sizes[piece]; ++e) f(e);
-  }
-
-  template <class F>
-  void for_pieces(F f) const {
-    const auto cost = [&](int64_t piece) { return pieces.begin[piece]; };
-    parallel_items(pieces.size(), nodes * (width + 16), cost, f);
-  }
-
-  // Finds the entries of each piece and the entry of each node, for now in row_of_node.
-  void find_entries() const {
-    const RowSearch<W, I> search = row_search();
-    for_pieces([&](int64_t from, int64_t to) {
-      for (int64_t b = from; b < to; ++b) {
-        const int64_t begin = pieces.begin[b], end = pieces.begin[b + 1], size = table_size(end - begin);
-        auto* hashes = reinterpret_cast<uint64_t*>(thread_scratch((end - begin) * 8 + size * sizeof(I)));
-        sizes[b] = kernels.find_entries(search, begin, end, {hashes, reinterpret_cast<I*>(hashes + end - begin), size});
-      }
-    });
-  }
 
   // Makes room for so many rows more.
-  void grow_table(int64_t entries) const {
-    std::vector<uint64_t>& slots = store.slots;
-    const uint64_t size = table_size(store.size + entries), mask = size - 1;
-    if (size <= slots.size()) return;
+  void grow_table(int64_t more) {
+    const uint64_t needed = std::bit_ceil(static_cast<uint64_t>(2 * (size + more))), mask = needed - 1;
+    if (needed <= slots.size()) return;
     slots = std::vector<uint64_t>();  // before there is another
-    slots = std::vector<uint64_t>(size);
-    parallel_items(store.size, store.size * 16, [&](int64_t begin, int64_t end) {
-      for (int64_t u = begin; u < end; ++u) {
-        const uint32_t h = store.hashes.begin()[u];
-        uint64_t i = h & mask, free = 0;
-        while (
-            !__atomic_compare_exchange_n(&slots[i], &free, slot_tag(h) | u, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-          i = (i + 1) & mask, free = 0;
-      }
-    });
-  }
-
-  // Finds the slot of each entry, for now in `row`.
-  void find_slots() const {
-    const RowSearch<W, I> search = row_search();
-    for_pieces([&](int64_t from, int64_t to) {
-      for (int64_t b = from; b < to; ++b) {
-        if (b + 1 < to)
-          for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&store.slots[hash[e] & search.slot_mask]); });
-        kernels.find_slots(search, pieces.begin[b], pieces.begin[b] + sizes[b]);
-      }
-    });
-  }
-
-  uint64_t& slot_of(int64_t entry) const { return store.slots[static_cast<std::make_unsigned_t<I>>(row[entry])]; }
-
-  // Numbers the rows that are new by first appearance, and keeps them.
-  void number_rows(std::vector<I>& entry_of_row) const {
-    entry_of_row.clear();
-    for (int64_t b = 0; b < pieces.size(); ++b) {
-      rows_before[b] = store.size + entry_of_row.size();
-      if (b + 1 < pieces.size()) for_each_entry(b + 1, [&](int64_t e) { __builtin_prefetch(&slot_of(e)); });
-      for_each_entry(b, [&](int64_t e) {
-        uint64_t& slot = slot_of(e);
-        if (slot & slot_claimed) {
-          slot = slot_tag_in(slot) | (store.size + entry_of_row.size());
-          entry_of_row.push_back(static_cast<I>(e));
-        }
-        row[e] = static_cast<I>(slot_number(slot));
-      });
+    slots = std::vector<uint64_t>(needed);
+    for (int64_t u = 0; u < size; ++u) {
+      const uint32_t h = hashes.begin()[u];
+      uint64_t i = h & mask;
+      while (slots[i]) i = (i + 1) & mask;
+      slots[i] = slot_tag(h) | static_cast<uint64_t>(u);
     }
-    const int64_t fresh = entry_of_row.size();
-    const auto row_of = [&](int64_t u) { return rows + first_node[entry_of_row[u]] * width; };
-    W* distinct = sparse ? nullptr : store.rows.add(fresh * width);
-    uint32_t* hashes = store.hashes.add(fresh);
-    store.size += fresh;
-    parallel_items(fresh, fresh * (width + 4), [&](int64_t begin, int64_t end) {
-      for (int64_t u = begin; u < end; ++u) {
-        if (!sparse) std::transform(row_of(u), row_of(u) + width, distinct + u * width, positive_zero<W>);
-        hashes[u] = static_cast<uint32_t>(hash[entry_of_row[u]]);
-      }
-    });
-    if (!sparse || fresh == 0) return;
-    int64_t* end = store.row_begin.add(fresh);
-    parallel_items(fresh, fresh * width, [&](int64_t from, int64_t to) {
-      for (int64_t u = from; u < to; ++u) end[u] = kernels.nonzeros(row_of(u), width);
-    });
-    std::partial_sum(end - 1, end + fresh, end - 1);
-    const int64_t begin = store.rows.size(), more = end[fresh - 1] - begin;
-    W* value = store.rows.add(more) - begin;
-    int32_t* column = store.column.add(more) - begin;
-    parallel_items(fresh, fresh * width, [&](int64_t from, int64_t to) {
-      for (int64_t u = from; u < to; ++u) kernels.pack_row(row_of(u), width, value + end[u - 1], column + end[u - 1]);
-    });
-  }
-
-  // Gives each entry its row, in `row`, and each node its entry.
-  void find_rows(std::vector<I>& entry_of_row) const {
-    find_entries();
-    grow_table(std::accumulate(sizes, sizes + pieces.size(), int64_t{0}));
-    find_slots();
-    number_rows(entry_of_row);
-  }
-
-  // Gives each node its row; writes the entries of each graph, sorted by row, where its nodes begin, and how many.
-  void list_entries(int64_t* list_sizes) const {
-    const auto cost = [&](int64_t graph) { return ptr[graph]; };
-    parallel_items(graphs, nodes * 16, cost, [&](int64_t from, int64_t to) {
-      std::vector<Entry<I>> known, fresh;
-      for (int64_t g = from; g < to; ++g) {
-        for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v) row_of_node[v] = row[row_of_node[v]];
-        known.resize(std::max<size_t>(known.size(), ptr[g + 1] - ptr[g]));
-        fresh.resize(known.size());
-        // Rows that no earlier graph has are in order already, unless pieces share them.
-        const int64_t first = pieces.of_graph[g], last = pieces.of_graph[g + 1];
-        const bool one_piece = last - first <= 1;
-        const int64_t ordered = one_piece && last > first ? rows_before[first] : INT64_MAX;
-        int64_t num_known = 0, num_fresh = 0;
-        for (int64_t b = first; b < last; ++b)
-          for_each_entry(b, [&](int64_t e) {
-            known[num_known] = fresh[num_fresh] = {row[e], count[e]};
-            num_known += row[e] < ordered;
-            num_fresh += row[e] >= ordered;
-          });
-        int64_t size = write_sorted(known, num_known, one_piece, row + ptr[g], count + ptr[g]);
-        for (int64_t i = 0; i < num_fresh; ++i, ++size)
-          row[ptr[g] + size] = fresh[i].row, count[ptr[g] + size] = fresh[i].count;
-        list_sizes[g] = size;
-      }
-    });
-  }
-
-  // Gives each node the row of its pattern; writes the entries of each graph as list_entries does.
-  void list_nodes(const int32_t* pattern, const I* row_of_pattern, int64_t* list_sizes) const {
-    const auto cost = [&](int64_t graph) { return ptr[graph]; };
-    parallel_items(graphs, nodes * 16, cost, [&](int64_t from, int64_t to) {
-      for (int64_t g = from; g < to; ++g) {
-        for (int64_t v = ptr[g]; v < ptr[g + 1]; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
-        const int64_t n = ptr[g + 1] - ptr[g];
-        I *const own = row_of_node + ptr[g], *const to = row + ptr[g];
-        if (n <= short_list) {
-          list_sizes[g] = kernels.list_rows(own, n, to, count + ptr[g]);
-          continue;
-        }
-        std::copy_n(own, n, to);
-        std::sort(to, to + n);
-        int64_t size = 0;
-        for (int64_t i = 0, next; i < n; i = next, ++size) {
-          for (next = i + 1; next < n && to[next] == to[i];) ++next;
-          to[size] = to[i], count[ptr[g] + size] = static_cast<int32_t>(next - i);
-        }
-        list_sizes[g] = size;
-      }
-    });
-  }
-
-  // Keeps the lists of all graphs, closed up.
-  void keep_lists() const {
-    const int64_t* list_sizes = store.lists.begin() + store.lists.size() - graphs;
-    std::vector<int64_t> ends(graphs + 1);
-    std::partial_sum(list_sizes, list_sizes + graphs, ends.begin() + 1);
-    I* index = store.index.add(ends[graphs]);
-    int32_t* times = store.count.add(ends[graphs]);
-    const auto cost = [&](int64_t g) { return ends[g]; };
-    parallel_items(graphs, ends[graphs] * 8, cost, [&](int64_t begin, int64_t end) {
-      for (int64_t g = begin; g < end; ++g) {
-        std::copy_n(row + ptr[g], list_sizes[g], index + ends[g]);
-        std::copy_n(count + ptr[g], list_sizes[g], times + ends[g]);
-      }
-    });
   }
 };
+
+// Writes the rows of n nodes, each once, ascending, and how often; returns how many.
+template <class I>
+int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
+  struct Entry {
+    I row;
+    int32_t count;
+  };
+  const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * n)));
+  const int shift = 64 - std::countr_zero(static_cast<uint64_t>(slots));
+  char* const memory = thread_scratch(2 * n * sizeof(Entry) + slots * sizeof(I));
+  Entry *const ascending = reinterpret_cast<Entry*>(memory), *const others = ascending + n;
+  I* const slot = reinterpret_cast<I*>(others + n);  // 1 + the place of an entry
+  std::memset(slot, 0, slots * sizeof(I));
+  I size = 0;
+  for (int64_t v = 0; v < n; ++v) {
+    uint64_t at = static_cast<uint64_t>(of_node[v]) * 0x9e3779b97f4a7c15 >> shift;
+    while (slot[at] && others[slot[at] - 1].row != of_node[v]) at = (at + 1) & (slots - 1);
+    if (!slot[at]) {
+      others[size] = {of_node[v], 0};
+      slot[at] = ++size;
+    }
+    ++others[slot[at] - 1].count;
+  }
+  // Rows that no earlier graph has come in order: the others are sorted and merged with them.
+  int64_t num_ascending = 0, num_others = 0;
+  for (I e = 0; e < size; ++e) {
+    const bool ascends = num_ascending == 0 || others[e].row > ascending[num_ascending - 1].row;
+    ascending[num_ascending] = others[num_others] = others[e];
+    num_ascending += ascends;
+    num_others += !ascends;
+  }
+  std::sort(others, others + num_others, [](const Entry& a, const Entry& b) { return a.row < b.row; });
+  for (int64_t e = 0, i = 0, j = 0; e < size; ++e) {
+    const bool first = j == num_others || (i < num_ascending && ascending[i].row < others[j].row);
+    const Entry& next = first ? ascending[i++] : others[j++];
+    row[e] = next.row, count[e] = next.count;
+  }
+  return size;
+}
 
 template <class W, class I>
 class TypedDistinctRows final : public DistinctRows {
@@ -359,16 +146,11 @@ class TypedDistinctRows final : public DistinctRows {
     check_room(nodes, graphs);
     nodes_left_ -= nodes;
     graphs_left_ -= graphs;
-    const GraphPieces pieces = cut_graphs(ptr, graphs);
     const W* rows = static_cast<const W*>(powers);
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
-    for_each_branch(nodes, pieces.size(), [&](int64_t b, Scratch& scratch) {
-      Store<W, I>& store = stores_[b];
-      I* const row_of_node = rows_of_nodes(store, scratch);
-      const auto search = search_of(store, rows + b * nodes * width, ptr, graphs, pieces, scratch, row_of_node);
-      search.find_rows(scratch.entry_of_row);
-      search.list_entries(store.lists.add(graphs));
-      search.keep_lists();
+    for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
+      number(stores_[b], rows + b * nodes * width, nodes, row_of_node);
+      list(stores_[b], ptr, graphs, row_of_node);
     });
   }
 
@@ -388,24 +170,15 @@ class TypedDistinctRows final : public DistinctRows {
       graphs_left_ -= graphs.graphs;
       std::vector<int64_t> ptr(graphs.graphs + 1);
       for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
-      const GraphPieces no_pieces = {};
-      Scratch all(nodes, 0);
-      for (int64_t b = 0; b < branches; ++b) {
+      for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
         const int64_t hop = patterns_->hop_of(b), fresh = patterns_->fresh(hop), first = patterns_->first_fresh(hop);
-        const int64_t ends[] = {0, fresh};
-        const GraphPieces pieces = cut_graphs(ends, 1);
-        Scratch scratch(fresh, pieces.size());
-        const auto search = search_of(stores_[b], reinterpret_cast<const W*>(patterns_->rows(b)), ends, 1, pieces,
-                                      scratch, scratch.row_of_node.template mutable_data_ptr<I>());
-        search.find_rows(scratch.entry_of_row);
         std::vector<I>& row_of_pattern = row_of_pattern_[b];
         row_of_pattern.resize(first + fresh);
-        for (int64_t i = 0; i < fresh; ++i) row_of_pattern[first + i] = search.row[search.row_of_node[i]];
-        const auto lists =
-            search_of(stores_[b], nullptr, ptr.data(), graphs.graphs, no_pieces, all, rows_of_nodes(stores_[b], all));
-        lists.list_nodes(patterns_->of_nodes(hop), row_of_pattern.data(), stores_[b].lists.add(graphs.graphs));
-        lists.keep_lists();
-      }
+        number(stores_[b], reinterpret_cast<const W*>(patterns_->rows(b)), fresh, row_of_pattern.data() + first);
+        const int32_t* pattern = patterns_->of_nodes(hop);
+        for (int64_t v = 0; v < nodes; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
+        list(stores_[b], ptr.data(), graphs.graphs, row_of_node);
+      });
       patterns_are_whole_ = true;
       return true;
     }
@@ -471,67 +244,59 @@ class TypedDistinctRows final : public DistinctRows {
   static constexpr bool has_patterns = sizeof(W) >= 4;
   using NodePatterns = Patterns<std::conditional_t<sizeof(W) == 8, double, float>, double>;
 
-  // Memory of a chunk.
-  struct Scratch {
-    Scratch(int64_t nodes, int64_t pieces)
-        : sizes(pieces + 1),
-          rows_before(pieces + 1),
-          hash(empty({nodes}, ScalarType::Long)),
-          first_node(empty({nodes}, index_type)),
-          row(empty({nodes}, index_type)),
-          count(empty({nodes}, ScalarType::Int)),
-          row_of_node(empty({nodes}, index_type)) {}
-
-    std::vector<int64_t> sizes, rows_before;
-    Tensor hash, first_node, row, count, row_of_node;
-    std::vector<I> entry_of_row;
-  };
-
-  // Runs f(branch, scratch). Where there are several branches for each thread, a thread takes whole ones, the last one
-  // first, which has the most rows: nothing goes from core to core then but the powers. More threads share each branch.
+  // Runs f(branch, the rows of its nodes, to be written), each branch by one thread: nothing goes from core to core
+  // then but the powers.
   template <class F>
-  void for_each_branch(int64_t nodes, int64_t pieces, F f) {
-    const int64_t worth = threads_for(nodes * branches * search_cost(width));
-    const int64_t threads = std::min<int64_t>(torch::stable::get_num_threads(), worth);
-    const bool apart = threads > 1 && 2 * threads <= branches;
-    std::vector<Scratch> scratch;
-    for (int64_t i = 0; i < (apart ? threads : 1); ++i) scratch.emplace_back(nodes, pieces);
-    if (!apart) {
-      for (int64_t b = 0; b < branches; ++b) f(b, scratch[0]);
-      return;
-    }
-    std::atomic<int64_t> left = branches;
-    parallel_ranges(threads, [&](int64_t own, int64_t) {  // each range is of one thread, which keeps its memory
-      for (int64_t b; (b = left.fetch_sub(1) - 1) >= 0;) f(b, scratch[own]);
+  void for_each_branch(int64_t nodes, F f) {
+    if (!node_rows_) rows_of_nodes_.resize(branches * nodes);
+    parallel_branches(branches, 1, threads_for(nodes * branches * search_cost(width)), [&](int64_t b, int64_t) {
+      f(b, node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * nodes);
     });
   }
 
-  BranchSearch<W, I> search_of(Store<W, I>& store, const W* rows, const int64_t* ptr, int64_t graphs,
-                               const GraphPieces& pieces, Scratch& scratch, I* row_of_node) const {
-    const int64_t nodes = ptr[graphs];
-    return {rows,
-            width,
-            nodes,
-            ptr,
-            graphs,
-            pieces,
-            keys_.data(),
-            hash_mask_,
-            store,
-            is_sparse(),
-            isa_kernels<DistinctKernels<W, I>>(),
-            scratch.sizes.data(),
-            scratch.rows_before.data(),
-            reinterpret_cast<uint64_t*>(scratch.hash.template mutable_data_ptr<int64_t>()),
-            scratch.first_node.template mutable_data_ptr<I>(),
-            scratch.row.template mutable_data_ptr<I>(),
-            scratch.count.template mutable_data_ptr<int32_t>(),
-            row_of_node};
+  // Numbers rows of a branch, and keeps those that are new.
+  void number(Store<W, I>& store, const W* rows, int64_t nodes, I* row_of_node) const {
+    const auto kernels = isa_kernels<DistinctKernels<W, I>>();
+    for (int64_t v = 0; v < nodes; v += rows_at_once) {
+      const int64_t n = std::min(rows_at_once, nodes - v);
+      store.grow_table(n);
+      const KnownRows<W> known = {keys_.data(),
+                                  hash_mask_,
+                                  width,
+                                  store.rows.begin(),
+                                  is_sparse() ? store.row_begin.begin() : nullptr,
+                                  store.column.begin(),
+                                  store.hashes.begin(),
+                                  store.slots.data(),
+                                  store.slots.size() - 1,
+                                  store.size};
+      const int64_t fresh = kernels.number(known, rows + v * width, n, row_of_node + v, nullptr);
+      store.size += fresh;
+      store.hashes.add(fresh);
+      if (!is_sparse()) {
+        store.rows.add(fresh * width);
+        continue;
+      }
+      store.row_begin.add(fresh);
+      const int64_t values = store.row_begin.begin()[store.size] - store.rows.size();
+      store.rows.add(values);
+      store.column.add(values);
+    }
   }
 
-  // Where the rows of the nodes of a chunk are written.
-  I* rows_of_nodes(Store<W, I>& store, Scratch& scratch) const {
-    return node_rows_ ? store.row_of_node.add(scratch.row.numel()) : scratch.row_of_node.template mutable_data_ptr<I>();
+  // Keeps the entries of each graph, in the order of their rows.
+  void list(Store<W, I>& store, const int64_t* ptr, int64_t graphs, const I* row_of_node) const {
+    const auto kernels = isa_kernels<DistinctKernels<W, I>>();
+    int64_t* const sizes = store.lists.add(graphs);
+    for (int64_t g = 0; g < graphs; ++g) {
+      const int64_t n = ptr[g + 1] - ptr[g];
+      I* const row = store.index.begin() + store.index.size();
+      int32_t* const count = store.count.begin() + store.count.size();
+      sizes[g] = n <= short_list ? kernels.list_rows(row_of_node + ptr[g], n, row, count)
+                                 : list_rows(row_of_node + ptr[g], n, row, count);
+      store.index.add(sizes[g]);
+      store.count.add(sizes[g]);
+    }
   }
 
   void check_room(int64_t nodes, int64_t graphs) {
@@ -604,6 +369,7 @@ class TypedDistinctRows final : public DistinctRows {
   std::optional<NodePatterns> patterns_;
   bool patterns_are_whole_ = true;
   std::vector<std::vector<I>> row_of_pattern_;  // of each branch
+  std::vector<I> rows_of_nodes_;                // [branches, nodes] of the chunk, where they are not kept
 };
 
 DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits,

@@ -1,6 +1,6 @@
-// distinct_rows: which nodes of a piece of a graph have equal rows, and which slot of the table of all rows these have.
+// distinct_rows: the number of each node's row among those that are known.
 //
-// Layout: rows row-major [N, d], as bits. Parallel axis: pieces, by the caller; lanes are features. Rows are equal if
+// Layout: rows row-major [N, d], as bits. Parallel axis: branches, by the caller; lanes are features. Rows are equal if
 // their bits are, -0 read as +0. A hash only proposes.
 
 // L words, those of -0 made those of +0.
@@ -105,33 +105,6 @@ void hash_rows(const W* rows, int64_t n, Width width, const uint32_t* keys, uint
   }
 }
 
-// Finds the distinct rows of the nodes [begin, end), whose entries are numbered from `begin`; returns their number.
-template <int L, class W, class I, class Width>
-int64_t find_entries(const RowSearch<W, I>& search, Width width, int64_t begin, int64_t end,
-                     const EntryTable<I>& table) {
-  const W* rows = search.rows;
-  hash_rows<L>(rows + begin * width, end - begin, width, search.keys, search.hash_mask, table.hash);
-  __builtin_memset(table.slots, 0xff, table.size * sizeof(I));  // negative: free
-  I next = static_cast<I>(begin);
-  for (int64_t v = begin; v < end; ++v) {
-    const uint64_t h = table.hash[v - begin];
-    const auto same = [&](I e) {
-      return search.hash[e] == h && equal_rows<L>(rows + search.first_node[e] * width, rows + v * width, width);
-    };
-    uint64_t i = h & (table.size - 1);
-    while (table.slots[i] >= 0 && !same(table.slots[i])) i = (i + 1) & (table.size - 1);
-    if (table.slots[i] < 0) {
-      search.hash[next] = h;
-      search.first_node[next] = static_cast<I>(v);
-      search.count[next] = 0;
-      table.slots[i] = next++;
-    }
-    search.row_of_node[v] = table.slots[i];
-    ++search.count[table.slots[i]];
-  }
-  return next - begin;
-}
-
 template <class W>
 int64_t nonzeros(const W* row, int64_t width) {
   uint32_t sum = 0;
@@ -139,53 +112,44 @@ int64_t nonzeros(const W* row, int64_t width) {
   return sum;
 }
 
-// Writes the values of a row that are neither 0 nor -0, and their columns.
+// Writes the values of a row that are neither 0 nor -0, and their columns; returns how many.
 template <class W>
-void pack_row(const W* row, int64_t width, W* value, int32_t* column) {
+int64_t pack_row(const W* row, int64_t width, W* value, int32_t* column) {
   constexpr int L = 64 / sizeof(W);
+  int64_t size = 0;
   for (int64_t j = 0; j < width; j += L) {
     const int64_t end = width - j < L ? width - j : L;
     uint32_t mask = 0;
     for (int64_t k = 0; k < end; ++k) mask |= uint32_t{static_cast<W>(row[j + k] << 1) != 0} << k;
-    for (; mask; mask &= mask - 1) {
+    for (; mask; mask &= mask - 1, ++size) {
       const int64_t at = j + __builtin_ctz(mask);
-      *value++ = row[at], *column++ = static_cast<int32_t>(at);
+      value[size] = row[at], column[size] = static_cast<int32_t>(at);
     }
   }
+  return size;
 }
 
-// Whether row u of the sparse ones is `row`.
-template <class W, class I>
-bool equals_sparse(const RowSearch<W, I>& search, int64_t u, const W* row) {
+// Whether the known row u is `row`.
+template <int L, class W, class Width>
+inline bool is_row(const KnownRows<W>& known, int64_t u, Width width, const W* row) {
+  if (!known.row_begin) return equal_rows<L>(known.rows + u * width, row, width);
   W differ = 0;
-  for (int64_t e = search.row_begin[u]; e < search.row_begin[u + 1]; ++e)
-    differ |= search.known[e] ^ row[search.column_of[e]];
-  return differ == 0 && nonzeros(row, search.width) == search.row_begin[u + 1] - search.row_begin[u];
+  for (int64_t e = known.row_begin[u]; e < known.row_begin[u + 1]; ++e)
+    differ |= known.rows[e] ^ row[known.column_of[e]];
+  return differ == 0 && nonzeros(row, width) == known.row_begin[u + 1] - known.row_begin[u];
 }
 
-// Finds for each of the entries [begin, end) the slot that it shares with all entries of the same row, for now in
-// `row`. Which of them claims it is a matter of chance, and does not matter.
-template <int L, class W, class I, class Width>
-void find_slots(const RowSearch<W, I>& search, Width width, int64_t begin, int64_t end) {
-  for (int64_t e = begin; e < end; ++e) {
-    const W* its_row = search.rows + search.first_node[e] * width;
-    const auto h = static_cast<uint32_t>(search.hash[e]);  // what is kept to make a larger table from
-    const uint64_t tag = slot_tag(h);
-    uint64_t i = h & search.slot_mask;
-    for (;; i = (i + 1) & search.slot_mask) {
-      uint64_t other = __atomic_load_n(search.slots + i, __ATOMIC_RELAXED);
-      if (other == 0 && __atomic_compare_exchange_n(search.slots + i, &other, tag | slot_claimed | search.first_node[e],
-                                                    false, __ATOMIC_RELAXED, __ATOMIC_RELAXED))
-        break;
-      if (slot_tag_in(other) != tag) continue;
-      const auto number = static_cast<int64_t>(slot_number(other));
-      const bool is_here = other & slot_claimed;
-      if (is_here || !search.row_begin
-              ? equal_rows<L>((is_here ? search.rows : search.known) + number * width, its_row, width)
-              : equals_sparse(search, number, its_row))
-        break;
-    }
-    search.row[e] = static_cast<I>(i);
+// Keeps a row as the one numbered u.
+template <int L, class W, class Width>
+inline void keep_row(const KnownRows<W>& known, int64_t u, Width width, const W* row, uint64_t hash) {
+  if (known.hashes) known.hashes[u] = static_cast<uint32_t>(hash);
+  if (known.row_begin) {
+    const int64_t begin = known.row_begin[u];
+    known.row_begin[u + 1] = begin + pack_row<W>(row, width, known.rows + begin, known.column_of + begin);
+  } else if constexpr (by_vectors<L, W>) {
+    for_each_vector<L>(width, [&](int64_t j) { store<L, W>(known.rows + u * width + j, positive_zeros<L>(row + j)); });
+  } else {
+    for (int64_t j = 0; j < width; ++j) known.rows[u * width + j] = positive_zeros<1>(row + j);
   }
 }
 
@@ -224,29 +188,32 @@ int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
 }
 
 // Gives each of n rows its number among those that are known, which the new ones join.
-template <int L, class W, class Width>
-int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n, int32_t* number, int64_t* fresh) {
+template <int L, class W, class I, class Width>
+int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n, I* number, int64_t* fresh) {
   constexpr int64_t at_once = 64;  // whose slots are on their way together
   int64_t size = known.size;
   for (int64_t begin = 0; begin < n; begin += at_once) {
     const int64_t here = n - begin < at_once ? n - begin : at_once;
     uint64_t hash[at_once];
-    hash_rows<L>(rows + begin * width, here, width, known.keys, ~uint64_t{0}, hash);
-    for (int64_t i = 0; i < here; ++i) __builtin_prefetch(known.slots + (hash[i] & known.slot_mask));
+    hash_rows<L>(rows + begin * width, here, width, known.keys, known.hash_mask, hash);
+    for (int64_t i = 0; i < here; ++i)
+      __builtin_prefetch(known.slots + (static_cast<uint32_t>(hash[i]) & known.slot_mask));
     for (int64_t i = 0; i < here; ++i) {
       const W* row = rows + (begin + i) * width;
-      uint64_t at = hash[i] & known.slot_mask;
+      const auto h = static_cast<uint32_t>(hash[i]);
+      const uint64_t tag = slot_tag(h);
+      uint64_t at = h & known.slot_mask;
       const auto same = [&](uint64_t slot) {
-        return (slot ^ hash[i]) >> 32 == 0 &&
-               equal_rows<L>(known.rows + (static_cast<uint32_t>(slot) - 1) * width, row, width);
+        return (slot ^ tag) >> slot_number_bits == 0 &&
+               is_row<L>(known, static_cast<int64_t>(slot_number(slot)), width, row);
       };
       while (known.slots[at] && !same(known.slots[at])) at = (at + 1) & known.slot_mask;
       if (!known.slots[at]) {
-        __builtin_memcpy(known.rows + size * width, row, width * sizeof(W));
-        fresh[size - known.size] = begin + i;
-        known.slots[at] = hash[i] >> 32 << 32 | ++size;
+        keep_row<L>(known, size, width, row, h);
+        if (fresh) fresh[size - known.size] = begin + i;
+        known.slots[at] = tag | size++;
       }
-      number[begin + i] = static_cast<int32_t>(known.slots[at] - 1);
+      number[begin + i] = static_cast<I>(slot_number(known.slots[at]));
     }
   }
   return size - known.size;
@@ -265,20 +232,7 @@ inline auto with_vectors(int64_t width, F f) {
 }
 
 template <class W, class I>
-int64_t find_entries(const RowSearch<W, I>& search, int64_t begin, int64_t end, const EntryTable<I>& table) {
-  return with_vectors<W>(search.width, [&]<int L>(std::integral_constant<int, L>, auto width) {
-    return find_entries<L>(search, width, begin, end, table);
-  });
-}
-
-template <class W, class I>
-void find_slots(const RowSearch<W, I>& search, int64_t begin, int64_t end) {
-  with_vectors<W>(search.width,
-                  [&]<int L>(std::integral_constant<int, L>, auto width) { find_slots<L>(search, width, begin, end); });
-}
-
-template <class W>
-int64_t number_rows(const KnownRows<W>& known, const W* rows, int64_t n, int32_t* number, int64_t* fresh) {
+int64_t number_rows(const KnownRows<W>& known, const W* rows, int64_t n, I* number, int64_t* fresh) {
   return with_vectors<W>(known.width, [&]<int L>(std::integral_constant<int, L>, auto width) {
     return number_rows<L>(known, width, rows, n, number, fresh);
   });

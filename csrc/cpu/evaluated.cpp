@@ -125,8 +125,12 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       beta = arena.take<T>(rows);
       mass = arena.take<T>(rows);
       row_of_pattern = arena.take<int32_t>(room);
-      known = {keys, arena.take<W>(room * width), arena.take<uint64_t>(slots), static_cast<uint64_t>(slots - 1), width,
-               0};
+      known.keys = keys;
+      known.hash_mask = ~uint64_t{0};
+      known.width = width;
+      known.rows = arena.take<W>(room * width);
+      known.slots = arena.take<uint64_t>(slots);
+      known.slot_mask = static_cast<uint64_t>(slots - 1);
       forget();
     }
 
@@ -138,7 +142,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     PackedBranch<T> packed;
     T *z, *beta, *mass;       // [room, stride], [room], [room]
     int32_t* row_of_pattern;  // [room]
-    KnownRows<W> known;
+    KnownRows<W> known = {};
     int64_t num_fresh = 0;  // of this chunk
     int64_t num_known = 0;  // after it
     int64_t without = 0;    // rows to come for which the table is left out
@@ -168,7 +172,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     for (; v < nodes && of.without == 0; v = std::min(nodes, v + rows_at_once)) {
       const int64_t n = std::min(rows_at_once, nodes - v);
       const int64_t found =
-          isa_kernels<KnownKernels<W>>().number(known, rows + v * model.features, n, number + v, fresh);
+          isa_kernels<DistinctKernels<W, int32_t>>().number(known, rows + v * model.features, n, number + v, fresh);
       for (int64_t i = 0; i < found; ++i) fresh[i] += v;
       fresh += found;
       known.size += found;

@@ -58,12 +58,12 @@ class Patterns {
         rows_(1 + operators_.size() * hops) {
     const int64_t rows = std::min(room_, most_rows), stride = padded_to(column_multiple, width);
     const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * rows + 1)));
-    x_ = {row_keys_.data(),
-          arena.take<W>(rows * width),
-          arena.take<uint64_t>(slots),
-          static_cast<uint64_t>(slots - 1),
-          width,
-          0};
+    x_.keys = row_keys_.data();
+    x_.hash_mask = ~uint64_t{0};
+    x_.width = width;
+    x_.rows = arena.take<W>(rows * width);
+    x_.slots = arena.take<uint64_t>(slots);
+    x_.slot_mask = static_cast<uint64_t>(slots - 1);
     pattern_of_row_ = arena.take<int32_t>(rows * degrees);
     for (int64_t r = 0; r <= hops; ++r) {
       for (size_t o = 0; o < operators_.size() && r < hops; ++o) hops_[r].y.push_back(arena.take<A>(room_ * stride));
@@ -220,7 +220,7 @@ class Patterns {
   template <class I>
   bool number_rows(const T* x, const I* indptr, int64_t nodes) {
     HopPatterns& hop = hops_[0];
-    const auto number = isa_kernels<KnownKernels<W>>().number;
+    const auto number = isa_kernels<DistinctKernels<W, int32_t>>().number;
     int32_t* const of_node = hop.of_node.of(nodes + 1);
     int64_t* const node = hop.node.of(nodes);
     hop.fresh = 0;
