@@ -36,7 +36,7 @@ from spin_fast import (
     sum_readout,
 )
 from spin_fast._common.files import replacing
-from spin_fast.training import Trainer, predict
+from spin_fast.training import Trainer, predict, predict_proba
 
 from ..harness import inputs, report
 from ..harness.process import environment
@@ -59,6 +59,7 @@ CALLS = (
     "PowerFeatures.from_graphs",
     f"training step, {BATCH_SIZE} graphs",
     "predict",
+    "predict_proba",
 )
 
 
@@ -86,6 +87,7 @@ def calls_of(dataset: str, root: str | None) -> dict[str, Callable[[], Any]]:
         partial(PowerFeatures.from_graphs, graphs, inputs.NUM_HOPS),
         partial(Trainer(model).epoch, features, batch, BATCH_SIZE),
         partial(predict, model, features),
+        partial(predict_proba, model, graphs, "sym"),
     )
     calls = dict(zip(CALLS, made, strict=True))
     for call in calls.values():

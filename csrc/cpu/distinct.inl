@@ -129,25 +129,23 @@ int64_t pack_row(const W* row, int64_t width, W* value, int32_t* column) {
   return size;
 }
 
-// Whether the known row u is `row`.
-template <int L, class W, class Width>
-inline bool is_row(const KnownRows<W>& known, int64_t u, Width width, const W* row) {
-  if (!known.row_begin) return equal_rows<L>(known.rows + u * width, row, width);
+// Whether the sparse row u is `row`.
+template <class W>
+bool is_sparse_row(const KnownRows<W>& known, int64_t u, const W* row) {
   W differ = 0;
   for (int64_t e = known.row_begin[u]; e < known.row_begin[u + 1]; ++e)
     differ |= known.rows[e] ^ row[known.column_of[e]];
-  return differ == 0 && nonzeros(row, width) == known.row_begin[u + 1] - known.row_begin[u];
+  return differ == 0 && nonzeros(row, known.width) == known.row_begin[u + 1] - known.row_begin[u];
 }
 
-// Keeps a row as the one numbered u.
-template <int L, class W, class Width>
-inline void keep_row(const KnownRows<W>& known, int64_t u, Width width, const W* row, uint64_t hash) {
-  if (known.hashes) known.hashes[u] = static_cast<uint32_t>(hash);
+// Keeps a row as the one numbered u. Not inlined, since the loop over rows, of which few are new, needs the registers.
+template <class W, class Width>
+__attribute__((noinline)) void keep_row(const KnownRows<W>& known, int64_t u, Width width, const W* row,
+                                        uint32_t hash) {
+  if (known.hashes) known.hashes[u] = hash;
   if (known.row_begin) {
     const int64_t begin = known.row_begin[u];
     known.row_begin[u + 1] = begin + pack_row<W>(row, width, known.rows + begin, known.column_of + begin);
-  } else if constexpr (by_vectors<L, W>) {
-    for_each_vector<L>(width, [&](int64_t j) { store<L, W>(known.rows + u * width + j, positive_zeros<L>(row + j)); });
   } else {
     for (int64_t j = 0; j < width; ++j) known.rows[u * width + j] = positive_zeros<1>(row + j);
   }
@@ -161,15 +159,18 @@ int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
   I own[room], times[room], before[room];
   Vector<I> place;
   for (int k = 0; k < L; ++k) place[k] = k;
-  for (int64_t i = 0; i < n; i += L, place += L) {
-    const Vector<I> mine = load_first<L, I>(of_node + i, n - i < L ? n - i : L);
-    Vector<I> equal = {}, earlier = {};
-    for (int64_t j = 0; j < n; ++j) {
-      const Vector<I> same = mine == of_node[j];
-      equal -= same;
-      earlier |= same & (place > static_cast<I>(j));
+  for (int64_t i = 0; i < n; i += L) {
+    const int64_t end = n - i < L ? n : i + L;
+    const Vector<I> mine = load_first<L, I>(of_node + i, end - i);
+    Vector<I> earlier = {}, later = {};  // -1 for each node of the same row
+    for (int64_t j = 0; j < i; ++j) earlier += mine == of_node[j];
+    for (int64_t j = i; j < end; ++j) {
+      const Vector<I> same = mine == of_node[j], is_earlier = place > static_cast<I>(j - i);
+      earlier += same & is_earlier;
+      later += same & ~is_earlier;
     }
-    store<L, I>(times + i, equal);
+    for (int64_t j = end; j < n; ++j) later += mine == of_node[j];
+    store<L, I>(times + i, -(earlier + later));
     store<L, I>(before + i, earlier);
   }
   int64_t size = 0;
@@ -191,29 +192,33 @@ int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
 template <int L, class W, class I, class Width>
 int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n, I* number, int64_t* fresh) {
   constexpr int64_t at_once = 64;  // whose slots are on their way together
+  const uint64_t mask = known.slot_mask;
+  uint64_t* const slots = known.slots;
+  const W* const known_rows = known.rows;
+  const bool sparse = known.row_begin != nullptr;
   int64_t size = known.size;
   for (int64_t begin = 0; begin < n; begin += at_once) {
     const int64_t here = n - begin < at_once ? n - begin : at_once;
     uint64_t hash[at_once];
     hash_rows<L>(rows + begin * width, here, width, known.keys, known.hash_mask, hash);
-    for (int64_t i = 0; i < here; ++i)
-      __builtin_prefetch(known.slots + (static_cast<uint32_t>(hash[i]) & known.slot_mask));
+    for (int64_t i = 0; i < here; ++i) __builtin_prefetch(slots + (static_cast<uint32_t>(hash[i]) & mask));
     for (int64_t i = 0; i < here; ++i) {
       const W* row = rows + (begin + i) * width;
       const auto h = static_cast<uint32_t>(hash[i]);
       const uint64_t tag = slot_tag(h);
-      uint64_t at = h & known.slot_mask;
       const auto same = [&](uint64_t slot) {
-        return (slot ^ tag) >> slot_number_bits == 0 &&
-               is_row<L>(known, static_cast<int64_t>(slot_number(slot)), width, row);
+        if ((slot ^ tag) >> slot_number_bits != 0) return false;
+        const auto u = static_cast<int64_t>(slot_number(slot));
+        return sparse ? is_sparse_row(known, u, row) : equal_rows<L>(known_rows + u * width, row, width);
       };
-      while (known.slots[at] && !same(known.slots[at])) at = (at + 1) & known.slot_mask;
-      if (!known.slots[at]) {
-        keep_row<L>(known, size, width, row, h);
+      uint64_t at = h & mask, slot = slots[at];
+      for (; slot && !same(slot); slot = slots[at]) at = (at + 1) & mask;
+      if (!slot) {
+        keep_row(known, size, width, row, h);
         if (fresh) fresh[size - known.size] = begin + i;
-        known.slots[at] = tag | size++;
+        slots[at] = slot = tag | static_cast<uint64_t>(size++);
       }
-      number[begin + i] = static_cast<I>(slot_number(known.slots[at]));
+      number[begin + i] = static_cast<I>(slot_number(slot));
     }
   }
   return size - known.size;
@@ -224,6 +229,8 @@ template <class W, int L = vector_bytes / sizeof(W), class F>
 inline auto with_vectors(int64_t width, F f) {
   if constexpr (L == 1) {
     if (width == 1) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 1>{});
+    if (width == 2) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 2>{});
+    if (width == 3) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 3>{});
     return f(std::integral_constant<int, 1>{}, width);
   } else {
     if (width >= L) return f(std::integral_constant<int, L>{}, width);
