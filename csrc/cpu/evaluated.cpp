@@ -7,7 +7,6 @@
 #include "evaluated.h"
 
 #include <array>
-#include <bit>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -38,8 +37,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       patterns_.emplace(arena_, model.features, operators,
                         (model.branches - 1) / static_cast<int64_t>(operators.size()), room);
     for (int64_t b = 0; b < model.branches; ++b)
-      branches_.emplace_back(arena_, PackedBranch<T>(arena_, model, b, parameters, false), room, model.features,
-                             keys_.data());
+      branches_.emplace_back(arena_, PackedBranch<T>(arena_, model, b, parameters, false), room, keys_);
     for (size_t l = 0; l < model.widths.size(); ++l) row_cost_ += model.below(l) * model.widths[l];
   }
 
@@ -117,20 +115,14 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   }
 
   struct Branch {
-    Branch(Arena& arena, PackedBranch<T>&& its, int64_t room, int64_t width, const uint32_t* keys)
+    Branch(Arena& arena, PackedBranch<T>&& its, int64_t room, const std::vector<uint32_t>& keys)
         : packed(std::move(its)) {
       const int64_t rows = room + column_multiple;  // the last are read by whole registers of rows
-      const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * room + 1)));
       z = arena.take<T>(rows * packed.mlp.layers.back().stride);
       beta = arena.take<T>(rows);
       mass = arena.take<T>(rows);
       row_of_pattern = arena.take<int32_t>(room);
-      known.keys = keys;
-      known.hash_mask = ~uint64_t{0};
-      known.width = width;
-      known.rows = arena.take<W>(room * width);
-      known.slots = arena.take<uint64_t>(slots);
-      known.slot_mask = static_cast<uint64_t>(slots - 1);
+      known = memory_for_rows<W>(arena, keys, room);
       forget();
     }
 
@@ -142,7 +134,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     PackedBranch<T> packed;
     T *z, *beta, *mass;       // [room, stride], [room], [room]
     int32_t* row_of_pattern;  // [room]
-    KnownRows<W> known = {};
+    KnownRows<W> known;
     int64_t num_fresh = 0;  // of this chunk
     int64_t num_known = 0;  // after it
     int64_t without = 0;    // rows to come for which the table is left out

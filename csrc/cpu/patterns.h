@@ -39,6 +39,20 @@ class Room {
   int64_t size_ = 0;
 };
 
+// Memory for so many rows, none of which is known yet; the slots are not cleared. `keys` must outlive it.
+template <class W>
+KnownRows<W> memory_for_rows(Arena& arena, const std::vector<uint32_t>& keys, int64_t rows) {
+  const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * rows + 1)));
+  KnownRows<W> known = {};
+  known.keys = keys.data();
+  known.hash_mask = ~uint64_t{0};
+  known.width = static_cast<int64_t>(keys.size()) / 2;
+  known.rows = arena.take<W>(rows * known.width);
+  known.slots = arena.take<uint64_t>(slots);
+  known.slot_mask = static_cast<uint64_t>(slots - 1);
+  return known;
+}
+
 // T: of x; A: of the sums.
 template <class T, class A>
 class Patterns {
@@ -57,13 +71,7 @@ class Patterns {
         hops_(hops + 1),
         rows_(1 + operators_.size() * hops) {
     const int64_t rows = std::min(room_, most_rows), stride = padded_to(column_multiple, width);
-    const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * rows + 1)));
-    x_.keys = row_keys_.data();
-    x_.hash_mask = ~uint64_t{0};
-    x_.width = width;
-    x_.rows = arena.take<W>(rows * width);
-    x_.slots = arena.take<uint64_t>(slots);
-    x_.slot_mask = static_cast<uint64_t>(slots - 1);
+    x_ = memory_for_rows<W>(arena, row_keys_, rows);
     pattern_of_row_ = arena.take<int32_t>(rows * degrees);
     for (int64_t r = 0; r <= hops; ++r) {
       for (size_t o = 0; o < operators_.size() && r < hops; ++o) hops_[r].y.push_back(arena.take<A>(room_ * stride));
@@ -227,8 +235,7 @@ class Patterns {
     for (int64_t v = 0; v < nodes; v += at_once) {
       const int64_t n = std::min(at_once, nodes - v);
       if (x_.size + n > std::min(room_, most_rows)) return false;
-      // Where its fresh rows are is of no use here: they are overwritten.
-      const int64_t fresh = number(x_, reinterpret_cast<const W*>(x + v * width_), n, of_node + v, node + hop.fresh);
+      const int64_t fresh = number(x_, reinterpret_cast<const W*>(x + v * width_), n, of_node + v, nullptr);
       if (v == 0 && n == at_once && fresh * 2 > n) return false;
       x_.size += fresh;
       for (int64_t i = v; i < v + n; ++i) {

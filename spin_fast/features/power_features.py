@@ -25,7 +25,7 @@ from .identical import identical_segments
 
 WORTHWHILE = 1.1  # nodes per distinct row; below, reading rows by index costs more than sharing them saves
 CHUNK_BYTES = 8 << 20  # of the powers of a chunk and of the search for its distinct rows
-NODE_BYTES = 24  # per node, of the search for distinct rows by one thread
+ROW_BYTES = 4  # per row of a node, of the search for distinct rows
 GPU_CHUNK_BYTES = 1 << 30  # the same on a GPU: few chunks, each of which is searched together with all rows so far
 GPU_ROW_BYTES = 80  # per row of a node, of the search there
 SAMPLE_NODES = 4096  # from so many nodes on, the rows found so far tell whether deduplication is worthwhile
@@ -666,7 +666,8 @@ class PowerFeatures(GraphArrays):
 
 def _chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
     """Bytes of a chunk in which distinct rows are searched, and those that a node counts beside its powers."""
-    return (CHUNK_BYTES, NODE_BYTES) if x.is_cpu else (GPU_CHUNK_BYTES, num_branches * GPU_ROW_BYTES)
+    size, row_bytes = (CHUNK_BYTES, ROW_BYTES) if x.is_cpu else (GPU_CHUNK_BYTES, GPU_ROW_BYTES)
+    return size, num_branches * row_bytes
 
 
 def _add(

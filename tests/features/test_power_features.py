@@ -138,7 +138,7 @@ def test_sharing_is_decided_chunk_by_chunk(backend: str, monkeypatch: pytest.Mon
     graphs = random_graphs([30] * 4, density=0.2)
     x = graphs.x.clone()
     x[60:] = x[0]
-    monkeypatch.setattr(features, "CHUNK_BYTES", 30 * (graphs.x.element_size() * 3 + features.NODE_BYTES))
+    monkeypatch.setattr(features, "CHUNK_BYTES", 30 * (graphs.x.element_size() * 3 + features.ROW_BYTES))
     assert PowerFeatures.from_graphs(replace(graphs, x=x), 0).index is not None
     monkeypatch.setattr(features, "SAMPLE_NODES", 30)
     assert PowerFeatures.from_graphs(replace(graphs, x=x), 0).index is None

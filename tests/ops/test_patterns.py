@@ -170,13 +170,13 @@ def test_features_of_chunks_without_patterns_in_between(native) -> None:
     """Patterns are given up, left out for some chunks, and begun anew."""
     alike, unlike = molecules([40] * 30, torch.eye(16)[:2]), molecules([40] * 30, torch.randn(500, 16), hubs=9)
     graphs = GraphBatch.concatenate([alike, alike, unlike, alike, *[unlike] * 15, alike, alike])
-    assert same_features(graphs, "sym", 2, 1200 * (3 * 64 + features.NODE_BYTES)) == 6
+    assert same_features(graphs, "sym", 2, 1200 * 3 * (64 + features.ROW_BYTES)) == 6
 
 
 def test_features_where_patterns_do_not_fit(native) -> None:
     """Patterns of wide rows are forgotten again and again; rows keep their numbers."""
     graphs = molecules([30] * 90, torch.eye(2000)[:40])
-    assert same_features(graphs, "sym", 2, 300 * (3 * 8000 + features.NODE_BYTES)) > 6
+    assert same_features(graphs, "sym", 2, 300 * 3 * (8000 + features.ROW_BYTES)) > 6
 
 
 @pytest.mark.parametrize(("size", "edges", "width"), [(10_000, 0, 8), (160, 94, 700)])

@@ -361,7 +361,7 @@ def test_ten_million_nodes_in_one_graph(backend: str) -> None:
 
 
 def test_float32_is_as_accurate_as_torch(backend: str) -> None:
-    """At most three times the error of torch's own float32 operations, whose order of sums depends on the processor."""
+    """At most twice the error of torch's own float32 operations, graph by graph; the reference sums as torch does."""
     case = dense_case([3000, 17, 500], 2, 32, torch.float32)
     shared = {name: case[name] for name in ("z", "ptr")}
     sizes = case["ptr"].diff().tolist()
@@ -378,7 +378,8 @@ def test_float32_is_as_accurate_as_torch(backend: str) -> None:
         (attention(case)[0], lambda rows, w: torch.softmax((rows @ w).relu(), 0)[:, None], case["w"]),
     ):
         exact = looped_readout(**shared, num_branches=2, w=w)[0]
-        assert (ours.double() - exact).norm() <= 3 * (theirs(weigh) - exact).norm()
+        most = 3 if backend == "reference" else 2  # torch's order of sums depends on the processor
+        assert (ours.double() - exact).norm() <= most * (theirs(weigh) - exact).norm()
 
 
 @pytest.mark.parametrize("form", ["dense", "counted", "indexed"])

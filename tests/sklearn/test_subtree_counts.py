@@ -35,7 +35,7 @@ def test_rows_are_the_counts_of_patterns(graphs: GraphBatch) -> None:
     for norm in ("l1", "l2"):
         assert np.allclose(SubtreeCounts(2, norm=norm).fit_transform(graphs).toarray().sum(1)[1], 0)  # no nodes
         scaled = SubtreeCounts(2, n_features=2**30, norm=norm).fit_transform(graphs)
-        assert abs(scaled - normalize(counts, norm)).max() <= np.finfo(float).eps  # numpy sums by processor
+        assert abs(scaled - normalize(counts, norm)).max() <= np.finfo(float).eps  # numpy's order of sums
 
 
 def test_graphs_seen_later_get_the_same_columns(graphs: GraphBatch) -> None:
