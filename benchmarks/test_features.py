@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, power_features
 from spin_fast.features.chunks import power_chunks
-from spin_fast.features.power_features import CHUNK_BYTES, NODE_BYTES
+from spin_fast.features.power_features import chunk_limits
 
 from .harness import floors
 from .harness.inputs import NUM_HOPS
@@ -39,7 +39,8 @@ def test_from_graphs(race: RaceRunner, dataset: str, graphs: GraphBatch, threads
     once = list(contenders)[4:]
 
     def chunks() -> Iterator[tuple[Tensor, Tensor]]:
-        for chunk in power_chunks(graphs, NUM_HOPS, "sym", CHUNK_BYTES, NODE_BYTES, float64_sums=True):
+        limits = chunk_limits(graphs.x, NUM_HOPS + 1)
+        for chunk in power_chunks(graphs, NUM_HOPS, "sym", *limits, float64_sums=True):
             yield chunk.powers, chunk.ptr
 
     if told := threads == 1 and floors.told_search(graphs, features, chunks):

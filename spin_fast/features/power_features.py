@@ -237,7 +237,7 @@ class PowerFeatures(GraphArrays):
             operator=operator,
         )
         with progress_bar("graphs", len(graphs), progress) as advance:
-            limits = _chunk_limits(graphs.x, num_branches_of(num_hops, operator))
+            limits = chunk_limits(graphs.x, num_branches_of(num_hops, operator))
             chunks = power_chunks(graphs, num_hops, operator, *limits, float64_sums=True)
             last = _add(found, chunks, advance)
             if last is None:
@@ -284,7 +284,7 @@ class PowerFeatures(GraphArrays):
             dense = [*map(lambda graphs: powers_of(graphs, num_hops, operator, False), stream)]  # keeps no chunk
             return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
         found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x, operator=operator)
-        limits = _chunk_limits(stream.x, num_branches_of(num_hops, operator))
+        limits = chunk_limits(stream.x, num_branches_of(num_hops, operator))
         more = stream.power_chunks(num_hops, operator, *limits)
         last = _add(found, more)
         rows, row_ptr, ptr, index, count, row_of_node = found.take()
@@ -354,7 +354,7 @@ class PowerFeatures(GraphArrays):
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
         num_nodes, num_graphs = int(sizes.sum()), len(sizes)
         found = ops.DistinctRows(num_branches, rows, num_nodes=num_nodes, num_graphs=num_graphs, node_rows=node_rows)
-        num_bytes, bytes_beside = _chunk_limits(rows, num_branches)
+        num_bytes, bytes_beside = chunk_limits(rows, num_branches)
         bytes_per_node = num_branches * rows.shape[1] * rows.element_size() + bytes_beside
         for part in parts:
             for begin, end in chunks_of(part.node_ptr, num_bytes // bytes_per_node):
@@ -664,7 +664,7 @@ class PowerFeatures(GraphArrays):
         return take(self.rows, distinct), row_ptr, ptr, index, count, distinct
 
 
-def _chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
+def chunk_limits(x: Tensor, num_branches: int) -> tuple[int, int]:
     """Bytes of a chunk in which distinct rows are searched, and those that a node counts beside its powers."""
     size, row_bytes = (CHUNK_BYTES, ROW_BYTES) if x.is_cpu else (GPU_CHUNK_BYTES, GPU_ROW_BYTES)
     return size, num_branches * row_bytes
