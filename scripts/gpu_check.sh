@@ -51,7 +51,7 @@ fi
 cd "$(dirname "$0")/.." || exit 2
 scratch=$PWD/build/gpu_check
 [[ -n $results ]] || results=$([[ ${#quick[@]} -gt 0 ]] && echo "$scratch" || echo "$PWD/benchmarks/results/gpu")
-export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+export PYTHONPATH=$PWD:$scratch/stage${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 
 if ! found=$("$python" -c '
 import torch
@@ -87,9 +87,12 @@ said() { # by the code of a command
   esac
 }
 
-# In a folder without pyproject.toml, which is for newer setuptools than some have; its links lead back here.
+# In a folder without pyproject.toml, which is for newer setuptools than some have; its links lead back here. The
+# version is read from metadata, which otherwise an installation makes.
 build() {
-  mkdir -p "$scratch/stage" && ln -sfn "$PWD"/{setup.py,csrc,spin_fast} "$scratch/stage"
+  mkdir -p "$scratch/stage/spin_fast.egg-info" && ln -sfn "$PWD"/{setup.py,csrc,spin_fast} "$scratch/stage"
+  printf 'Metadata-Version: 2.1\nName: spin_fast\nVersion: %s\n' \
+    "$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)" > "$scratch/stage/spin_fast.egg-info/PKG-INFO"
   (
     cd "$scratch/stage" || exit
     TORCH_CUDA_ARCH_LIST=${found##*$'\n'} SPIN_FAST_CUDA=1 run build "$python" setup.py build_ext --inplace
@@ -100,7 +103,7 @@ build() {
 # After an illegal access nothing works in a process any more: some failures tell as much as all.
 tests() {
   local workers=()
-  "$python" -c 'import xdist' 2> /dev/null && workers=(-n 4)
+  "$python" -c 'import xdist' 2> /dev/null && workers=(-n 8)
   run tests "$python" -m pytest -q -k cuda -p no:cacheprovider -o addopts=--import-mode=importlib -m 'not long' "${workers[@]}" \
     -o faulthandler_timeout=60 --tb=short --maxfail=40 --durations=10 tests
   outcome[tests]=$(said $?)

@@ -33,7 +33,7 @@ namespace spin_fast {
 
 inline bool is_here(const Tensor& t) {
   int32_t type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(t.get(), &type));
   return type == spin_fast_device_type();
 }
 
@@ -61,9 +61,9 @@ class Device {
       const int32_t index = other ? other->get_device_index() : index_;
       require(index == index_, name, " must be on the device of the op, cuda:", index_, ", got cuda:", index);
     }
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(index_, &guard_));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_create_cuda_guard(index_, &guard_));
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(index_, &stream));
     stream_ = static_cast<cudaStream_t>(stream);
   }
   Device(const Device&) = delete;

@@ -57,7 +57,7 @@ def tested(scores: Tensor, y: Tensor | None, ids: Tensor, metric: training.Metri
     odd = Odd("scores that are not finite, so that the test has no result")
     odd.add(training.not_finite(scores).cpu(), [*map(str, ids.tolist())])
     odd.warn(len(ids))
-    return math.nan if odd.number else metric(scores, y)
+    return math.nan if odd.number else metric(scores, y.to(scores.device))
 
 
 def show_score(metric_name: str, value: float) -> str:
