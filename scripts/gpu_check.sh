@@ -17,7 +17,7 @@ set -uo pipefail
 seconds=${GPU_CHECK_SECONDS:-525}
 steps=(build tests memcheck racecheck synccheck initcheck benchmarks)
 # Seconds that the steps before leave to a step, however long they take.
-declare -A least=([build]=60 [tests]=80 [memcheck]=30 [racecheck]=30 [synccheck]=20 [initcheck]=10 [benchmarks]=150)
+declare -A least=([build]=60 [tests]=80 [memcheck]=30 [racecheck]=90 [synccheck]=20 [initcheck]=10 [benchmarks]=150)
 declare -A wanted=() outcome=() took=()
 python=${PYTHON:-python3}
 quick=() results='' refused=''

@@ -52,7 +52,8 @@ def of(model: nn.Module, batches: Callable[[], Iterable[Any]], optimizer: torch.
 def captured(model: nn.Module, batches: list[Any]) -> Epoch:
     """An epoch of a rival on a GPU whose batches, collated beforehand, have a CUDA graph of the whole step each.
 
-    The graphs share their memory, which each overwrites, so the losses are kept outside.
+    The graphs share their memory, which each overwrites, so the losses are kept outside. What they read and write there
+    they do not keep alive: model, optimiser and batches must be, as long as the epoch is.
     """
     model.train()
     optimizer = torch.optim.Adam(model.parameters(), LEARNING_RATE, fused=True, capturable=True)
@@ -80,12 +81,12 @@ def captured(model: nn.Module, batches: list[Any]) -> Epoch:
             step(number)
         graphs.append(graph)
 
-    def epoch() -> float:
+    def epoch(*_: Any) -> float:
         for graph in shuffled(graphs):
             graph.replay()
         return losses.mean().item()
 
-    return epoch
+    return partial(epoch, model, optimizer, batches)
 
 
 def shuffled(batches: list[Any]) -> Iterator[Any]:

@@ -47,6 +47,19 @@ struct Task {
   }
 };
 
+// f(task) for the tasks of a block, every gridDim.x-th of a branch, that have tiles. Most have none where graphs are
+// small, so each lane looks at another one: their sizes are on the way together.
+template <class T, class F>
+__device__ void for_each_task(const BranchCall<T>& call, int64_t branch, F f) {
+  const int64_t tasks = call.graphs * call.pieces, step = gridDim.x;
+  for (int64_t first = blockIdx.x; first < tasks; first += warp_size * step) {
+    const int64_t own = first + threadIdx.x % warp_size * step;
+    const Task<T> mine(call, branch, own < tasks ? own : first);
+    for (unsigned found = __ballot_sync(all_lanes, own < tasks && mine.piece < mine.tiles); found; found &= found - 1)
+      f(Task<T>(call, branch, first + (__ffs(found) - 1) * step));
+  }
+}
+
 // Sends the rows of a tile through the MLP; returns their number, padded with rows of zeros to a multiple of 4. The
 // block is synchronised before and after.
 template <Math math, class T>
@@ -101,9 +114,7 @@ __global__ void forward_kernel(BranchCall<T> call) {
   const T* w = memory.weights + mlp.packed_w;
   const T* z = memory.tile + mlp.layers[mlp.depth - 1].activation;
   const int width = mlp.out();
-  for (int64_t i = blockIdx.x; i < call.graphs * call.pieces; i += gridDim.x) {
-    const Task<T> task(call, branch, i);
-    if (task.piece >= task.tiles) continue;
+  for_each_task(call, branch, [&](const Task<T>& task) {
     T top = 0, total = 0;
     for (int j = threadIdx.x; j < width; j += blockDim.x) sum[j] = 0;
     for (int64_t number = task.piece; number < task.tiles; number += call.pieces) {
@@ -131,7 +142,7 @@ __global__ void forward_kernel(BranchCall<T> call) {
     if (threadIdx.x == 0) call.top[at] = top, call.total[at] = total;
     for (int j = threadIdx.x; j < width; j += blockDim.x) call.sum[at * width + j] = sum[j];
     __syncthreads();  // shared memory is no longer read
-  }
+  });
 }
 
 // Combines the pieces of a segment, one warp each, lanes over pieces, then over columns; top[s, 0] and scale are those
@@ -187,9 +198,7 @@ __global__ void backward_kernel(BranchCall<T> call) {
   const T* z = memory.tile + last.activation;
   const T slope = static_cast<T>(last.slope);
   const int width = mlp.out();
-  for (int64_t i = blockIdx.x; i < call.graphs * call.pieces; i += gridDim.x) {
-    const Task<T> task(call, branch, i);
-    if (task.piece >= task.tiles) continue;
+  for_each_task(call, branch, [&](const Task<T>& task) {
     const int64_t s = branch * call.graphs + task.position;
     const int64_t at = task.position * call.stride + branch * width;
     __syncthreads();  // the previous ds is no longer read
@@ -234,7 +243,7 @@ __global__ void backward_kernel(BranchCall<T> call) {
         if (row < tile.rows && column < mlp.in()) call.dx[(tile.first + row) * mlp.in() + column] = value;
       });
     }
-  }
+  });
   store_gradient(call.mlp, memory);
 }
 
@@ -312,9 +321,9 @@ void FusedBranches<T>::prepare(bool with_gradient, bool with_input_gradient) {
     mlp.w_branch = model_.width();
     mlp.gradient_size += static_cast<int>(model_.width());
   }
-  // Small tiles for small graphs, most of which should fill theirs.
+  // Joint rows are wide: small tiles for small graphs, most of which should fill theirs.
   const int64_t mean = call_.seg.entries / std::max<int64_t>(call_.seg.graphs * model_.branches, 1);
-  mlp_.emplace(device_, "widths", mlp, model_.branches, parameters_, mean <= 40 ? 32 : 64);
+  mlp_.emplace(device_, "widths", mlp, model_.branches, parameters_, call_.num_parts > 0 && mean <= 40 ? 32 : 64);
 }
 
 // Launches kernel(constant Math, constant of whether tile and weights are shared memory) on as many blocks as are

@@ -17,9 +17,10 @@ ROWS_AT_ONCE = 1 << 16
 SparseArrays = tuple[Tensor, Tensor | None, Tensor | None, int]
 
 
-with warnings.catch_warnings():  # once per process torch says that CSR is in beta; little but its arrays is used here
-    warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
-    torch.empty(0, 0).to_sparse_csr()
+with warnings.catch_warnings():  # once per process torch says that CSR is in beta, or is not checked; little but its
+    warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks)")  # arrays is used here
+    none = torch.empty(0, dtype=torch.int32)
+    torch.sparse_csr_tensor(none.new_zeros(1), none, none.float(), (0, 0), check_invariants=False)
 
 
 def is_sparse(rows: Tensor) -> bool:

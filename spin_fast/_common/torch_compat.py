@@ -88,16 +88,25 @@ def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
+ADAM_PIECES = 32
+"""Of a parameter on a GPU: as many as one launch of torch's takes."""
+
+
 def fused_adam(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group: dict[str, Any]) -> None:
-    """The kernel of ``torch.optim.Adam(fused=True)`` for one parameter, whose ``step`` has been counted."""
+    """The kernel of ``torch.optim.Adam(fused=True)`` for one parameter, whose ``step`` has been counted.
+
+    A GPU updates 64 Ki values of a tensor on a single multiprocessor, so there it gets pieces, all in one launch.
+    """
     beta1, beta2 = group["betas"]
+    size = 1024 * -(-parameter.numel() // (1024 * ADAM_PIECES)) if parameter.is_cuda else parameter.numel()
+    parameters = parameter.split(size)
     torch._fused_adam_(
-        [parameter],
-        [grad],
-        [state["exp_avg"]],
-        [state["exp_avg_sq"]],
+        parameters,
+        grad.split(size),
+        state["exp_avg"].split(size),
+        state["exp_avg_sq"].split(size),
         [],
-        [state["step"]],
+        [state["step"]] * len(parameters),
         lr=group["lr"],
         beta1=beta1,
         beta2=beta2,
