@@ -1,4 +1,4 @@
-"""What users do, on a GPU from begin to end: commands, estimator, evaluation, explanations, files.
+"""What users do, on a GPU from beginning to end: commands, estimator, evaluation, explanations, files.
 
 Each runs on the CPU too, so that a machine without a GPU tests that the test is right.
 """
@@ -19,7 +19,6 @@ from helpers.cli import invoke
 
 import spin_fast
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, datasets, training
-from spin_fast.nn import PAGNN
 from spin_fast.selection import Recipe, SubtreeRecipe, evaluate
 from spin_fast.sklearn import SPINClassifier
 
@@ -77,7 +76,7 @@ def test_evaluation(device: str, recipe: Recipe | SubtreeRecipe) -> None:
         assert np.isfinite(done.folds[0].test).all()
 
 
-MODELS: dict[str, Callable[[], SPIN | PAGNN]] = {
+MODELS: dict[str, Callable[[], SPIN]] = {
     "SPIN": lambda: SPIN(3, 8, 2, 2),
     "joint": lambda: SPIN(3, 8, 2, 2, branches="joint", batch_norm=True, dropout=0.1),
     "size aware": lambda: SPIN(3, 8, 2, 2, size_aware=True),
