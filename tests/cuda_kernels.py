@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from helpers import ROOT
 
+import spin_fast
 from spin_fast.ops import native
 
+needs_gpu = pytest.mark.skipif(
+    not (torch.cuda.is_available() and spin_fast.native_available("cuda")),
+    reason=f"needs a GPU and the CUDA kernels ({spin_fast.build_info().get('cuda_reason', 'torch finds no GPU')})",
+)
 FOLDER = ROOT / "build" / "emulator"
 OPS = (
     "power_features",

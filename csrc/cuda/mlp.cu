@@ -69,7 +69,7 @@ MlpLayout laid_out(const Device& device, const char* name, MlpLayout mlp, int64_
   int widest = 0;
   for (int l = 0; l < mlp.depth; ++l) widest = std::max(widest, mlp.layers[l].out);
   const int64_t squares = static_cast<int64_t>(mlp.tile / side) * (padded_to_side(widest) / side);
-  // Packing weights takes longest where products have few squares: it waits for memory, the less the more threads.
+  // More threads than squares still help to pack the weights, which waits for memory.
   mlp.threads = std::clamp<int64_t>((squares + warp_size - 1) / warp_size * warp_size, 128, 256);
   return mlp;
 }

@@ -17,10 +17,11 @@ ROWS_AT_ONCE = 1 << 16
 SparseArrays = tuple[Tensor, Tensor | None, Tensor | None, int]
 
 
-with warnings.catch_warnings():  # once per process torch says that CSR is in beta, or is not checked; little but its
-    warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks)")  # arrays is used here
-    none = torch.empty(0, dtype=torch.int32)
-    torch.sparse_csr_tensor(none.new_zeros(1), none, none.float(), (0, 0), check_invariants=False)
+# Once per process torch says that CSR is in beta, and some releases that it is not checked. Little but its arrays is
+# used here.
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "Sparse (CSR tensor support is in beta|invariant checks)")
+    torch.sparse_csr_tensor([0], [], [], (0, 0), check_invariants=False)
 
 
 def is_sparse(rows: Tensor) -> bool:

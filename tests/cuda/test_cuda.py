@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cuda_kernels import needs_gpu
 from helpers import random_graphs
 from torch import Tensor
 
@@ -24,10 +25,6 @@ from spin_fast.ops import BRANCHES, distinct
 from spin_fast.training import trainer as trainers
 
 HAS_GPU = torch.cuda.is_available()
-needs_gpu = pytest.mark.skipif(
-    not (HAS_GPU and spin_fast.native_available("cuda")),
-    reason=f"needs a GPU and the CUDA kernels ({spin_fast.build_info().get('cuda_reason', 'torch finds no GPU')})",
-)
 needs_two_gpus = pytest.mark.skipif(not HAS_GPU or torch.cuda.device_count() < 2, reason="needs two GPUs")
 Call = Callable[[], Tensor | tuple[Tensor, ...]]
 
