@@ -12,6 +12,8 @@
 #include <pybind11/stl.h>
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
+#include <atomic>
 #include <exception>
 #include <optional>
 #include <set>
@@ -187,24 +189,25 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
                                         parse_operators(operators, branches));
 }
 
-// Of consecutive graphs of a batch, chunk after chunk, each by rows of its own, in parallel.
+// Of consecutive graphs of a batch, chunk by chunk: a thread for each of the rows takes one after the other.
 template <class I>
 py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array<I>& indptr, const Array<I>& indices,
                             const py::array& x, const std::vector<Array<int64_t>>& ptrs) {
   const auto chunks = static_cast<int64_t>(ptrs.size());
-  require(ptrs.size() <= rows.size(), "ptrs must be at most ", rows.size(), ", got ", chunks);
-  require(std::set(rows.begin(), rows.end()).size() == rows.size(), "rows must be different objects");
+  require(!rows.empty() && std::set(rows.begin(), rows.end()).size() == rows.size(), "rows must be different objects");
+  const int64_t features = rows[0]->model.features, bytes = rows[0]->bytes, room = rows[0]->room;
+  for (const EvaluatedRows* of : rows)
+    require(of->model.features == features && of->bytes == bytes && of->room == room, "rows must be alike");
   std::vector<spin_fast::GraphRange> graphs;
-  for (int64_t i = 0; i < chunks; ++i) {
-    graphs.push_back(graph_range(indptr, indices, x, ptrs[i], rows[i]->model.features, rows[i]->bytes));
-    require(graphs[i].nodes() <= rows[i]->room, "ptr must have at most ", rows[i]->room, " nodes, got ",
-            graphs[i].nodes());
-  }
+  for (const Array<int64_t>& ptr : ptrs) graphs.push_back(graph_range(indptr, indices, x, ptr, features, bytes));
   std::vector<std::optional<Tensor>> found(chunks);
   {
     const py::gil_scoped_release others_may_run;
-    spin_fast::parallel_ranges(chunks, [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) found[i] = rows[i]->readout(graphs[i]);
+    std::atomic<int64_t> taken = 0;
+    spin_fast::parallel_ranges(std::min<int64_t>(rows.size(), chunks), [&](int64_t begin, int64_t end) {
+      for (int64_t t = begin; t < end; ++t)
+        for (int64_t i = taken++; i < chunks; i = taken++)
+          if (graphs[i].nodes() <= room) found[i] = rows[t]->readout(graphs[i]);
     });
   }
   py::list readouts;
@@ -222,6 +225,20 @@ py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Ar
   return array_of([&] {
     const py::gil_scoped_release others_may_run;
     return rows.readout(values, offsets, graphs);
+  }());
+}
+
+template <class T>
+py::array class_scores(const Array<T>& readouts, const Array<T>& parameters, const std::vector<int64_t>& widths,
+                       double slope) {
+  require(readouts.ndim() == 2, "readouts must be [G, k], got ", readouts.ndim(), " dimensions");
+  require(slope >= 0 && std::isfinite(slope), "negative_slope must be finite and at least 0, got ", slope);
+  const int64_t size = spin_fast::classifier_parameters(readouts.shape(1), widths);
+  require(parameters.size() == size, "parameters must be ", size, ", got ", parameters.size());
+  return array_of([&] {
+    const py::gil_scoped_release others_may_run;
+    return spin_fast::class_scores(readouts.data(), readouts.shape(0), readouts.shape(1), parameters.data(),
+                                   word_of(sizeof(T)), widths, slope);
   }());
 }
 
@@ -274,6 +291,8 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
       .def("readout", &readout_of_rows, same_type, same_type);
   m.def("readouts_of_graphs", &readouts_of_graphs<int32_t>, py::arg(), same_type, same_type, same_type, py::arg());
   m.def("readouts_of_graphs", &readouts_of_graphs<int64_t>, py::arg(), same_type, same_type, same_type, py::arg());
+  m.def("class_scores", &class_scores<float>, same_type, same_type, py::arg(), py::arg());
+  m.def("class_scores", &class_scores<double>, same_type, same_type, py::arg(), py::arg());
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");
   m.def("isa_available", &spin_fast::available_isas, "The instruction sets that this CPU can run.");
   m.def("set_isa", &spin_fast::set_isa, "Choose the instruction set; ValueError if it is unknown or not there.");

@@ -209,7 +209,42 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   std::vector<T> graph_values_;  // [branches, 2, graphs]
 };
 
+template <class T>
+void class_scores(const Packed<T>& classifier, const T* readouts, int64_t graphs, T* scores) {
+  const auto kernels = isa_kernels<BranchKernels<T>>();
+  const Layer<T>&first = classifier.layers.front(), &last = classifier.layers.back();
+  const int64_t wide = mlp_tile_rows * std::max(classifier.widest, first.below);
+  int64_t cost = 0;
+  for (const Layer<T>& layer : classifier.layers) cost += layer.in * layer.out;
+  parallel_tasks((graphs + mlp_tile_rows - 1) / mlp_tile_rows, threads_for(graphs * cost), [&](int64_t tile) {
+    const int64_t begin = tile * mlp_tile_rows, n = std::min(mlp_tile_rows, graphs - begin);
+    T* const memory = reinterpret_cast<T*>(thread_scratch(3 * wide * static_cast<int64_t>(sizeof(T))));
+    T* activations[most_layers];
+    for (size_t l = 0; l < classifier.layers.size(); ++l) activations[l] = memory + l % 2 * wide;
+    const T* rows = readouts + begin * first.in;
+    if (n % row_multiple)  // which is read whole
+      rows = static_cast<const T*>(std::memcpy(memory + 2 * wide, rows, n * first.in * sizeof(T)));
+    kernels.mlp_forward(classifier.mlp(), rows, first.in, n, activations);
+    for (int64_t i = 0; i < n; ++i)
+      std::copy_n(activations[classifier.layers.size() - 1] + i * last.stride, last.out,
+                  scores + (begin + i) * last.out);
+  });
+}
+
 }  // namespace
+
+Tensor class_scores(const void* readouts, int64_t graphs, int64_t in, const void* parameters, ScalarType value,
+                    const std::vector<int64_t>& widths, double slope) {
+  Tensor scores = empty({graphs, widths.back()}, value);
+  dispatch_compute(value, [&](auto tag) {
+    using T = typename decltype(tag)::type;
+    Arena arena;
+    Packed<T> classifier;
+    classifier.add_classifier(arena, static_cast<const T*>(parameters), 0, in, widths, slope, false);
+    class_scores(classifier, static_cast<const T*>(readouts), graphs, scores.mutable_data_ptr<T>());
+  });
+  return scores;
+}
 
 std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
                                                    int64_t room, const std::vector<Operator>& operators) {

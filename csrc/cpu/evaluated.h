@@ -30,4 +30,9 @@ class EvaluatedRows {
 std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
                                                    int64_t room, const std::vector<Operator>& operators);
 
+// The class scores [graphs, widths.back()] of readouts [graphs, in], by a classifier with these flat parameters. A
+// graph's do not depend on those beside it.
+Tensor class_scores(const void* readouts, int64_t graphs, int64_t in, const void* parameters, ScalarType value,
+                    const std::vector<int64_t>& widths, double slope);
+
 }  // namespace spin_fast

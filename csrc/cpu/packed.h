@@ -93,6 +93,18 @@ struct Packed {
     places.push_back(place);
   }
 
+  // The layers of a classifier on `in` columns, whose parameters begin at `at` in the flat vector.
+  void add_classifier(Arena& arena, const T* parameters, int64_t at, int64_t in, const std::vector<int64_t>& widths,
+                      double slope, bool with_transposed) {
+    for (size_t l = 0; l < widths.size(); ++l) {
+      const int64_t out = widths[l];
+      add(arena, parameters, {at, at + in * out, 1, in, 0}, in, out, l + 1 < widths.size() ? slope : 1.0,
+          with_transposed);
+      at += (in + 1) * out;
+      in = out;
+    }
+  }
+
   // Writes a buffer of gradients into the flat vector.
   template <class From>
   void unpack(const From* gradient, T* parameters) const {

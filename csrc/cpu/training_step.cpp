@@ -33,12 +33,7 @@ class Classifier {
   Classifier(Arena& arena, int64_t in, const std::vector<int64_t>& widths, double slope, const T* parameters,
              int64_t at)
       : arena_(arena) {
-    for (size_t l = 0; l < widths.size(); ++l) {
-      const int64_t out = widths[l];
-      packed_.add(arena, parameters, {at, at + in * out, 1, in, 0}, in, out, l + 1 < widths.size() ? slope : 1.0, true);
-      at += (in + 1) * out;
-      in = out;
-    }
+    packed_.add_classifier(arena, parameters, at, in, widths, slope, true);
     gradient_.resize(packed_.gradient_size);
   }
 

@@ -197,9 +197,9 @@ class Stream:
         held: list[GraphBatch] = []  # of a chunk to which more graphs may belong
         room = num_nodes, num_edges
         for graphs in self:
-            begin = 0
+            begin, end_of_chunk = 0, graphs.ends_of_chunks()
             while begin < len(graphs):
-                end = graphs.end_of_chunk(begin, *room)
+                end = end_of_chunk(begin, *room)
                 if not held:
                     end = max(end, begin + 1)
                 if end == len(graphs):

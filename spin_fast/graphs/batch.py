@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
@@ -518,18 +518,24 @@ class GraphBatch(GraphArrays):
 
     def chunks(self, num_nodes: int, num_edges: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks ``(begin, end)`` of at most so many nodes and edges, and of at least one graph each."""
-        begin = 0
+        begin, end_of_chunk = 0, self.ends_of_chunks()
         while begin < self.num_graphs:
-            end = max(self.end_of_chunk(begin, num_nodes, num_edges), begin + 1)
+            end = max(end_of_chunk(begin, num_nodes, num_edges), begin + 1)
             yield begin, end
             begin = end
 
-    def end_of_chunk(self, begin: int, num_nodes: int, num_edges: int) -> int:
-        """Where the graphs from ``begin`` on end that have at most so many nodes and edges; maybe there are none."""
-        first = int(self.ptr[begin])
-        edges = min(int(self.indptr[first]) + num_edges, self.num_edges)
-        last = min(first + num_nodes, int(torch.searchsorted(self.indptr, edges, right=True)) - 1)
-        return max(int(torch.searchsorted(self.ptr, last, right=True)) - 1, begin)
+    def ends_of_chunks(self) -> Callable[[int, int, int], int]:
+        """What tells where the graphs from ``begin`` on end that have at most so many nodes and edges; maybe none."""
+        nodes, edges = self.ptr.cpu().numpy(), self.indptr[self.ptr].long().cpu().numpy()
+
+        def end(begin: int, num_nodes: int, num_edges: int) -> int:
+            ends = (
+                nodes.searchsorted(nodes[begin] + num_nodes, "right"),
+                edges.searchsorted(edges[begin] + num_edges, "right"),
+            )
+            return max(int(min(ends)) - 1, begin)
+
+        return end
 
     def __iter__(self) -> Iterator[GraphBatch]:
         return (self[graph] for graph in range(self.num_graphs))

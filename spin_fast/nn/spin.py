@@ -20,8 +20,8 @@ from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
 READOUT_BYTES = 8 << 20
-CLASSIFIED_AT_ONCE = 1024  # graphs in prediction: of fewer, torch's calls cost as much as the classifier
-MOST_CHUNKS = 16  # that are classified together, lest whoever waits for scores sees none for long
+SCORES_AT_ONCE = 1024  # of graphs in prediction: whoever takes fewer has as much work with each call
+MOST_CHUNKS = 16  # whose scores come together, lest whoever waits for them sees none for long
 CALIBRATION_GRAPHS = 512  # enough to estimate means and deviations
 
 
@@ -344,13 +344,17 @@ class SPIN(GraphClassifier):
         rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, operator)
         joint = None if self.joint is None else self.joint.bound()
 
-        def by_patterns(chunks: list[PowerChunk]) -> list[Tensor | None]:
-            if rows is None or joint is not None or not all(rows.takes(chunk.num_nodes) for chunk in chunks):
+        layers = [cast(nn.Linear, layer) for layer in [*self.classifier.children()][::2]]
+        slope = self.config["negative_slope"]
+        classify = ops.classifier_of([layer.weight for layer in layers], [layer.bias for layer in layers], slope)
+
+        def readouts_of(chunks: list[PowerChunk]) -> list[Tensor | None]:
+            if rows is None or joint is not None:
                 return [None] * len(chunks)
             return rows.readouts_of_graphs(graphs, [chunk.node_ptr for chunk in chunks])
 
         def readout(chunk: PowerChunk, of_graphs: Tensor | None) -> Tensor:
-            if rows is not None and not rows.takes(chunk.num_nodes):
+            if rows is not None and of_graphs is None and not rows.takes(chunk.num_nodes):
                 return torch.cat(self._readouts_of_dense(chunk.powers, chunk.ptr), dim=1)
             readouts = []
             if rows is not None:
@@ -360,20 +364,21 @@ class SPIN(GraphClassifier):
             both = torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0]
             return both * chunk.ptr.diff()[:, None].to(both.dtype) if self.config["size_aware"] else both
 
-        def together(chunks: Iterable[PowerChunk]) -> Iterator[tuple[PowerChunk, Tensor | None]]:
+        def score_each(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
             remaining = iter(chunks)
-            while some := [*islice(remaining, 1 if rows is None else rows.most_chunks)]:
-                yield from zip(some, by_patterns(some), strict=True)
+            while some := [*islice(remaining, 1 if rows is None else rows.chunks_at_once)]:
+                for chunk, of_graphs in zip(some, readouts_of(some), strict=True):
+                    yield classify(readout(chunk, of_graphs))
 
         def score(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
-            readouts: list[Tensor] = []
-            for chunk, of_graphs in together(chunks):
-                readouts.append(readout(chunk, of_graphs))
-                if sum(map(len, readouts)) >= CLASSIFIED_AT_ONCE or len(readouts) == MOST_CHUNKS:
-                    yield self._classify([torch.cat(readouts)])
-                    readouts = []
-            if readouts:
-                yield self._classify([torch.cat(readouts)])
+            scores: list[Tensor] = []
+            for of_chunk in score_each(chunks):
+                scores.append(of_chunk)
+                if sum(map(len, scores)) >= SCORES_AT_ONCE or len(scores) == MOST_CHUNKS:
+                    yield torch.cat(scores)
+                    scores = []
+            if scores:
+                yield torch.cat(scores)
 
         bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
         return score, 0 if rows is None else max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)

@@ -14,7 +14,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from .branch import bind_branch_readout, branch_readout
 from .distinct import DistinctRows, distinct_rows
-from .evaluated import EvaluatedRows
+from .evaluated import EvaluatedRows, classifier_of
 from .invariants import check_csr, check_parts, check_segments, check_sparse_rows
 from .joint import JointRows, joint_rows
 from .native import may_use_tf32
@@ -39,6 +39,7 @@ __all__ = [
     "check_parts",
     "check_segments",
     "check_sparse_rows",
+    "classifier_of",
     "distinct_rows",
     "joint_rows",
     "may_use_tf32",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from .parameters import flat_parameters
 
 COLUMN_MULTIPLE = 16  # to which kernels pad
 MOST_BYTES = 32 << 20  # of rows that are remembered, and what has become of them
+CHUNKS_PER_THREAD = 8  # at once: of fewer, threads would wait for each other, and calls cost more
 
 
 class EvaluatedRows:
@@ -27,7 +28,7 @@ class EvaluatedRows:
     From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
     the order in which they are stored, of the same patterns one hop before, where these are four at most
     (``csrc/cpu/patterns.h``). That takes about as much memory again. Patterns are found one after the other, so every
-    thread has rows of its own, and takes one of several chunks.
+    thread has rows of its own, and takes some of several chunks.
 
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 
@@ -36,7 +37,7 @@ class EvaluatedRows:
         operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readouts_of_graphs`.
 
     Attributes:
-        most_chunks: that :meth:`readouts_of_graphs` takes at once, one by each thread.
+        chunks_at_once: that :meth:`readouts_of_graphs` should get, of which every thread takes one after the other.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class EvaluatedRows:
         operators = operator.split(",") if operator else []
         self._make = partial(native.library.EvaluatedRows, parameters, *model, self._room, operators)  # type: ignore[union-attr]
         self._rows = [self._make()]  # of each thread, once it is needed
-        self.most_chunks = torch.get_num_threads()
+        self.chunks_at_once = CHUNKS_PER_THREAD * torch.get_num_threads()
 
     def bytes_of_node(self, num_bytes: int) -> int:
         """What a node must count in chunks of ``num_bytes`` for two of them to fit into the memory."""
@@ -77,14 +78,29 @@ class EvaluatedRows:
     def readouts_of_graphs(self, graphs: Any, node_ptrs: Sequence[Tensor]) -> list[Tensor | None]:
         """The same of chunks of graphs without weights, ``node_ptrs``, ``[g + 1]`` each, their nodes in a batch.
 
-        None for a chunk whose powers are to be computed first: patterns hardly repeat, or a graph is large.
+        None for a chunk whose powers are to be computed first: there is no memory for its rows, patterns hardly repeat,
+        or a graph is large.
         """
         arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
         if graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
             return [None] * len(node_ptrs)
-        while len(self._rows) < len(node_ptrs):
+        while len(self._rows) < min(len(node_ptrs), torch.get_num_threads()):
             self._rows.append(self._make())
         readouts_of_graphs: Any = native.library.readouts_of_graphs  # type: ignore[union-attr]
         pointers = [ptr.numpy() for ptr in node_ptrs]
         readouts = readouts_of_graphs(self._rows, *(array.numpy() for array in arrays), pointers)
         return [None if readout is None else torch.from_numpy(readout) for readout in readouts]
+
+
+def classifier_of(
+    weights: Sequence[Tensor], biases: Sequence[Tensor], negative_slope: float
+) -> Callable[[Tensor], Tensor]:
+    """What computes class scores ``[g, C]`` of contiguous readouts ``[g, k]`` as long as no weight changes.
+
+    By layers ``[out, in]`` with a LeakyReLU between them. A graph's scores are the same bits whatever others come with
+    it. For :class:`spin_fast.SPIN`: arguments are not checked; there is no gradient.
+    """
+    parameters = flat_parameters(weights, biases, None).detach().numpy()
+    widths = [len(bias) for bias in biases]
+    class_scores: Any = native.library.class_scores  # type: ignore[union-attr]
+    return lambda readouts: torch.from_numpy(class_scores(readouts.numpy(), parameters, widths, negative_slope))

@@ -157,3 +157,49 @@ def test_arguments_of_the_library_are_checked(native) -> None:
     ):
         with pytest.raises(ValueError, match=f"^{message}"):
             rows.readout(*bad)
+
+
+@given(data=st.data())
+def test_scores_are_those_of_the_modules(native, data: st.DataObject) -> None:
+    dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
+    num_graphs, widths = data.draw(st.integers(0, 150)), data.draw(st.lists(st.integers(1, 40), min_size=2, max_size=5))
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        linear = [torch.nn.Linear(a, b, dtype=dtype) for a, b in pairwise(widths)]
+        readouts = torch.randn(num_graphs, widths[0], dtype=dtype)
+    expected = readouts
+    for layer in linear[:-1]:
+        expected = torch.nn.functional.leaky_relu(layer(expected), 0.1)
+    classify = ops.classifier_of([layer.weight for layer in linear], [layer.bias for layer in linear], 0.1)
+    scores = classify(readouts)
+    torch.testing.assert_close(scores, linear[-1](expected))
+    cut = data.draw(st.integers(0, num_graphs))
+    assert torch.equal(torch.cat([classify(readouts[:cut]), classify(readouts[cut:])]), scores)
+
+
+def test_scores_do_not_depend_on_the_number_of_threads(native, threads: None) -> None:
+    layers = [torch.nn.Linear(128, 64), torch.nn.Linear(64, 3)]
+    classify = ops.classifier_of([layer.weight for layer in layers], [layer.bias for layer in layers], 0.1)
+    readouts = torch.randn(1001, 128)
+    found = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        found.append(classify(readouts))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+
+
+def test_arguments_of_class_scores_are_checked(native) -> None:
+    readouts, parameters = np.zeros((5, 3), np.float32), np.zeros(4 * 2 + 3, np.float32)
+    assert native.class_scores(readouts, parameters, [2, 1], 0.1).shape == (5, 1)
+    for bad, message in (
+        ((readouts[0], parameters, [2, 1], 0.1), "readouts must be .G, k., got 1 dimensions"),
+        ((readouts, parameters[1:], [2, 1], 0.1), "parameters must be 11, got 10"),
+        ((readouts, parameters, [], 0.1), "classifier_widths must have 1 to 8 layers, got 0"),
+        ((readouts, parameters, [2, 0], 0.1), "classifier_widths must be at least 1, got 0"),
+        ((readouts, parameters, [2, 1], -0.1), "negative_slope must be finite and at least 0, got -0.1"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            native.class_scores(*bad)
+    with pytest.raises(TypeError):
+        native.class_scores(readouts.astype(np.float64), parameters, [2, 1], 0.1)

@@ -60,7 +60,7 @@ def readouts(
     rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
     ptrs = [graphs.ptr[begin : end + 1] for begin, end in pairwise([0, *cuts, len(graphs)])]
     chunks, taken = [], 0
-    while some := [ptrs.pop(0) for _ in range(min(len(ptrs), rows.most_chunks))]:
+    while some := [ptrs.pop(0) for _ in range(min(len(ptrs), rows.chunks_at_once))]:
         of_graphs = rows.readouts_of_graphs(graphs, some) if by_patterns else [None] * len(some)
         for ptr, readout in zip(some, of_graphs, strict=True):
             taken += readout is not None
@@ -257,11 +257,12 @@ def test_arguments_of_the_library_are_checked(native) -> None:
             readouts_of(rows, *good[:place], value, *good[place + 1 :])
     few = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["sym"])
     assert readouts_of(few, *good) == [None]
-    with pytest.raises(ValueError, match="ptrs must be at most 1, got 2"):
-        native.readouts_of_graphs([rows], *good[:3], [good[3]] * 2)
+    with pytest.raises(ValueError, match="rows must be alike"):
+        native.readouts_of_graphs([rows, few], *good[:3], [good[3]] * 2)
+    with pytest.raises(ValueError, match="rows must be different objects"):
+        native.readouts_of_graphs([], *good[:3], [good[3]])
     with pytest.raises(ValueError, match="rows must be different objects"):
         native.readouts_of_graphs([rows, rows], *good[:3], [good[3]] * 2)
-    with pytest.raises(ValueError, match="ptr must have at most 4 nodes, got 8"):
-        readouts_of(native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]), *good)
+    assert readouts_of(native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]), *good) == [None]  # no room
     with pytest.raises(TypeError):
         readouts_of(rows, good[0].astype(np.int32), *good[1:])

@@ -48,16 +48,16 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
     checked: list[str] = []
     forward = SPIN.forward_tensors
     monkeypatch.setattr(SPIN, "forward_tensors", lambda *args, **named: checked.append("") or forward(*args, **named))
+    at_once = training.predict_proba(model, graphs, "rw")
+    torch.testing.assert_close(at_once, expected)
     for size in (4 << 20, 400, 1):
         monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
-        found = training.predict_proba(model, graphs, "rw")
-        torch.testing.assert_close(found, expected)
+        assert torch.equal(training.predict_proba(model, graphs, "rw"), at_once)
+        assert not checked
         with monkeypatch.context() as patch:
-            patch.setattr("spin_fast.nn.spin.CLASSIFIED_AT_ONCE", 1)  # products of other sizes round in other ways
-            found = training.predict_proba(model, graphs, "rw")
-            assert not checked
             patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
-            assert torch.equal(training.predict_proba(model, graphs, "rw"), found)
+            torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
+            assert checked
         checked.clear()
     assert [len(scores) for scores in training.predict_chunks(model, graphs, "rw")] == [len(graphs)]
     many = random_graphs([4] * 20, dtype=torch.float32)  # a chunk each
@@ -80,7 +80,6 @@ def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, option
     readouts = ops.EvaluatedRows.readout
     read: list[int] = []
     monkeypatch.setattr(ops.EvaluatedRows, "readout", lambda *args: read.append(len(args[2])) or readouts(*args))
-    monkeypatch.setattr("spin_fast.nn.spin.CLASSIFIED_AT_ONCE", 1)
     graphs = random_graphs([4, 0, 1, 60, 3, 0, 9] * 30, dtype=dtype)
     graphs = replace(graphs, x=graphs.x.sign())
     model = SPIN(3, 32, 4, 2, **options).to(dtype)
@@ -91,7 +90,7 @@ def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, option
             patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)
             expected = training.predict_proba(model, graphs, "rw")
             assert not read
-        assert torch.equal(training.predict_proba(model, graphs, "rw"), expected)
+        torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
         assert sum(read) - len(read) == len(graphs)
         read.clear()
 
