@@ -189,10 +189,11 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
                                         parse_operators(operators, branches));
 }
 
-// Of consecutive graphs of a batch, chunk by chunk: a thread for each of the rows takes one after the other.
+// Of consecutive graphs of a batch, chunk by chunk, None where one does not fit. By patterns a thread for each of the
+// rows takes one after the other, and `by_powers`, what patterns do not pay for, all threads one after the other.
 template <class I>
 py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array<I>& indptr, const Array<I>& indices,
-                            const py::array& x, const std::vector<Array<int64_t>>& ptrs) {
+                            const py::array& x, const std::vector<Array<int64_t>>& ptrs, bool by_powers) {
   const auto chunks = static_cast<int64_t>(ptrs.size());
   require(!rows.empty() && std::set(rows.begin(), rows.end()).size() == rows.size(), "rows must be different objects");
   const int64_t features = rows[0]->model.features, bytes = rows[0]->bytes, room = rows[0]->room;
@@ -201,14 +202,17 @@ py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array
   std::vector<spin_fast::GraphRange> graphs;
   for (const Array<int64_t>& ptr : ptrs) graphs.push_back(graph_range(indptr, indices, x, ptr, features, bytes));
   std::vector<std::optional<Tensor>> found(chunks);
+  const auto fits = [&](int64_t i) { return graphs[i].nodes() <= room; };
   {
     const py::gil_scoped_release others_may_run;
     std::atomic<int64_t> taken = 0;
     spin_fast::parallel_ranges(std::min<int64_t>(rows.size(), chunks), [&](int64_t begin, int64_t end) {
       for (int64_t t = begin; t < end; ++t)
         for (int64_t i = taken++; i < chunks; i = taken++)
-          if (graphs[i].nodes() <= room) found[i] = rows[t]->readout(graphs[i]);
+          if (fits(i)) found[i] = rows[t]->readout_by_patterns(graphs[i]);
     });
+    for (int64_t i = 0; i < chunks && by_powers; ++i)
+      if (fits(i) && !found[i]) found[i] = rows[0]->readout(graphs[i]);
   }
   py::list readouts;
   for (const std::optional<Tensor>& readout : found)
@@ -288,9 +292,12 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
            py::arg(), py::arg())
       .def(py::init(&evaluated_rows<double>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
            py::arg(), py::arg())
+      .def("may_use_patterns", &EvaluatedRows::may_use_patterns)
       .def("readout", &readout_of_rows, same_type, same_type);
-  m.def("readouts_of_graphs", &readouts_of_graphs<int32_t>, py::arg(), same_type, same_type, same_type, py::arg());
-  m.def("readouts_of_graphs", &readouts_of_graphs<int64_t>, py::arg(), same_type, same_type, same_type, py::arg());
+  m.def("readouts_of_graphs", &readouts_of_graphs<int32_t>, py::arg(), same_type, same_type, same_type, py::arg(),
+        py::arg());
+  m.def("readouts_of_graphs", &readouts_of_graphs<int64_t>, py::arg(), same_type, same_type, same_type, py::arg(),
+        py::arg());
   m.def("class_scores", &class_scores<float>, same_type, same_type, py::arg(), py::arg());
   m.def("class_scores", &class_scores<double>, same_type, same_type, py::arg(), py::arg());
   m.def("isa", &spin_fast::isa_name, "The instruction set that the CPU kernels run on.");

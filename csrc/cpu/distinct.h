@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "ops.h"
+#include "power.h"
 
 namespace spin_fast {
 
@@ -34,18 +34,6 @@ inline std::vector<uint32_t> hash_keys(int64_t width) {
 
 // Of the search for a row, in multiply-adds of vectors: about.
 inline int64_t search_cost(int64_t width) { return 600 + 4 * width; }
-
-// Consecutive graphs of a batch, whose contents are vouched for.
-struct GraphRange {
-  const void *indptr, *indices;  // int32, or int64 if `wide_index`
-  bool wide_index;
-  int64_t edges;       // of the batch
-  const int64_t* ptr;  // [graphs + 1] nodes of the batch
-  int64_t graphs;
-  const void* x;  // [nodes of the batch, d]
-
-  int64_t nodes() const { return ptr[graphs] - ptr[0]; }
-};
 
 class DistinctRows {
  public:

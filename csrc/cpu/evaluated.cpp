@@ -24,18 +24,18 @@ constexpr size_t most_spare = 4;  // arenas that a thread keeps
 template <class T>
 class TypedEvaluatedRows final : public EvaluatedRows {
   using W = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
+  static constexpr ScalarType dtype = sizeof(T) == 4 ? ScalarType::Float : ScalarType::Double;
 
  public:
   TypedEvaluatedRows(const Model& of, const T* parameters, int64_t room, const std::vector<Operator>& operators)
-      : EvaluatedRows(of, room, sizeof(T)), keys_(hash_keys(model.features)) {
+      : EvaluatedRows(of, room, sizeof(T)), operators_(operators), keys_(hash_keys(model.features)) {
     if (std::vector<Arena>& of_thread = spare(); !of_thread.empty()) {
       arena_ = std::move(of_thread.back());
       of_thread.pop_back();
     }
     arena_.clear();
     if (!operators.empty() && Patterns<T, T>::pay_for(model.features, room))
-      patterns_.emplace(arena_, model.features, operators,
-                        (model.branches - 1) / static_cast<int64_t>(operators.size()), room);
+      patterns_.emplace(arena_, model.features, operators, num_hops(), room);
     for (int64_t b = 0; b < model.branches; ++b)
       branches_.emplace_back(arena_, PackedBranch<T>(arena_, model, b, parameters, false), room, keys_);
     for (size_t l = 0; l < model.widths.size(); ++l) row_cost_ += model.below(l) * model.widths[l];
@@ -55,7 +55,16 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     return readout_of_rows(rows, ptr, graphs, threads);
   }
 
-  std::optional<Tensor> readout(const GraphRange& graphs) override {
+  Tensor readout(const GraphRange& graphs) override {
+    require(!operators_.empty(), "rows must have operators, to take graphs");
+    if (!powers_) powers_ = arena_.take<T>(model.branches * room * model.features);
+    write_powers(graphs, operators_, num_hops(), model.features, dtype, powers_);
+    return readout(powers_, ptr_of(graphs).data(), graphs.graphs);
+  }
+
+  bool may_use_patterns() const override { return patterns_.has_value(); }
+
+  std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) override {
     const int64_t nodes = graphs.nodes();
     if (!patterns_) return std::nullopt;
     make_room(nodes);
@@ -72,9 +81,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       const int32_t* pattern = patterns_->of_nodes(hop);
       for (int64_t v = 0; v < nodes; ++v) number_[b * nodes + v] = of_pattern[pattern[v]];
     });
-    std::vector<int64_t> ptr(graphs.graphs + 1);
-    for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
-    return readout_of_rows(rows, ptr.data(), graphs.graphs, threads);
+    return readout_of_rows(rows, ptr_of(graphs).data(), graphs.graphs, threads);
   }
 
  private:
@@ -84,6 +91,14 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     return arenas;
   }
 
+  int64_t num_hops() const { return (model.branches - 1) / static_cast<int64_t>(operators_.size()); }
+
+  static std::vector<int64_t> ptr_of(const GraphRange& graphs) {
+    std::vector<int64_t> ptr(graphs.ptr, graphs.ptr + graphs.graphs + 1);
+    for (int64_t& node : ptr) node -= graphs.ptr[0];
+    return ptr;
+  }
+
   int64_t threads_for_nodes(int64_t nodes) const { return threads_for(model.branches * nodes * row_cost_); }
 
   // The readouts of the nodes, whose rows have numbers; those that are new go through the MLP of their branch.
@@ -91,7 +106,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   Tensor readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, int64_t threads) {
     const int64_t nodes = ptr[graphs];
     graph_values_.resize(2 * model.branches * graphs);
-    Tensor readouts = empty({graphs, model.readout_width()}, sizeof(T) == 4 ? ScalarType::Float : ScalarType::Double);
+    Tensor readouts = empty({graphs, model.readout_width()}, dtype);
     std::vector<BranchChunk<T>> chunks;
     std::vector<std::array<T*, most_layers>> activations(model.branches);
     for (int64_t b = 0; b < model.branches; ++b) chunks.push_back(fresh_rows(b, rows(b), activations[b].data()));
@@ -199,7 +214,9 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   // Of a row, in multiply-adds of the MLP.
   int64_t row_cost_ = 0;
   Arena arena_;
-  std::vector<uint32_t> keys_;
+  T* powers_ = nullptr;  // [branches, room, d], once they are needed
+  const std::vector<Operator> operators_;
+  const std::vector<uint32_t> keys_;
   std::optional<Patterns<T, T>> patterns_;
   std::vector<Branch> branches_;
   bool is_whole_ = true;         // not what a failure has left

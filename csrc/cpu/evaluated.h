@@ -18,15 +18,17 @@ class EvaluatedRows {
   // The readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs + 1] from
   // 0 to N. By one thread at a time.
   virtual Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
-  // The same of graphs, of at most `room` nodes, by their patterns; nothing where these do not pay.
-  virtual std::optional<Tensor> readout(const GraphRange& graphs) = 0;
+  // The same of graphs, of at most `room` nodes, by their powers; or by their patterns, where these pay.
+  virtual Tensor readout(const GraphRange& graphs) = 0;
+  virtual std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) = 0;
+  virtual bool may_use_patterns() const = 0;
 
   const Model model;
   const int64_t room, bytes;  // rows of a branch that are remembered, and the size of a value
 };
 
-// `parameters`: the flat ones of the branches; `operators`: one after the other, those that the hops are of. All rows
-// of a branch are forgotten where those of the next chunk might not fit in.
+// `parameters`: the flat ones of the branches; `operators`: one after the other, those that the hops are of, of graphs.
+// All rows of a branch are forgotten where those of the next chunk might not fit in.
 std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
                                                    int64_t room, const std::vector<Operator>& operators);
 

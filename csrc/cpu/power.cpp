@@ -1,5 +1,7 @@
 // power_features and its gradient: from tensors to the kernels in power.inl and spmm.inl.
 
+#include "power.h"
+
 #include <atomic>
 #include <cmath>
 #include <string>
@@ -260,6 +262,20 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
 }
 
 }  // namespace
+
+void write_powers(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
+                  ScalarType value, void* out) {
+  const int64_t first = graphs.ptr[0], last = graphs.ptr[graphs.graphs];
+  dispatch_storage(value, [&]<class T>(Tag<T>) {
+    dispatch_index(graphs.wide_index ? ScalarType::Long : ScalarType::Int, [&]<class I>(Tag<I>) {
+      const Adjacency<Compute<T>, I> a = {static_cast<const I*>(graphs.indptr), static_cast<const I*>(graphs.indices),
+                                          nullptr, last, graphs.edges};
+      for (size_t o = operators.size(); o-- > 0;)  // each writes x before its hops, where those before end
+        powers(a, operators[o], graphs.ptr, graphs.graphs, first, last, static_cast<const T*>(graphs.x), width, hops,
+               false, false, static_cast<T*>(out) + static_cast<int64_t>(o) * hops * (last - first) * width);
+    });
+  });
+}
 
 STABLE_TORCH_LIBRARY_IMPL(spin_fast, CPU, m) {
   m.impl("power_features", TORCH_BOX(&power_features));

@@ -28,7 +28,7 @@ class EvaluatedRows:
     From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
     the order in which they are stored, of the same patterns one hop before, where these are four at most
     (``csrc/cpu/patterns.h``). That takes about as much memory again. Patterns are found one after the other, so every
-    thread has rows of its own, and takes some of several chunks.
+    thread has rows of its own, and takes some of several chunks. Where they do not pay, all threads share a chunk.
 
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 
@@ -60,7 +60,7 @@ class EvaluatedRows:
         model = (in_features, num_branches, widths, w is not None, negative_slope)
         operators = operator.split(",") if operator else []
         self._make = partial(native.library.EvaluatedRows, parameters, *model, self._room, operators)  # type: ignore[union-attr]
-        self._rows = [self._make()]  # of each thread, once it is needed
+        self._rows = [self._make()]  # and of each thread, where it is needed
         self.chunks_at_once = CHUNKS_PER_THREAD * torch.get_num_threads()
 
     def bytes_of_node(self, num_bytes: int) -> int:
@@ -75,20 +75,23 @@ class EvaluatedRows:
         """``[g, (R + 1) * h]`` of the next graphs: contiguous ``powers [R + 1, n, d]``, ``ptr [g + 1]`` into them."""
         return torch.from_numpy(self._rows[0].readout(powers.numpy(), ptr.numpy()))
 
-    def readouts_of_graphs(self, graphs: Any, node_ptrs: Sequence[Tensor]) -> list[Tensor | None]:
-        """The same of chunks of graphs without weights, ``node_ptrs``, ``[g + 1]`` each, their nodes in a batch.
+    def readouts_of_graphs(
+        self, graphs: Any, node_ptrs: Sequence[Tensor], *, by_powers: bool = True
+    ) -> list[Tensor | None]:
+        """The same of chunks of graphs, ``node_ptrs``, ``[g + 1]`` each, their nodes in a batch.
 
-        None for a chunk whose powers are to be computed first: there is no memory for its rows, patterns hardly repeat,
-        or a graph is large.
+        None for a chunk for whose rows there is no memory, for all with edge weights or of strided arrays, and without
+        ``by_powers`` for those in which patterns do not pay.
         """
         arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
         if graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
             return [None] * len(node_ptrs)
-        while len(self._rows) < min(len(node_ptrs), torch.get_num_threads()):
+        by_patterns = min(len(node_ptrs), torch.get_num_threads()) if self._rows[0].may_use_patterns() else 1
+        while len(self._rows) < by_patterns:
             self._rows.append(self._make())
         readouts_of_graphs: Any = native.library.readouts_of_graphs  # type: ignore[union-attr]
         pointers = [ptr.numpy() for ptr in node_ptrs]
-        readouts = readouts_of_graphs(self._rows, *(array.numpy() for array in arrays), pointers)
+        readouts = readouts_of_graphs(self._rows, *(array.numpy() for array in arrays), pointers, by_powers)
         return [None if readout is None else torch.from_numpy(readout) for readout in readouts]
 
 

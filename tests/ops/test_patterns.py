@@ -56,12 +56,12 @@ def molecules(
 def readouts(
     mlp: Mlp, graphs: GraphBatch, operator: str, num_hops: int, cuts: list[int], room: int, by_patterns: bool
 ) -> tuple[torch.Tensor, int]:
-    """Of chunks of the graphs between the cuts; and how many of these were taken by patterns."""
+    """Of chunks of the graphs between the cuts; and how many of these were taken by patterns, not by their powers."""
     rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
     ptrs = [graphs.ptr[begin : end + 1] for begin, end in pairwise([0, *cuts, len(graphs)])]
     chunks, taken = [], 0
     while some := [ptrs.pop(0) for _ in range(min(len(ptrs), rows.chunks_at_once))]:
-        of_graphs = rows.readouts_of_graphs(graphs, some) if by_patterns else [None] * len(some)
+        of_graphs = rows.readouts_of_graphs(graphs, some, by_powers=False) if by_patterns else [None] * len(some)
         for ptr, readout in zip(some, of_graphs, strict=True):
             taken += readout is not None
             if readout is None:
@@ -102,6 +102,9 @@ def test_readouts_are_those_of_all_rows(native, case: tuple) -> None:
     expected, _ = readouts(mlp, graphs, operator, num_hops, cuts, room, by_patterns=False)
     found, _ = readouts(mlp, graphs, operator, num_hops, cuts, room, by_patterns=True)
     assert torch.equal(found, expected)
+    rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
+    ptrs = [graphs.ptr[begin : end + 1] for begin, end in pairwise([0, *cuts, len(graphs)])]
+    assert torch.equal(torch.cat(rows.readouts_of_graphs(graphs, ptrs)), expected)
 
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
@@ -241,7 +244,7 @@ def test_arguments_of_the_library_are_checked(native) -> None:
     rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 1024, ["sym"])
 
     def readouts_of(rows: Any, *arrays: Any) -> list:
-        return native.readouts_of_graphs([rows], *arrays[:3], [arrays[3]])
+        return native.readouts_of_graphs([rows], *arrays[:3], [arrays[3]], False)
 
     assert [readout.shape for readout in readouts_of(rows, *good)] == [(2, 24)]
     wide = offsets(torch.tensor([9])).numpy()
@@ -258,11 +261,14 @@ def test_arguments_of_the_library_are_checked(native) -> None:
     few = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["sym"])
     assert readouts_of(few, *good) == [None]
     with pytest.raises(ValueError, match="rows must be alike"):
-        native.readouts_of_graphs([rows, few], *good[:3], [good[3]] * 2)
+        native.readouts_of_graphs([rows, few], *good[:3], [good[3]] * 2, True)
     with pytest.raises(ValueError, match="rows must be different objects"):
-        native.readouts_of_graphs([], *good[:3], [good[3]])
+        native.readouts_of_graphs([], *good[:3], [good[3]], True)
     with pytest.raises(ValueError, match="rows must be different objects"):
-        native.readouts_of_graphs([rows, rows], *good[:3], [good[3]] * 2)
+        native.readouts_of_graphs([rows, rows], *good[:3], [good[3]] * 2, True)
     assert readouts_of(native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]), *good) == [None]  # no room
+    rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, [])
+    with pytest.raises(ValueError, match="rows must have operators, to take graphs"):
+        native.readouts_of_graphs([rows], *good[:3], [good[3]], True)
     with pytest.raises(TypeError):
         readouts_of(rows, good[0].astype(np.int32), *good[1:])

@@ -9,8 +9,7 @@ import torch
 from helpers import random_graphs
 from helpers.training import knowing, new_model
 
-import spin_fast
-from spin_fast import SPIN, PowerFeatures, ops, training
+from spin_fast import SPIN, GraphBatch, PowerFeatures, ops, training
 from spin_fast.nn.base import GraphClassifier
 
 
@@ -77,8 +76,14 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, options: dict, dtype: torch.dtype) -> None:
     """Equal rows are evaluated once; nothing changes by that."""
-    readouts = ops.EvaluatedRows.readout
+    readouts, of_graphs = ops.EvaluatedRows.readout, ops.EvaluatedRows.readouts_of_graphs
     read: list[int] = []
+
+    def recorded(rows: ops.EvaluatedRows, graphs: GraphBatch, ptrs: list[torch.Tensor]) -> list:
+        read.extend(map(len, ptrs))
+        return of_graphs(rows, graphs, ptrs)
+
+    monkeypatch.setattr(ops.EvaluatedRows, "readouts_of_graphs", recorded)
     monkeypatch.setattr(ops.EvaluatedRows, "readout", lambda *args: read.append(len(args[2])) or readouts(*args))
     graphs = random_graphs([4, 0, 1, 60, 3, 0, 9] * 30, dtype=dtype)
     graphs = replace(graphs, x=graphs.x.sign())
@@ -143,16 +148,15 @@ def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.Mo
     graphs = random_graphs([4, 9, 20, 1], dtype=torch.float32)
     model = knowing("sym")
     expected = training.predict_proba(model, graphs)
-    sizes, power_features = [], spin_fast.ops.power_features
+    sizes, of_graphs = [], ops.EvaluatedRows.readouts_of_graphs
 
-    def recorded(*args, **options):
-        powers = power_features(*args, **options)
-        sizes.append((powers.untyped_storage().nbytes(), powers.nbytes))
-        return powers
+    def recorded(rows: ops.EvaluatedRows, graphs: GraphBatch, ptrs: list[torch.Tensor]) -> list:
+        sizes.extend(int(ptr[-1] - ptr[0]) * model.num_branches * graphs.num_features * 4 for ptr in ptrs)
+        return of_graphs(rows, graphs, ptrs)
 
-    monkeypatch.setattr(spin_fast.ops, "power_features", recorded)
+    monkeypatch.setattr(ops.EvaluatedRows, "readouts_of_graphs", recorded)
     monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", 8000)
     result = training.predict_proba(model, graphs[list(range(4)) * 300])
     torch.testing.assert_close(result, expected.repeat(300, 1))
-    assert max(memory for memory, _ in sizes) <= 8000
-    assert all(used > 4000 for _, used in sizes[:-1])
+    assert max(sizes) <= 8000
+    assert all(size > 4000 for size in sizes[:-1])

@@ -1,0 +1,26 @@
+// Powers for others than the ops.
+#pragma once
+
+#include <vector>
+
+#include "ops.h"
+
+namespace spin_fast {
+
+// Consecutive graphs of a batch, whose contents are vouched for.
+struct GraphRange {
+  const void *indptr, *indices;  // int32, or int64 if `wide_index`
+  bool wide_index;
+  int64_t edges;       // of the batch
+  const int64_t* ptr;  // [graphs + 1] nodes of the batch
+  int64_t graphs;
+  const void* x;  // [nodes of the batch, d]
+
+  int64_t nodes() const { return ptr[graphs] - ptr[0]; }
+};
+
+// Writes their powers [R + 1, N, width], or the hops of several operators one after the other.
+void write_powers(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
+                  ScalarType value, void* out);
+
+}  // namespace spin_fast
