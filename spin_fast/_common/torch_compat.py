@@ -98,13 +98,17 @@ def fused_adam(parameter: Tensor, grad: Tensor, state: dict[str, Tensor], group:
     A GPU updates 64 Ki values of a tensor on a single multiprocessor, so there it gets pieces, all in one launch.
     """
     beta1, beta2 = group["betas"]
-    size = 1024 * -(-parameter.numel() // (1024 * ADAM_PIECES)) if parameter.is_cuda else parameter.numel()
-    parameters = parameter.split(size)
+    size = 1024 * -(-parameter.numel() // (1024 * ADAM_PIECES))
+
+    def pieces(value: Tensor) -> tuple[Tensor, ...]:
+        return value.split(size) if value.is_cuda else (value,)
+
+    parameters = pieces(parameter)
     torch._fused_adam_(
         parameters,
-        grad.split(size),
-        state["exp_avg"].split(size),
-        state["exp_avg_sq"].split(size),
+        pieces(grad),
+        pieces(state["exp_avg"]),
+        pieces(state["exp_avg_sq"]),
         [],
         [state["step"]] * len(parameters),
         lr=group["lr"],
