@@ -17,6 +17,7 @@ from ..features.chunks import PowerChunk, power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures, check_graphs
+from ..ops import native
 from .layers import Rows
 
 FEW_CLASSES = 16  # fewer fill no vector, so that torch's softmax of rows takes them one by one, at 7 times the cost
@@ -103,9 +104,11 @@ class GraphModel(nn.Module):
         A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN.
         """
         finite = scores.isfinite()
+        # On one thread: where the share of another ends, and fills no vector, torch rounds exponentials differently.
         if self.has_tasks(scores):
-            return scores.sigmoid().where(finite, torch.nan)
-        softmax = scores.t().softmax(0).t().contiguous() if scores.shape[1] < FEW_CLASSES else scores.softmax(1)
+            return native.on_this_thread(scores.sigmoid).where(finite, torch.nan)
+        few = scores.shape[1] < FEW_CLASSES
+        softmax = native.on_this_thread(partial(scores.t().softmax, 0)).t().contiguous() if few else scores.softmax(1)
         return softmax.where(finite.all(1, keepdim=True), torch.nan)
 
 

@@ -22,13 +22,14 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch  # before _C: it links to libtorch, which this brings into the process
 from torch import Tensor
 
 from .._common import torch_compat
 
+T = TypeVar("T")
 BACKENDS = ("native", "reference")
 PACKAGE = Path(__file__).parents[1]
 
@@ -152,6 +153,15 @@ def may_use_tf32() -> bool:
 def contiguous(value: Tensor | None) -> Tensor | None:
     """What a kernel takes; None is an argument that was left out."""
     return None if value is None else value.contiguous()
+
+
+def on_this_thread(f: Callable[[], T]) -> T:
+    """What ``f`` returns; where the kernels are there, torch's operations in it start no threads on the CPU."""
+    if library is None:
+        return f()
+    made: list[T] = []
+    library.on_this_thread(lambda: made.append(f()))
+    return made[0]
 
 
 def register(

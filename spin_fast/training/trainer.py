@@ -78,7 +78,7 @@ class _Adam(torch.optim.Adam):
         state["step"] += 1
         update = partial(torch_compat.fused_adam, parameter.detach(), parameter.grad, state, group)
         if parameter.is_cpu and parameter.numel() < SHARED:
-            native.library.on_this_thread(update)  # type: ignore[union-attr]
+            native.on_this_thread(update)
         else:
             update()
 

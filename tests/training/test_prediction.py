@@ -160,3 +160,19 @@ def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.Mo
     torch.testing.assert_close(result, expected.repeat(300, 1))
     assert max(sizes) <= 8000
     assert all(size > 4000 for size in sizes[:-1])
+
+
+@pytest.mark.parametrize(("classes", "multilabel"), [(2, False), (7, False), (17, False), (5, True)])
+def test_probabilities_do_not_depend_on_the_number_of_threads(
+    native, threads: None, classes: int, multilabel: bool
+) -> None:
+    """Where each thread's share ends, torch rounds otherwise."""
+    model = SPIN(3, 4, classes, 1)
+    model.multilabel = multilabel
+    scores = torch.randn(30_011, classes, generator=torch.Generator().manual_seed(0))
+    found = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        found.append(model.probabilities(scores))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
