@@ -207,7 +207,37 @@ class SPIN(GraphClassifier):
         return [group for group in (self.hops, self.joint) if group is not None]
 
     def _classify(self, readouts: list[Tensor]) -> Tensor:
-        return self.classifier(torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0])
+        both = torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0]
+        return self._classifier_for(both)(both)
+
+    def _classifier_for(self, like: Tensor) -> Callable[[Tensor], Tensor]:
+        """What classifies readouts of such dtype and device: kernels, where these do what the modules would."""
+        if (
+            type(like) is not Tensor
+            or not like.is_cpu
+            or torch.is_grad_enabled()
+            or torch.compiler.is_compiling()
+            or native.is_autocast(like)
+            or not native.has_kernel(like.device)
+            or torch_compat.module_calls_are_observed()
+            or len(self.config["classifier_features"]) >= ops.MOST_LAYERS
+            or not self._has_plain_classifier()
+        ):
+            return self.classifier
+        layers = [layer for layer in self.classifier.children() if isinstance(layer, nn.Linear)]
+        weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+        if any(value is None or value.dtype != like.dtype or not value.is_cpu for value in (*weights, *biases)):
+            return self.classifier
+        return ops.classifier_of(weights, biases, self.config["negative_slope"])
+
+    def _has_plain_classifier(self) -> bool:
+        hidden = [nn.Linear, nn.LeakyReLU] * len(self.config["classifier_features"])
+        parts = [self.classifier, *self.classifier.children()]
+        return (
+            len(parts) == len(hidden) + 2
+            and all(map(is_plain, parts, [nn.Sequential, *hidden, nn.Linear]))
+            and all(layer.negative_slope == self.config["negative_slope"] for layer in parts[2::2])
+        )
 
     def is_as_constructed(self, *, to_train: bool = False) -> bool:
         """Whether fused operations compute what the modules would, because these are what the constructor made.
@@ -227,16 +257,13 @@ class SPIN(GraphClassifier):
             return True
         parameters = torch_compat.parameters_by_name(self)
         shapes = ops.parameter_shapes(config["in_features"], self.sizes)
-        hidden = [nn.Linear, nn.LeakyReLU] * len(config["classifier_features"])
-        parts = [self, self.classifier, *self.classifier.children()]
         return (
             [(name, value.shape) for name, value in parameters.items()] == [*shapes.items()]
             and len({*map(id, parameters.values())}) == len(shapes)
             and all(type(value) is nn.Parameter and value.requires_grad for value in parameters.values())
             and not any(map(torch_compat.has_gradient_hooks, parameters.values()))
-            and len(parts) == len(hidden) + 3
-            and all(map(is_plain, parts, [SPIN, nn.Sequential, *hidden, nn.Linear]))
-            and all(layer.negative_slope == config["negative_slope"] for layer in parts[3::2])
+            and is_plain(self, SPIN)
+            and self._has_plain_classifier()
         )
 
     def _drops_out(self) -> bool:
@@ -343,10 +370,7 @@ class SPIN(GraphClassifier):
             return super()._scorer(graphs, operator, num_bytes)
         rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, operator)
         joint = None if self.joint is None else self.joint.bound()
-
-        layers = [cast(nn.Linear, layer) for layer in [*self.classifier.children()][::2]]
-        slope = self.config["negative_slope"]
-        classify = ops.classifier_of([layer.weight for layer in layers], [layer.bias for layer in layers], slope)
+        classify = self._classifier_for(graphs.x)
 
         def readouts_of(chunks: list[PowerChunk]) -> list[Tensor | None]:
             if rows is None or joint is not None:

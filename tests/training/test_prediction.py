@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -160,6 +161,52 @@ def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.Mo
     torch.testing.assert_close(result, expected.repeat(300, 1))
     assert max(sizes) <= 8000
     assert all(size > 4000 for size in sizes[:-1])
+
+
+def doubling(model: SPIN) -> None:
+    model.classifier.register_forward_hook(lambda module, inputs, scores: 2 * scores)
+
+
+def steeper(model: SPIN) -> None:
+    model.classifier[1].negative_slope = 0.5
+
+
+def without_bias(model: SPIN) -> None:
+    model.classifier[0].bias = None
+
+
+def replaced(model: SPIN) -> None:
+    model.classifier = torch.nn.Sequential(torch.nn.Linear(24, 4), torch.nn.Tanh())
+
+
+@pytest.mark.parametrize("change", [doubling, steeper, without_bias, replaced])
+def test_a_changed_classifier_classifies(native, change: Callable[[SPIN], None]) -> None:
+    graphs = random_graphs([4, 0, 9], dtype=torch.float32)
+    features = PowerFeatures.from_graphs(graphs, 2)
+    model = SPIN(3, 8, 4, 2)
+    plain = training.predict(model, features)
+    change(model)
+    scores = training.predict(model, features)
+    assert not torch.allclose(scores, plain)
+    torch.testing.assert_close(scores, model(features).detach())
+    torch.testing.assert_close(training.predict_proba(model, graphs, "sym"), scores.softmax(1))
+
+
+def test_a_deep_classifier(native) -> None:
+    graphs = random_graphs([4, 0, 9], dtype=torch.float32)
+    model = SPIN(3, 8, 4, 2, classifier_features=[5] * 8)
+    expected = model(PowerFeatures.from_graphs(graphs, 2)).detach().softmax(1)
+    torch.testing.assert_close(training.predict_proba(model, graphs, "sym"), expected)
+
+
+def test_scores_are_the_same_bits_for_any_batch_and_number_of_threads(native, threads: None) -> None:
+    graphs = random_graphs([4, 0, 9, 1, 7] * 120, dtype=torch.float32)
+    features = PowerFeatures.from_graphs(graphs, 2)
+    model = SPIN(3, 32, 4, 2)
+    expected = training.predict(model, features)
+    for number, size in ((1, 1), (2, 100), (2, 1024), (3, 7)):
+        torch.set_num_threads(number)
+        assert torch.equal(training.predict(model, features, batch_size=size), expected)
 
 
 @pytest.mark.parametrize(("classes", "multilabel"), [(2, False), (7, False), (17, False), (5, True)])
