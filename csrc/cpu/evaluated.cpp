@@ -1,4 +1,5 @@
-// EvaluatedRows: a table of the rows of each branch that have been met, and what the MLP has made of them.
+// EvaluatedRows: a table of the rows of each branch that have been met, and what the MLP has made of them; and
+// class_scores, the classifier on the readouts.
 //
 // Rows are equal if their bits are, -0 read as +0. A branch whose rows hardly repeat goes without the table for some
 // chunks. Neither that nor the number of threads changes a result: with finite weights a row's activations do not

@@ -1,5 +1,5 @@
 // The readouts of graphs that come chunk by chunk, where weights stand still: of equal rows, of nodes of this chunk or
-// of earlier ones, only the first goes through the MLP of its branch.
+// of earlier ones, only the first goes through the MLP of its branch. And their class scores.
 #pragma once
 
 #include <memory>
@@ -27,8 +27,8 @@ class EvaluatedRows {
   const int64_t room, bytes;  // rows of a branch that are remembered, and the size of a value
 };
 
-// `parameters`: the flat ones of the branches; `operators`: one after the other, those that the hops are of, of graphs.
-// All rows of a branch are forgotten where those of the next chunk might not fit in.
+// `parameters`: the flat ones of the branches; `operators`: those that the hops are of, one after the other, or none
+// where no graphs come. All rows of a branch are forgotten where those of the next chunk might not fit in.
 std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const void* parameters, ScalarType value,
                                                    int64_t room, const std::vector<Operator>& operators);
 

@@ -1,4 +1,4 @@
-// Powers for others than the ops.
+// The powers of graphs for other kernels, which have no tensors.
 #pragma once
 
 #include <vector>
@@ -19,7 +19,7 @@ struct GraphRange {
   int64_t nodes() const { return ptr[graphs] - ptr[0]; }
 };
 
-// Writes their powers [R + 1, N, width], or the hops of several operators one after the other.
+// Writes the powers [R + 1, N, width] of graphs without weights; of several operators the hops follow each other.
 void write_powers(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
                   ScalarType value, void* out);
 
