@@ -247,13 +247,20 @@ struct AffineUnits {
   const T *offset, *slope;  // [intervals, stride]
 };
 
+// Of the entries of a graph on an interval the sum of alpha, the mean of x weighted by alpha, and the sum of
+// alpha (x - mean)^2.
+template <class T>
+struct Moments {
+  int32_t interval;
+  T mass, mean, spread;
+};
+
 // One branch of some graphs with one feature x, and the memory for it: an affine function of x on each interval.
 template <class T>
 struct PiecewiseLinearChunk {
   Mlp<T> mlp;
   const T* w;                 // [stride], or null for the sum readout
   int64_t graphs, intervals;  // intervals are padded to row_multiple
-  int64_t columns;            // 2 * intervals, padded to column_multiple
   int64_t spans;              // of column_multiple intervals, padded to that
   const T* start;             // [intervals, padded to column_multiple], where each starts, ascending: from -infinity,
                               // infinity where it is padding
@@ -261,17 +268,13 @@ struct PiecewiseLinearChunk {
   const Affine<T>* beta;      // [intervals], ReLU(<w, z>)
   const T* gate;              // [intervals, stride], z in the middles
   const T* z;                 // [2 * intervals, stride], its offsets, then its slopes
-  const T* transposed;        // [stride, columns]
   const int64_t* ptr;         // [graphs + 1] -> entries
   const T* count;             // [entries], how often, or null for ones
   const T* x;                 // [entries]
-  int32_t* interval;          // [entries]
-  T* weight;                  // [entries], alpha before it is scaled
-  T* scale;                   // [graphs]
-  T* moments;                 // [padded graphs, columns], sums of alpha, then of alpha x; a readout is moments z
+  Moments<T>* moments;        // [entries]: those of graph g are the first used[g] from ptr[g] on
+  int32_t* used;              // [graphs]
   T* readout;                 // [graphs, readout_stride], already at the columns of this branch
   int64_t readout_stride;     // of the gradient too
-  T* ds;                      // [padded graphs, stride], the gradient
 };
 
 // A slot of a table of rows is 0, or holds part of the hash of a row and its number.
@@ -381,14 +384,13 @@ struct BranchKernels {
   // slopes [n, stride], and in `middle` their values at x before it.
   void (*bend)(const AffineUnits<T>&, const T* x, const int64_t* interval, int64_t n, T negative_slope, T* offset,
                T* slope, T* middle);
-  // The readouts of graphs [begin, end) with one feature; sum: [2, columns].
-  void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int64_t begin, int64_t end);
-  // Their ds and, with attention, the gradient of the logits' offsets and slopes, [columns]; products: [padded graphs,
-  // columns] for <ds, z>; sum: as before.
-  void (*piecewise_linear_readout_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* products, double* sum,
-                                            double* dlogit, int64_t begin, int64_t end);
-  // The gradient dz [2 * intervals, stride] of what goes into the last LeakyReLU; adds to that of w.
-  void (*piecewise_linear_backward)(const PiecewiseLinearChunk<T>&, const double* dlogit, T* dz, T* dw);
+  // The readouts of graphs [begin, end) with one feature, and their moments; sum: [2, 3, padded intervals]; interval,
+  // weight: [entries of these graphs].
+  void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int32_t* interval, T* weight,
+                                   int64_t begin, int64_t end);
+  // The gradients of the offsets and slopes of what goes into the last LeakyReLU, dz [2, intervals, stride]; adds to
+  // that of w; dlogit: as large as dz.
+  void (*piecewise_linear_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* dz, T* dlogit, T* dw);
 };
 
 // The kernels compiled for each instruction set; `Kernels` is one of the tables above.

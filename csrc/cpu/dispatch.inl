@@ -57,7 +57,6 @@ BranchKernels<T> branch_table() {
           find_kinks<T>,
           bend<T>,
           piecewise_linear_readout<T>,
-          piecewise_linear_readout_backward<T>,
           piecewise_linear_backward<T>};
 }
 

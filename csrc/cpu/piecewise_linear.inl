@@ -2,12 +2,16 @@
 //
 // A branch is then a piecewise affine function of a number x: on each of its intervals z(x) = offset + x slope, and
 // likewise the logit. So the MLP is evaluated once per interval, an entry costs no more than finding its interval and
-// its weight, and a readout is the product of the moments of a graph's entries on each interval, sum_e alpha_e and
-// sum_e alpha_e x_e, with the offsets and slopes of z. These depend on the parameters alone, not on the ends of the
-// interval, so that an outlier in one graph is not rounded into the readouts of others.
+// its weight, and all that is needed of a graph's entries on an interval are their moments, with M the sum of alpha, c
+// the mean of x weighted by alpha, and V the sum of alpha (x - c)^2. A readout is the sum of M z(c) over intervals.
+// Offset and slope depend on the parameters alone, not on the ends of the interval, so that an outlier in one graph is
+// not rounded into the readouts of others.
 //
-// Layout: entries graph by graph; moments [graphs, columns], offsets before slopes. Parallel axis: branches and
-// ranges of graphs. Accumulator: moments in float64, products in T.
+// Of the gradients, dlogit_e = alpha_e <ds, z_e - s>; the gradients of the logit's offset and slope, its sum over an
+// interval and that of dlogit_e x_e, are M <ds, z(c) - s> and M c <ds, z(c) - s> + V <ds, slope>.
+//
+// Layout: entries graph by graph; of a graph the moments of the intervals that it has entries on, which are few.
+// Parallel axis: branches and, forward, ranges of graphs. Accumulator: of moments float64, else T.
 
 // How many of n values, a multiple of column_multiple, are at most x.
 template <class T>
@@ -54,132 +58,155 @@ void bend(const AffineUnits<T>& units, const T* x, const int64_t* interval, int6
 
 // Finds the interval and beta of the entries [begin, end); returns the largest beta.
 template <class T>
-T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end) {
+T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, int32_t* interval, T* weight) {
   for (int64_t e = begin; e < end; ++e) {
     const T x = branch.x[e];
     const int64_t span = (number_at_most(branch.coarse, branch.spans, x) - 1) * column_multiple;
     const int64_t at = span + number_at_most(branch.start + span, column_multiple, x) - 1;
-    const T beta = branch.beta[at].offset + x * branch.beta[at].slope;
-    branch.interval[e] = static_cast<int32_t>(at);
-    branch.weight[e] = beta;
+    interval[e - begin] = static_cast<int32_t>(at);
+    weight[e - begin] = branch.beta[at].offset + x * branch.beta[at].slope;
   }
   Vector<T> top = {};
-  for (int64_t e = begin; e < end; e += lanes<T>) {
-    const Vector<T> beta = load_first(branch.weight + e, end - e);
+  for (int64_t e = 0; e < end - begin; e += lanes<T>) {
+    const Vector<T> beta = load_first(weight + e, end - begin - e);
     top = beta > top ? beta : top;
   }
   return maximum_of<T>(top);
 }
 
-// Turns the beta of the entries [begin, end) into weights, count exp(beta - top).
+// Turns the beta of n entries into weights, count exp(beta - top).
 template <class T>
-void weigh(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, T top) {
+void weigh(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t n, T top, T* weight) {
   constexpr int L = lanes<T>;
-  for (int64_t e = begin; e < end; e += L) {
-    const Vector<T> beta = load_first(branch.weight + e, end - e);
-    const Vector<T> mass = branch.w ? exp_of<T>(beta - top) : Vector<T>{} + 1;
-    store_first(branch.weight + e, branch.count ? mass * load_first(branch.count + e, end - e) : mass, end - e);
+  for (int64_t e = 0; e < n; e += L) {
+    const Vector<T> mass = branch.w ? exp_of<T>(load_first(weight + e, n - e) - top) : Vector<T>{} + 1;
+    store_first(weight + e, branch.count ? mass * load_first(branch.count + begin + e, n - e) : mass, n - e);
   }
 }
 
-// Adds value(e) and value(e) x of the entries [begin, end) to the sums of their intervals. Even and odd entries have
-// sums apart, [2, columns], until they are joined: one would wait for the one before, of its interval.
-template <class T, class F>
-inline void add_by_interval(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, double* sum, F value) {
+// Writes the moments of a graph with n entries, on the intervals that have some, and returns the number of these. Even
+// and odd entries have sums apart, as one would wait for the one before, of its interval; sum is all 0, and left so.
+template <class T>
+int64_t write_moments(const T* x, const T* weight, const int32_t* interval, int64_t n, int64_t columns, bool attention,
+                      double* sum, Moments<T>* moments) {
+  constexpr int64_t D = lanes<double>, word = 64;
   const auto add = [&](int64_t e, double* to) {
-    const double v = value(e);
-    to[0] += v;
-    to[branch.intervals] += v * static_cast<double>(branch.x[e]);
+    const auto x_e = static_cast<double>(x[e]), first = static_cast<double>(weight[e]), second = first * x_e;
+    to += interval[e];
+    to[0] += first;
+    to[columns] += second;
+    to[2 * columns] += second * x_e;
   };
-  double* const odd = sum + branch.columns;
-  int64_t e = begin;
-  for (; e + 2 <= end; e += 2) {
-    add(e, sum + branch.interval[e]);
-    add(e + 1, odd + branch.interval[e + 1]);
+  double* const odd = sum + 3 * columns;
+  int64_t e = 0;
+  for (; e + 2 <= n; e += 2) {
+    add(e, sum);
+    add(e + 1, odd);
   }
-  if (e < end) add(e, sum + branch.interval[e]);
+  if (e < n) add(e, sum);
+  Vector<double> total = {};
+  for (int64_t k = 0; k < columns; k += D) total += load(sum + k) + load(odd + k);
+  const double scale = attention ? 1 / sum_of<double>(total) : 1;
+  Moments<T>* next = moments;
+  for (int64_t begin = 0; begin < columns; begin += word) {
+    uint64_t used = 0;
+    for (int64_t k = 0; k < word && begin + k < columns; k += D)
+      used |= uint64_t{nonzero_lanes<double>(load(sum + begin + k) + load(odd + begin + k))} << k;
+    for (; used; used &= used - 1, ++next) {
+      const int64_t k = begin + __builtin_ctzll(used);
+      double power[3];  // of x, summed up
+      for (int i = 0; i < 3; ++i) {
+        double &even = sum[i * columns + k], &other = odd[i * columns + k];
+        power[i] = even + other;
+        even = other = 0;
+      }
+      const double mean = power[1] / power[0], spread = power[2] - power[1] * mean;
+      *next = {static_cast<int32_t>(k), static_cast<T>(power[0] * scale), static_cast<T>(mean),
+               static_cast<T>(spread > 0 ? spread * scale : 0)};
+    }
+  }
+  return next - moments;
 }
 
 template <class T>
-void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum, int64_t begin, int64_t end) {
-  constexpr int D = lanes<double>;
+void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum, int32_t* interval, T* weight,
+                              int64_t begin, int64_t end) {
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  const int64_t intervals = branch.intervals, columns = branch.columns;
+  const int64_t entries = branch.ptr[begin], columns = padded_to(column_multiple, branch.intervals);
+  const T* const slopes = branch.z + branch.intervals * last.stride;
   // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
   constexpr T high = sizeof(T) == 4 ? 60 : 600;
-  const bool overflows = locate(branch, branch.ptr[begin], branch.ptr[end]) > high;
-  if (!overflows) weigh<T>(branch, branch.ptr[begin], branch.ptr[end], 0);
+  const bool overflows = locate(branch, entries, branch.ptr[end], interval, weight) > high;
+  if (!overflows) weigh<T>(branch, entries, branch.ptr[end] - entries, 0, weight);
+  __builtin_memset(sum, 0, 6 * columns * sizeof(double));
   for (int64_t g = begin; g < end; ++g) {
-    const int64_t first = branch.ptr[g], after = branch.ptr[g + 1];
+    const int64_t first = branch.ptr[g], n = branch.ptr[g + 1] - first;
+    T* const weights = weight + first - entries;
     if (overflows) {
       T top = 0;
-      for (int64_t e = first; e < after; ++e) top = branch.weight[e] > top ? branch.weight[e] : top;
-      weigh(branch, first, after, top);
+      for (int64_t e = 0; e < n; ++e) top = weights[e] > top ? weights[e] : top;
+      weigh(branch, first, n, top, weights);
     }
-    for (int64_t k = 0; k < 2 * columns; ++k) sum[k] = 0;
-    add_by_interval(branch, first, after, sum, [&](int64_t e) { return static_cast<double>(branch.weight[e]); });
-    for (int64_t k = 0; k < columns; ++k) sum[k] += sum[columns + k];
-    Vector<double> total = {};
-    for (int64_t k = 0; k < intervals; k += D) total += load_first(sum + k, intervals - k);
-    const double scale = !branch.w ? 1 : first < after ? 1 / sum_of<double>(total) : 0;
-    branch.scale[g] = static_cast<T>(scale);
-    for (int64_t k = 0; k < columns; ++k) branch.moments[g * columns + k] = static_cast<T>(sum[k] * scale);
+    Moments<T>* const moments = branch.moments + first;
+    const int64_t used = write_moments(branch.x + first, weights, interval + first - entries, n, columns,
+                                       branch.w != nullptr, sum, moments);
+    branch.used[g] = static_cast<int32_t>(used);
+    for (int64_t j = 0; j < last.out; j += lanes<T>) {
+      Vector<T> readout = {};
+      for (const Moments<T>* m = moments; m < moments + used; ++m) {
+        const int64_t at = m->interval * last.stride + j;
+        readout += m->mass * (load(branch.z + at) + m->mean * load(slopes + at));
+      }
+      store_first(branch.readout + g * branch.readout_stride + j, readout, last.out - j);
+    }
   }
-  product(branch.moments + begin * columns, columns, branch.z, last.stride, 2 * intervals, nullptr,
-          padded_to(row_multiple, end - begin), [&](int64_t i, int64_t j, Vector<T> value) {
-            if (i < end - begin && j < last.out)
-              store_first(branch.readout + (begin + i) * branch.readout_stride + j, value, last.out - j);
-          });
-}
-
-// With t = <ds, s>, dlogit_e = alpha_e (<ds, z_e> - t), of which the offset gets 1 and the slope x.
-template <class T>
-void piecewise_linear_readout_backward(const PiecewiseLinearChunk<T>& branch, const T* grad, T* products, double* sum,
-                                       double* dlogit, int64_t begin, int64_t end) {
-  const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  const int64_t intervals = branch.intervals, columns = branch.columns;
-  for (int64_t g = begin; g < end; ++g)
-    for (int64_t j = 0; j < last.stride; j += lanes<T>)
-      store(branch.ds + g * last.stride + j,
-            j < last.out ? load_first(grad + g * branch.readout_stride + j, last.out - j) : Vector<T>{});
-  if (!branch.w) return;
-  product(branch.ds + begin * last.stride, last.stride, branch.transposed, columns, last.out, nullptr,
-          padded_to(row_multiple, end - begin),
-          [&](int64_t i, int64_t k, Vector<T> value) { store(products + i * columns + k, value); });
-  for (int64_t k = 0; k < 2 * columns; ++k) sum[k] = 0;
-  for (int64_t g = begin; g < end; ++g) {
-    const T *offset = products + (g - begin) * columns, *slope = offset + intervals;
-    const T* readout = branch.readout + g * branch.readout_stride;
-    const T shift = static_cast<T>(wide_dot(grad + g * branch.readout_stride, readout, last.out));
-    add_by_interval(branch, branch.ptr[g], branch.ptr[g + 1], sum, [&](int64_t e) {
-      const T product = offset[branch.interval[e]] + branch.x[e] * slope[branch.interval[e]];
-      return static_cast<double>(branch.weight[e] * branch.scale[g] * (product - shift));
-    });
-  }
-  for (int64_t k = 0; k < columns; ++k) dlogit[k] = sum[k] + sum[columns + k];
 }
 
 template <class T>
-void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const double* dlogit, T* dz, T* dw) {
+void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const T* grad, T* dz, T* dlogit, T* dw) {
   constexpr int L = lanes<T>;
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  const int64_t intervals = branch.intervals;
-  __builtin_memset(dz, 0, 2 * intervals * last.stride * sizeof(T));
-  add_outer(branch.moments, branch.columns, 2 * intervals, branch.ds, last.stride, branch.graphs, dz);
-  for (int64_t j = 0; j < last.stride; j += L) {
-    const Vector<T> w = branch.w ? load(branch.w + j) : Vector<T>{};
-    Vector<T> sum = {};
-    for (int64_t k = 0; k < 2 * intervals; ++k) {
-      const int64_t at = k * last.stride + j, interval = k < intervals ? k : k - intervals;
-      Vector<T> value = load(dz + at);
-      const bool open = branch.w && (branch.beta[interval].offset != 0 || branch.beta[interval].slope != 0);
-      if (open) {
-        const T logit = static_cast<T>(dlogit[k]);
-        value += logit * w;
-        sum += logit * load(branch.z + at);
+  const int64_t size = branch.intervals * last.stride;
+  __builtin_memset(dz, 0, 2 * size * sizeof(T));
+  __builtin_memset(dlogit, 0, 2 * size * sizeof(T));
+  for (int64_t g = 0; g < branch.graphs; ++g)
+    for (int64_t j = 0; j < last.out; j += L) {
+      const int64_t from = g * branch.readout_stride + j;
+      const Vector<T> ds = load_first(grad + from, last.out - j), s = load_first(branch.readout + from, last.out - j);
+      const Moments<T>* m = branch.moments + branch.ptr[g];
+      for (const Moments<T>* const end = m + branch.used[g]; m < end; ++m) {
+        const int64_t at = m->interval * last.stride + j;
+        const auto add = [&](T* to, Vector<T> value) { store(to + at, load(to + at) + value); };
+        const Vector<T> part = m->mass * ds;
+        add(dz, part);
+        add(dz + size, m->mean * part);
+        if (!branch.w) continue;
+        const Vector<T> slope = load(branch.z + size + at), z = load(branch.z + at) + m->mean * slope;
+        const Vector<T> of_offset = part * (z - s);
+        add(dlogit, of_offset);
+        add(dlogit + size, m->mean * of_offset + m->spread * ds * slope);
       }
-      store(dz + at, load(branch.gate + interval * last.stride + j) > 0 ? value : last.slope * value);
     }
-    if (branch.w) store(dw + j, load(dw + j) + sum);
+  for (int64_t k = 0; k < branch.intervals; ++k) {
+    const int64_t row = k * last.stride;
+    T logit[2] = {};
+    const bool open = branch.w && (branch.beta[k].offset != 0 || branch.beta[k].slope != 0);
+    for (int i = 0; open && i < 2; ++i) {
+      Vector<T> sum = {};
+      for (int64_t j = 0; j < last.out; j += L) sum += load(dlogit + i * size + row + j);
+      logit[i] = sum_of<T>(sum);
+    }
+    for (int64_t j = 0; j < last.stride; j += L) {
+      const auto passes = load(branch.gate + row + j) > 0;
+      const Vector<T> w = branch.w ? load(branch.w + j) : Vector<T>{};
+      Vector<T> of_w = {};
+      for (int i = 0; i < 2; ++i) {
+        T* const to = dz + i * size + row + j;
+        const Vector<T> value = load(to) + logit[i] * w;
+        store(to, passes ? value : last.slope * value);
+        of_w += logit[i] * load(branch.z + i * size + row + j);
+      }
+      if (branch.w) store(dw + j, load(dw + j) + of_w);
+    }
   }
 }

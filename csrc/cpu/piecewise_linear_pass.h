@@ -43,8 +43,8 @@ class PiecewiseLinearPass : public PassBase<T> {
     for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
 
-  // False if a feature, an offset or a slope is not finite, since the products over all intervals would carry it from
-  // graph to graph, and if there are so many intervals that BranchPass is faster.
+  // False if the square of a feature, an offset or a slope is not finite, since the products over all intervals would
+  // carry it from graph to graph, and if there are so many intervals that BranchPass is faster.
   bool usable() const { return usable_; }
 
   bool next() {
@@ -70,30 +70,21 @@ class PiecewiseLinearPass : public PassBase<T> {
       branches_[b].chunk.readout = readout + b * model_.width();
       branches_[b].chunk.readout_stride = stride;
     }
-    for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
+    for_each_task([&](int64_t b, int64_t begin, int64_t end) {
       const PiecewiseLinearChunk<T>& chunk = branches_[b].chunk;
-      kernels.piecewise_linear_readout(chunk, reinterpret_cast<double*>(thread_scratch(2 * chunk.columns * 8)), begin,
-                                       end);
+      const int64_t columns = padded_to(column_multiple, chunk.intervals), entries = chunk.ptr[end] - chunk.ptr[begin];
+      auto* sum = reinterpret_cast<double*>(thread_scratch(6 * columns * 8 + entries * (4 + sizeof(T))));
+      T* weight = reinterpret_cast<T*>(sum + 6 * columns);
+      kernels.piecewise_linear_readout(chunk, sum, reinterpret_cast<int32_t*>(weight + entries), weight, begin, end);
     });
   }
 
   void backward(const T* grad) {
-    const auto kernels = isa_kernels<BranchKernels<T>>();
-    const int64_t tasks = (end_ - begin_ + task_graphs - 1) / task_graphs;
-    for (BranchState& state : branches_) state.dlogit.resize(model_.attention ? tasks * state.chunk.columns : 0);
-    for_each_task([&](int64_t b, int64_t i, int64_t begin, int64_t end) {
-      BranchState& state = branches_[b];
-      const int64_t size = state.chunk.columns;
-      auto* sum = reinterpret_cast<double*>(thread_scratch(size * (2 * 8 + task_graphs * sizeof(T))));
-      kernels.piecewise_linear_readout_backward(state.chunk, grad + b * model_.width(),
-                                                reinterpret_cast<T*>(sum + 2 * size), sum,
-                                                state.dlogit.data() + i * size, begin, end);
-    });
-    parallel_branches(model_.branches, 1, threads_, [&](int64_t b, int64_t) { add_gradients(b, tasks); });
+    parallel_branches(model_.branches, 1, threads_, [&](int64_t b, int64_t) { add_gradients(b, grad); });
   }
 
  private:
-  static constexpr int64_t entries_per_unit = 4;
+  static constexpr int64_t entries_per_unit = 2;
   static constexpr int64_t kinks_per_unit = 4;                       // at most: one or less is usual
   static constexpr int64_t task_graphs = 16;                         // graphs of one task
   static constexpr int64_t entry_cost = 700, branch_cost = 1 << 19;  // in all loops
@@ -106,11 +97,10 @@ class PiecewiseLinearPass : public PassBase<T> {
     bool usable = true;
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
-    int64_t room = 0, prepared = 0;  // capacities in entries: of x and count, and of the rest
+    int64_t room = 0, prepared = 0;  // capacities in entries: of x and count, and of the moments
     int64_t graphs = 0;              // capacity in graphs
     // Of x, then of the units of each layer: offsets and slopes [2 * intervals, stride], values in the middles.
     T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
-    std::vector<double> dlogit;
   };
 
   // Ascending intervals on which some units are affine functions of x.
@@ -132,13 +122,13 @@ class PiecewiseLinearPass : public PassBase<T> {
   // for the one before.
   void widen(BranchState& state) {
     constexpr int64_t lanes = 16;
-    T low[lanes], high[lanes], zero[lanes] = {};  // zero: unless a number is not finite
+    T low[lanes], high[lanes], zero[lanes] = {};  // zero: unless the square of a number is not finite
     std::fill_n(low, lanes, state.low);
     std::fill_n(high, lanes, state.high);
     const auto add = [&](T x, int64_t k) {
       low[k] = x < low[k] ? x : low[k];
       high[k] = x > high[k] ? x : high[k];
-      zero[k] += x - x;
+      zero[k] += x * x - x * x;
     };
     const int64_t n = state.ptr.back();
     int64_t e = 0;
@@ -153,22 +143,18 @@ class PiecewiseLinearPass : public PassBase<T> {
   // Memory for the selected chunk.
   void prepare() {
     Arena& arena = workspace_.arena;
-    const int64_t stride = packed_[0].mlp.layers.back().stride, graphs = padded_to(row_multiple, end_ - begin_);
     for (BranchState& state : branches_) {
       PiecewiseLinearChunk<T>& chunk = state.chunk;
       const int64_t entries = state.ptr.back();
       if (entries > state.prepared) {
         state.prepared = entries + entries / 4;
-        chunk.interval = arena.take<int32_t>(state.prepared);
-        chunk.weight = arena.take<T>(state.prepared);
-      }
-      if (graphs > state.graphs) {
-        state.graphs = graphs;
-        chunk.scale = arena.take<T>(graphs);
-        chunk.moments = arena.take<T>(graphs * chunk.columns);
-        chunk.ds = arena.take<T>(backward_ ? graphs * stride : 0);
+        chunk.moments = arena.take<Moments<T>>(state.prepared);
       }
       chunk.graphs = end_ - begin_;
+      if (chunk.graphs > state.graphs) {
+        state.graphs = chunk.graphs;
+        chunk.used = arena.take<int32_t>(state.graphs);
+      }
       chunk.ptr = state.ptr.data();
       chunk.count = state.count;
       chunk.x = state.x;
@@ -208,30 +194,46 @@ class PiecewiseLinearPass : public PassBase<T> {
         if (seg_.count) state.count = arena.take<T>(state.room);
       }
     }
-    for_each_task([&](int64_t b, int64_t, int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) {
-        if (i + ahead < end) prefetch_entries(seg_, b, graph_of(arguments_, begin_ + i + ahead));
-        const int64_t first = first_entry(seg_, b, graph_of(arguments_, begin_ + i));
-        T* to = branches_[b].x + branches_[b].ptr[i];
-        const int64_t n = branches_[b].ptr[i + 1] - branches_[b].ptr[i];
-        if (seg_.narrow_index)
-          for (int64_t e = 0; e < n; ++e) to[e] = x_[seg_.narrow_index[first + e]];
-        else if (seg_.wide_index)
-          for (int64_t e = 0; e < n; ++e) to[e] = x_[seg_.wide_index[first + e]];
-        else
-          std::copy_n(x_ + first, n, to);
-        T* count = branches_[b].count + branches_[b].ptr[i];
-        for (int64_t e = 0; e < (seg_.count ? n : 0); ++e) count[e] = static_cast<T>(seg_.count[first + e]);
-      }
-    });
+    const auto gather_by = [&](auto index) {
+      for_each_task([&](int64_t b, int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) gather(b, i, index);
+      });
+    };
+    if (seg_.narrow_index) return gather_by(seg_.narrow_index);
+    if (seg_.wide_index) return gather_by(seg_.wide_index);
+    struct Itself {
+      int64_t operator[](int64_t entry) const { return entry; }
+    };
+    gather_by(Itself{});
   }
 
-  // Runs f(branch, number of the task, first graph, end) over the chunk.
+  // Gathers the features of graph i, while the features of later ones, and before these their entries, are on their
+  // way.
+  template <class Index>
+  void gather(int64_t b, int64_t i, Index index) {
+    constexpr int64_t line = cache_line / sizeof(T);
+    const int64_t left = end_ - begin_ - i;
+    const auto first = [&](int64_t graph) { return first_entry(seg_, b, graph_of(arguments_, begin_ + graph)); };
+    const auto entries = [&](int64_t graph) { return branches_[b].ptr[graph + 1] - branches_[b].ptr[graph]; };
+    if (left > 2 * ahead) prefetch_entries(seg_, b, graph_of(arguments_, begin_ + i + 2 * ahead));
+    if (left > ahead) {  // rows are numbered as they come, so those of a graph are close together
+      const int64_t at = first(i + ahead), n = entries(i + ahead);
+      for (int64_t e = 0; e < n; e += line) __builtin_prefetch(x_ + index[at + e]);
+      if (n) __builtin_prefetch(x_ + index[at + n - 1]);
+    }
+    const int64_t at = first(i), n = entries(i);
+    T* const x = branches_[b].x + branches_[b].ptr[i];
+    for (int64_t e = 0; e < n; ++e) x[e] = x_[index[at + e]];
+    T* const count = branches_[b].count + branches_[b].ptr[i];
+    for (int64_t e = 0; e < (seg_.count ? n : 0); ++e) count[e] = static_cast<T>(seg_.count[at + e]);
+  }
+
+  // Runs f(branch, first graph, end) over the chunk.
   template <class F>
   void for_each_task(F f) {
     const int64_t graphs = end_ - begin_, tasks = (graphs + task_graphs - 1) / task_graphs;
     parallel_branches(model_.branches, tasks, threads_,
-                      [&](int64_t b, int64_t i) { f(b, i, i * task_graphs, std::min(graphs, (i + 1) * task_graphs)); });
+                      [&](int64_t b, int64_t i) { f(b, i * task_graphs, std::min(graphs, (i + 1) * task_graphs)); });
   }
 
   // The feature itself, from its lowest to its highest value. 0 is an interval of its own, because units without a bias
@@ -315,9 +317,8 @@ class PiecewiseLinearPass : public PassBase<T> {
     PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Units& last = layers.back();
     const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(row_multiple, number);
-    const int64_t starts = padded_to(column_multiple, number), columns = padded_to(column_multiple, 2 * intervals);
+    const int64_t starts = padded_to(column_multiple, number);
     chunk.intervals = intervals;
-    chunk.columns = columns;
     chunk.spans = padded_to(column_multiple, starts / column_multiple);
     T *start = arena.take<T>(starts), *coarse = arena.take<T>(chunk.spans);
     Affine<T>* beta = arena.take<Affine<T>>(intervals);
@@ -357,30 +358,22 @@ class PiecewiseLinearPass : public PassBase<T> {
     for (int64_t i = 0; i < 2 * intervals * stride; i += column_multiple)
       for (int64_t k = 0; k < column_multiple; ++k) zero[k] += chunk.z[i + k] - chunk.z[i + k];
     state.usable &= std::all_of(zero, zero + column_multiple, [](T value) { return value == 0; });
-    if (!backward_ || !chunk.w) return;
-    T* transposed = arena.take<T>(stride * columns);
-    for (int64_t j = 0; j < stride; ++j) {
-      for (int64_t i = 0; i < 2 * intervals; ++i) transposed[j * columns + i] = chunk.z[i * stride + j];
-      std::fill(transposed + j * columns + 2 * intervals, transposed + (j + 1) * columns, T{0});
-    }
-    chunk.transposed = transposed;
   }
 
-  void add_gradients(int64_t b, int64_t tasks) {
+  void add_gradients(int64_t b, const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     BranchState& state = branches_[b];
     PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Packed<T>& packed = packed_[b].mlp;
     const int64_t size = packed.gradient_size, depth = chunk.mlp.depth, intervals = chunk.intervals;
-    for (int64_t i = 1; i < (chunk.w ? tasks : 0); ++i)
-      for (int64_t k = 0; k < 2 * intervals; ++k) state.dlogit[k] += state.dlogit[i * chunk.columns + k];
     const int64_t tile = intervals * packed.widest;
     T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * tile) * static_cast<int64_t>(sizeof(T))));
     T *dz = memory, *first = dz + 2 * tile, *second = first + tile, *gradients = second + tile;
     std::memset(gradients, 0, size * sizeof(T));
     T* gradient[most_layers];
     for (int64_t l = 0; l < depth; ++l) gradient[l] = gradients + packed.places[l].gradient;
-    kernels.piecewise_linear_backward(chunk, state.dlogit.data(), dz, gradients + packed_[b].w_gradient);
+    T* const dlogit = first;  // two tiles
+    kernels.piecewise_linear_backward(chunk, grad + b * model_.width(), dz, dlogit, gradients + packed_[b].w_gradient);
     for (const int64_t side : {1, 0}) {
       const T* values[most_layers];
       for (int64_t l = 0; l < depth; ++l)

@@ -360,3 +360,19 @@ inline int lanes_at_most(Vector<T> values, T x) {
   return number;
 #endif
 }
+
+// A bit for each lane that is not 0.
+template <class T>
+inline unsigned nonzero_lanes(Vector<T> values) {
+#if defined(SPIN_FAST_AVX512)
+  if constexpr (sizeof(T) == 4)
+    return _mm512_cmp_ps_mask((__m512)values, _mm512_setzero_ps(), _CMP_NEQ_UQ);
+  else
+    return _mm512_cmp_pd_mask((__m512d)values, _mm512_setzero_pd(), _CMP_NEQ_UQ);
+#else
+  const auto nonzero = values != 0;
+  unsigned bits = 0;
+  for (int i = 0; i < lanes<T>; ++i) bits |= static_cast<unsigned>(nonzero[i] & 1) << i;
+  return bits;
+#endif
+}
