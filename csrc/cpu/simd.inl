@@ -345,19 +345,31 @@ inline Vector<T> exp_of(Vector<T> x) {
   return x < E::lowest ? Vector<T>{} : result;
 }
 
+// A bit for each lane in which a comparison holds.
+template <class T>
+inline unsigned bits_of(Vector<Bits<T>> holds) {
+#if defined(SPIN_FAST_AVX2)
+  if constexpr (sizeof(T) == 4)
+    return _mm256_movemask_ps((__m256)holds);
+  else
+    return _mm256_movemask_pd((__m256d)holds);
+#else
+  unsigned bits = 0;
+  for (int i = 0; i < lanes<T>; ++i) bits |= static_cast<unsigned>(holds[i] & 1) << i;
+  return bits;
+#endif
+}
+
 // How many lanes are at most x.
 template <class T>
 inline int lanes_at_most(Vector<T> values, T x) {
-#if defined(SPIN_FAST_AVX512)
+#if defined(SPIN_FAST_AVX512)  // GCC 12 makes vectors of masks, and masks of these again
   if constexpr (sizeof(T) == 4)
     return __builtin_popcount(_mm512_cmp_ps_mask((__m512)values, _mm512_set1_ps(x), _CMP_LE_OQ));
   else
     return __builtin_popcount(_mm512_cmp_pd_mask((__m512d)values, _mm512_set1_pd(x), _CMP_LE_OQ));
 #else
-  const auto at_most = values <= x;
-  int number = 0;
-  for (int i = 0; i < lanes<T>; ++i) number -= static_cast<int>(at_most[i]);
-  return number;
+  return __builtin_popcount(bits_of<T>(values <= x));
 #endif
 }
 
@@ -370,9 +382,6 @@ inline unsigned nonzero_lanes(Vector<T> values) {
   else
     return _mm512_cmp_pd_mask((__m512d)values, _mm512_setzero_pd(), _CMP_NEQ_UQ);
 #else
-  const auto nonzero = values != 0;
-  unsigned bits = 0;
-  for (int i = 0; i < lanes<T>; ++i) bits |= static_cast<unsigned>(nonzero[i] & 1) << i;
-  return bits;
+  return bits_of<T>(values != 0);
 #endif
 }
