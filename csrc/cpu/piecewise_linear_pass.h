@@ -87,7 +87,7 @@ class PiecewiseLinearPass : public PassBase<T> {
   static constexpr int64_t entries_per_unit = 2;
   static constexpr int64_t kinks_per_unit = 4;                       // at most: one or less is usual
   static constexpr int64_t task_graphs = 16;                         // graphs of one task
-  static constexpr int64_t entry_cost = 700, branch_cost = 1 << 19;  // in all loops
+  static constexpr int64_t entry_cost = 700, branch_cost = 1 << 20;  // in all loops
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
   // The state of a branch.
