@@ -165,12 +165,11 @@ class PiecewiseLinearPass : public PassBase<T> {
   bool take() {
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
-    int64_t entries = 0;
+    int64_t entries = entries_of(arguments_, end_);
     do {
-      entries += entries_of(arguments_, end_);
       ++end_;
-    } while (end_ < arguments_.graphs && end_ - begin_ < most_graphs &&
-             entries + entries_of(arguments_, end_) <= most_entries);
+      entries += end_ < arguments_.graphs ? entries_of(arguments_, end_) : 0;
+    } while (end_ < arguments_.graphs && end_ - begin_ < most_graphs && entries <= most_entries);
     gather();
     return true;
   }
@@ -179,8 +178,6 @@ class PiecewiseLinearPass : public PassBase<T> {
   void gather() {
     Arena& arena = workspace_.arena;
     int64_t entries = 0;
-    for (int64_t i = begin_; i < end_; ++i) entries += entries_of(arguments_, i);
-    threads_ = threads_for(entry_cost * entries + branch_cost * model_.branches);
     for (int64_t b = 0; b < model_.branches; ++b) {
       BranchState& state = branches_[b];
       state.ptr.assign(1, 0);
@@ -193,7 +190,9 @@ class PiecewiseLinearPass : public PassBase<T> {
         state.x = arena.take<T>(state.room);
         if (seg_.count) state.count = arena.take<T>(state.room);
       }
+      entries += state.ptr.back();
     }
+    threads_ = threads_for(entry_cost * entries + branch_cost * model_.branches);
     const auto gather_by = [&](auto index) {
       for_each_task([&](int64_t b, int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) gather(b, i, index);
