@@ -105,14 +105,13 @@ int64_t write_moments(const T* x, const T* weight, const int32_t* interval, int6
   }
   if (e < n) add(e, sum);
   Vector<double> total = {};
+  for (int64_t k = 0; k < columns; k += D) total += load(sum + k) + load(odd + k);
+  const double scale = attention ? 1 / sum_of<double>(total) : 1;
   Moments<T>* next = moments;
   for (int64_t begin = 0; begin < columns; begin += word) {
     uint64_t used = 0;
-    for (int64_t k = 0; k < word && begin + k < columns; k += D) {
-      const Vector<double> mass = load(sum + begin + k) + load(odd + begin + k);
-      total += mass;
-      used |= uint64_t{nonzero_lanes<double>(mass)} << k;
-    }
+    for (int64_t k = 0; k < word && begin + k < columns; k += D)
+      used |= uint64_t{nonzero_lanes<double>(load(sum + begin + k) + load(odd + begin + k))} << k;
     for (; used; used &= used - 1, ++next) {
       const int64_t k = begin + __builtin_ctzll(used);
       double power[3];  // of x, summed up
@@ -122,13 +121,9 @@ int64_t write_moments(const T* x, const T* weight, const int32_t* interval, int6
         even = other = 0;
       }
       const double mean = power[1] / power[0], spread = power[2] - power[1] * mean;
-      *next = {static_cast<int32_t>(k), static_cast<T>(power[0]), static_cast<T>(mean), static_cast<T>(spread)};
+      *next = {static_cast<int32_t>(k), static_cast<T>(power[0] * scale), static_cast<T>(mean),
+               static_cast<T>(spread * scale)};
     }
-  }
-  const T scale = attention ? static_cast<T>(1 / sum_of<double>(total)) : 1;
-  for (Moments<T>* m = moments; m < next; ++m) {
-    m->mass *= scale;
-    m->spread *= scale;
   }
   return next - moments;
 }

@@ -353,11 +353,16 @@ def test_opcheck(native) -> None:
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, (*of_sparse, *step[4:]))
 
 
-def test_large_logits_do_not_overflow(backend: str) -> None:
-    """exp(beta) is infinite for some nodes, one of them far above the others."""
+@pytest.mark.parametrize(
+    ("x", "weight"),
+    [([1.0, 200.0, 201.0, 1e4, 3.0], 1.0), ([1.0, 0.9e10, 1e10, 1e10, 1.0], 5.9e-9)],
+    ids=["logits", "features"],
+)
+def test_large_numbers_do_not_overflow(backend: str, x: list[float], weight: float) -> None:
+    """exp(beta) is infinite for some nodes, one of them far above the others; or exp(beta) x^2 is."""
     arguments = {
-        "rows": torch.tensor([[1.0], [200.0], [201.0], [1e4], [3.0]]),
-        "weights": [torch.ones(1, 1, 1)],
+        "rows": torch.tensor(x)[:, None],
+        "weights": [torch.full((1, 1, 1), weight)],
         "biases": [torch.zeros(1, 1)],
         "w": torch.ones(1, 1),
         "ptr": torch.tensor([0, 3, 5]),
@@ -369,14 +374,14 @@ def test_large_logits_do_not_overflow(backend: str) -> None:
     torch.testing.assert_close(
         spin_fast.branch_readout(**arguments).double(), looped_branches(arguments), rtol=1e-5, atol=0
     )
-    weight = arguments["weights"][0].clone().requires_grad_()
-    spin_fast.branch_readout(**arguments | {"weights": [weight]}).sum().backward()
+    leaf = arguments["weights"][0].clone().requires_grad_()
+    spin_fast.branch_readout(**arguments | {"weights": [leaf]}).sum().backward()
     exact = arguments["weights"][0].double().requires_grad_()
     double = {name: value.double() for name, value in arguments.items() if name in ("rows", "w")}
     reference.branch_readout(
         **arguments | double | {"weights": [exact], "biases": [arguments["biases"][0].double()]}
     ).sum().backward()
-    torch.testing.assert_close(weight.grad.double(), exact.grad, rtol=1e-4, atol=0)
+    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 300])  # sums in float32, or in float64
