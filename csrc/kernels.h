@@ -248,7 +248,7 @@ struct AffineUnits {
 };
 
 // Of the entries of a graph on an interval the sum of alpha, the mean of x weighted by alpha, and the sum of
-// alpha (x - mean)^2.
+// alpha (x - mean)^2, which is 0 unless the chunk is with_spread.
 template <class T>
 struct Moments {
   int32_t interval;
@@ -271,6 +271,7 @@ struct PiecewiseLinearChunk {
   const int64_t* ptr;         // [graphs + 1] -> entries
   const T* count;             // [entries], how often, or null for ones
   const T* x;                 // [entries]
+  bool with_spread;           // for the gradient of w
   Moments<T>* moments;        // [entries]: those of graph g are the first used[g] from ptr[g] on
   int32_t* used;              // [graphs]
   T* readout;                 // [graphs, readout_stride], already at the columns of this branch
@@ -384,9 +385,9 @@ struct BranchKernels {
   // slopes [n, stride], and in `middle` their values at x before it.
   void (*bend)(const AffineUnits<T>&, const T* x, const int64_t* interval, int64_t n, T negative_slope, T* offset,
                T* slope, T* middle);
-  // The readouts of graphs [begin, end) with one feature, and their moments; sum: [2, 3, padded intervals]; interval,
-  // weight: [entries of these graphs].
-  void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sum, int32_t* interval, T* weight,
+  // The readouts of graphs [begin, end) with one feature, and their moments; sums: [7, intervals padded to
+  // column_multiple]; interval, weight: [entries of these graphs].
+  void (*piecewise_linear_readout)(const PiecewiseLinearChunk<T>&, double* sums, int32_t* interval, T* weight,
                                    int64_t begin, int64_t end);
   // The gradients of the offsets and slopes of what goes into the last LeakyReLU, dz [2, intervals, stride]; adds to
   // that of w; dlogit: as large as dz.

@@ -64,7 +64,8 @@ T locate(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t end, int3
     const int64_t span = (number_at_most(branch.coarse, branch.spans, x) - 1) * column_multiple;
     const int64_t at = span + number_at_most(branch.start + span, column_multiple, x) - 1;
     interval[e - begin] = static_cast<int32_t>(at);
-    weight[e - begin] = branch.beta[at].offset + x * branch.beta[at].slope;
+    const T beta = branch.beta[at].offset + x * branch.beta[at].slope;
+    weight[e - begin] = beta > 0 ? beta : 0;  // rounding may place x beyond a kink
   }
   Vector<T> top = {};
   for (int64_t e = 0; e < end - begin; e += lanes<T>) {
@@ -85,60 +86,73 @@ void weigh(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t n, T to
 }
 
 // Writes the moments of a graph with n entries, on the intervals that have some, and returns the number of these. Even
-// and odd entries have sums apart, as one would wait for the one before, of its interval; sum is all 0, and left so.
+// and odd entries have sums apart, as one would wait for the one before, of its interval. Spread is summed up around
+// the means: from the squares of x it would be a difference of nearly equal numbers where x is far from 0. sums are all
+// 0, and left so.
 template <class T>
-int64_t write_moments(const T* x, const T* weight, const int32_t* interval, int64_t n, int64_t columns, bool attention,
-                      double* sum, Moments<T>* moments) {
+int64_t write_moments(const PiecewiseLinearChunk<T>& branch, int64_t begin, int64_t n, const int32_t* interval,
+                      const T* weight, double* sums) {
   constexpr int64_t D = lanes<double>, word = 64;
-  const auto add = [&](int64_t e, double* to) {
-    const auto x_e = static_cast<double>(x[e]), first = static_cast<double>(weight[e]), second = first * x_e;
-    to += interval[e];
-    to[0] += first;
-    to[columns] += second;
-    to[2 * columns] += second * x_e;
-  };
-  double* const odd = sum + 3 * columns;
-  int64_t e = 0;
-  for (; e + 2 <= n; e += 2) {
-    add(e, sum);
-    add(e + 1, odd);
-  }
-  if (e < n) add(e, sum);
-  Vector<double> total = {};
-  for (int64_t k = 0; k < columns; k += D) total += load(sum + k) + load(odd + k);
-  const double scale = attention ? 1 / sum_of<double>(total) : 1;
-  Moments<T>* next = moments;
-  for (int64_t begin = 0; begin < columns; begin += word) {
-    uint64_t used = 0;
-    for (int64_t k = 0; k < word && begin + k < columns; k += D)
-      used |= uint64_t{nonzero_lanes<double>(load(sum + begin + k) + load(odd + begin + k))} << k;
-    for (; used; used &= used - 1, ++next) {
-      const int64_t k = begin + __builtin_ctzll(used);
-      double power[3];  // of x, summed up
-      for (int i = 0; i < 3; ++i) {
-        double &even = sum[i * columns + k], &other = odd[i * columns + k];
-        power[i] = even + other;
-        even = other = 0;
-      }
-      const double mean = power[1] / power[0], spread = power[2] - power[1] * mean;
-      *next = {static_cast<int32_t>(k), static_cast<T>(power[0] * scale), static_cast<T>(mean),
-               static_cast<T>(spread * scale)};
+  const int64_t columns = padded_to(column_multiple, branch.intervals);
+  const T* const x = branch.x + begin;
+  double *const mass = sums, *const first = mass + 2 * columns, *const spread = first + 2 * columns;
+  double* const mean = spread + 2 * columns;
+  const auto both = [&](double* sum, int64_t k) { return sum[k] + sum[columns + k]; };
+  const auto clear = [&](double* sum, int64_t k) { sum[k] = sum[columns + k] = 0; };
+  const auto for_each_entry = [&](auto add) {
+    int64_t e = 0;
+    for (; e + 2 <= n; e += 2) {
+      add(e, interval[e]);
+      add(e + 1, columns + interval[e + 1]);
     }
+    if (e < n) add(e, interval[e]);
+  };
+  for_each_entry([&](int64_t e, int64_t to) {
+    const auto weight_e = static_cast<double>(weight[e]);
+    mass[to] += weight_e;
+    first[to] += weight_e * static_cast<double>(x[e]);
+  });
+  Vector<double> total = {};
+  for (int64_t k = 0; k < columns; k += D) total += load(mass + k) + load(mass + columns + k);
+  const double scale = branch.w ? 1 / sum_of<double>(total) : 1;
+  Moments<T>* const moments = branch.moments + begin;
+  Moments<T>* next = moments;
+  for (int64_t from = 0; from < columns; from += word) {
+    uint64_t used = 0;
+    for (int64_t k = from; k < from + word && k < columns; k += D)
+      used |= uint64_t{nonzero_lanes(load(mass + k) + load(mass + columns + k))} << (k - from);
+    for (; used; used &= used - 1, ++next) {
+      const int64_t k = from + __builtin_ctzll(used);
+      mean[k] = both(first, k) / both(mass, k);
+      *next = {static_cast<int32_t>(k), static_cast<T>(both(mass, k) * scale), static_cast<T>(mean[k]), 0};
+      clear(mass, k);
+      clear(first, k);
+    }
+  }
+  if (branch.with_spread)
+    for_each_entry([&](int64_t e, int64_t to) {
+      const double distance = static_cast<double>(x[e]) - mean[interval[e]];
+      spread[to] += static_cast<double>(weight[e]) * distance * distance;
+    });
+  for (Moments<T>* m = moments; m < next; ++m) {
+    m->spread = static_cast<T>(both(spread, m->interval) * scale);
+    clear(spread, m->interval);
+    mean[m->interval] = 0;
   }
   return next - moments;
 }
 
 template <class T>
-void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum, int32_t* interval, T* weight,
+void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sums, int32_t* interval, T* weight,
                               int64_t begin, int64_t end) {
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
-  const int64_t entries = branch.ptr[begin], columns = padded_to(column_multiple, branch.intervals);
+  const int64_t entries = branch.ptr[begin];
   const T* const slopes = branch.z + branch.intervals * last.stride;
   // beta is at least 0, so without subtracting the largest one first nothing is lost unless it overflows.
-  constexpr T high = sizeof(T) == 4 ? 60 : 600;
+  constexpr T high = 60;
   const bool overflows = locate(branch, entries, branch.ptr[end], interval, weight) > high;
   if (!overflows) weigh<T>(branch, entries, branch.ptr[end] - entries, 0, weight);
-  __builtin_memset(sum, 0, 6 * columns * sizeof(double));
+  __builtin_memset(sums, 0, 7 * padded_to(column_multiple, branch.intervals) * sizeof(double));
   for (int64_t g = begin; g < end; ++g) {
     const int64_t first = branch.ptr[g], n = branch.ptr[g + 1] - first;
     T* const weights = weight + first - entries;
@@ -147,9 +161,8 @@ void piecewise_linear_readout(const PiecewiseLinearChunk<T>& branch, double* sum
       for (int64_t e = 0; e < n; ++e) top = weights[e] > top ? weights[e] : top;
       weigh(branch, first, n, top, weights);
     }
-    Moments<T>* const moments = branch.moments + first;
-    const int64_t used = write_moments(branch.x + first, weights, interval + first - entries, n, columns,
-                                       branch.w != nullptr, sum, moments);
+    const Moments<T>* const moments = branch.moments + first;
+    const int64_t used = write_moments(branch, first, n, interval + first - entries, weights, sums);
     branch.used[g] = static_cast<int32_t>(used);
     for (int64_t j = 0; j < last.out; j += lanes<T>) {
       Vector<T> readout = {};
@@ -184,7 +197,7 @@ void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const T* g
         const Vector<T> slope = load(branch.z + size + at), z = load(branch.z + at) + m->mean * slope;
         const Vector<T> of_offset = part * (z - s);
         add(dlogit, of_offset);
-        add(dlogit + size, m->mean * of_offset + m->spread * ds * slope);
+        add(dlogit + size, m->mean * of_offset + m->spread * (ds * slope));
       }
     }
   for (int64_t k = 0; k < branch.intervals; ++k) {

@@ -43,8 +43,8 @@ class PiecewiseLinearPass : public PassBase<T> {
     for (const BranchState& state : branches_) usable_ = usable_ && state.usable;
   }
 
-  // False if the square of a feature, an offset or a slope is not finite, since the products over all intervals would
-  // carry it from graph to graph, and if there are so many intervals that BranchPass is faster.
+  // False if a spread, an offset or a slope might not be finite, since the backward pass of the MLP, over all
+  // intervals, would carry it from graph to graph, and if there are so many intervals that BranchPass is faster.
   bool usable() const { return usable_; }
 
   bool next() {
@@ -72,9 +72,9 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
     for_each_task([&](int64_t b, int64_t begin, int64_t end) {
       const PiecewiseLinearChunk<T>& chunk = branches_[b].chunk;
-      const int64_t columns = padded_to(column_multiple, chunk.intervals), entries = chunk.ptr[end] - chunk.ptr[begin];
-      auto* sum = reinterpret_cast<double*>(thread_scratch(6 * columns * 8 + entries * (4 + sizeof(T))));
-      T* weight = reinterpret_cast<T*>(sum + 6 * columns);
+      const int64_t sums = 7 * padded_to(column_multiple, chunk.intervals), entries = chunk.ptr[end] - chunk.ptr[begin];
+      auto* sum = reinterpret_cast<double*>(thread_scratch(sums * 8 + entries * (4 + sizeof(T))));
+      T* weight = reinterpret_cast<T*>(sum + sums);
       kernels.piecewise_linear_readout(chunk, sum, reinterpret_cast<int32_t*>(weight + entries), weight, begin, end);
     });
   }
@@ -122,13 +122,14 @@ class PiecewiseLinearPass : public PassBase<T> {
   // for the one before.
   void widen(BranchState& state) {
     constexpr int64_t lanes = 16;
-    T low[lanes], high[lanes], zero[lanes] = {};  // zero: unless the square of a number is not finite
+    constexpr T most_weight = sizeof(T) == 4 ? 1 : 1e40;  // of entries of a graph together; float32 has them in float64
+    T low[lanes], high[lanes], zero[lanes] = {};          // zero: unless the square of a number is not finite
     std::fill_n(low, lanes, state.low);
     std::fill_n(high, lanes, state.high);
     const auto add = [&](T x, int64_t k) {
       low[k] = x < low[k] ? x : low[k];
       high[k] = x > high[k] ? x : high[k];
-      zero[k] += x * x - x * x;
+      zero[k] += most_weight * x * x - most_weight * x * x;
     };
     const int64_t n = state.ptr.back();
     int64_t e = 0;
@@ -296,6 +297,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     arena.clear();
     chunk.mlp = packed_[b].mlp.mlp();
     chunk.w = packed_[b].w;
+    chunk.with_spread = backward_ && chunk.w;
     std::vector<Units> units = {feature(arena, state.low, state.high)};
     int64_t most = kinks_per_unit;
     for (int64_t l = 0; l < chunk.mlp.depth; ++l) {

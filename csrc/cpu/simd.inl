@@ -374,14 +374,10 @@ inline int lanes_at_most(Vector<T> values, T x) {
 }
 
 // A bit for each lane that is not 0.
-template <class T>
-inline unsigned nonzero_lanes(Vector<T> values) {
+inline unsigned nonzero_lanes(Vector<double> values) {
 #if defined(SPIN_FAST_AVX512)
-  if constexpr (sizeof(T) == 4)
-    return _mm512_cmp_ps_mask((__m512)values, _mm512_setzero_ps(), _CMP_NEQ_UQ);
-  else
-    return _mm512_cmp_pd_mask((__m512d)values, _mm512_setzero_pd(), _CMP_NEQ_UQ);
+  return _mm512_cmp_pd_mask((__m512d)values, _mm512_setzero_pd(), _CMP_NEQ_UQ);
 #else
-  return bits_of<T>(values != 0);
+  return bits_of<double>(values != 0);
 #endif
 }

@@ -354,34 +354,32 @@ def test_opcheck(native) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "weight"),
-    [([1.0, 200.0, 201.0, 1e4, 3.0], 1.0), ([1.0, 0.9e10, 1e10, 1e10, 1.0], 5.9e-9)],
-    ids=["logits", "features"],
+    ("x", "weight", "dtype"),
+    [
+        ([1.0, 200.0, 201.0, 1e4, 3.0], 1.0, torch.float32),
+        ([1.0, 0.9e10, 1e10, 1e10, 1.0], 5.9e-9, torch.float32),
+        ([0.0, 1e18, 1e19, 1e19, 5e18], 1e-19, torch.float32),
+        ([1.0, 0.9e30, 1e30, 1e30, 1.0], 590e-30, torch.float64),
+        ([1.0, 0.9e154, 1e154, 1e154, 1.0], 590e-154, torch.float64),
+    ],
+    ids=["exp(beta)", "exp(beta) x^2", "x^2 of a gradient", "exp(beta) x^2 in float64", "x^2 in float64"],
 )
-def test_large_numbers_do_not_overflow(backend: str, x: list[float], weight: float) -> None:
-    """exp(beta) is infinite for some nodes, one of them far above the others; or exp(beta) x^2 is."""
-    arguments = {
-        "rows": torch.tensor(x)[:, None],
-        "weights": [torch.full((1, 1, 1), weight)],
-        "biases": [torch.zeros(1, 1)],
-        "w": torch.ones(1, 1),
-        "ptr": torch.tensor([0, 3, 5]),
-        "index": None,
-        "count": None,
-        "ids": None,
-        "negative_slope": 0.01,
-    }
-    torch.testing.assert_close(
-        spin_fast.branch_readout(**arguments).double(), looped_branches(arguments), rtol=1e-5, atol=0
-    )
-    leaf = arguments["weights"][0].clone().requires_grad_()
-    spin_fast.branch_readout(**arguments | {"weights": [leaf]}).sum().backward()
-    exact = arguments["weights"][0].double().requires_grad_()
-    double = {name: value.double() for name, value in arguments.items() if name in ("rows", "w")}
-    reference.branch_readout(
-        **arguments | double | {"weights": [exact], "biases": [arguments["biases"][0].double()]}
-    ).sum().backward()
-    torch.testing.assert_close(leaf.grad.double(), exact.grad, rtol=1e-4, atol=0)
+def test_large_numbers_do_not_overflow(backend: str, x: list[float], weight: float, dtype: torch.dtype) -> None:
+    ptr = torch.tensor([0, 3, 5])
+
+    def results(function: Callable, dtype: torch.dtype) -> list[torch.Tensor]:
+        """The readout, and the gradients of the weight and of w."""
+        rows, bias = torch.tensor(x, dtype=dtype)[:, None], torch.zeros(1, 1, dtype=dtype)
+        layer = torch.full((1, 1, 1), weight, dtype=dtype, requires_grad=True)
+        w = torch.ones(1, 1, dtype=dtype, requires_grad=True)
+        readout = function(rows, [layer], [bias], w, ptr)
+        return [readout.detach(), *torch.autograd.grad(readout, (layer, w), torch.full_like(readout, 100))]
+
+    z = weight * max(x)
+    terms = (z, 100 * max(x), 100 * z**2)  # that cancel each other
+    expected = results(reference.branch_readout, torch.float64)
+    for one, other, term in zip(results(spin_fast.branch_readout, dtype), expected, terms, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-6 * term)
 
 
 @pytest.mark.parametrize("num_nodes", [2, 300])  # sums in float32, or in float64
@@ -570,6 +568,66 @@ def test_an_outlier_stays_in_its_graph(backend: str) -> None:
     torch.testing.assert_close(readout[0], torch.tensor([-0.55]))
 
 
+def gradients_of_one_feature(function: Callable, arguments: dict, dtype: torch.dtype) -> list[torch.Tensor]:
+    """Of the layers and w."""
+    count, ptr = arguments["count"], arguments["ptr"]
+    layers = [part.to(dtype, copy=True).requires_grad_() for name in ("weights", "biases") for part in arguments[name]]
+    w = arguments["w"].to(dtype, copy=True).requires_grad_()
+    half = len(layers) // 2
+    out = function(arguments["rows"].to(dtype), layers[:half], layers[half:], w, ptr, count=count)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+    return torch.autograd.grad(out, (*layers, w), cotangent)
+
+
+@pytest.mark.parametrize("offset", [0, 1000])
+def test_gradients_of_one_feature_far_from_zero(native, offset: float) -> None:
+    """The attention's gradient needs the variance of features, a small difference of large squares."""
+    torch.manual_seed(0)
+    spread = 1.0 if offset == 0 else 0.01
+    first = torch.randn(1, 1, 8).double() / spread
+    arguments = {
+        "rows": offset + spread * torch.randn(4000, 1).double(),
+        "weights": [first, 0.4 * torch.randn(1, 8, 8).double() + 0.1],
+        "biases": [-offset * first[:, 0], torch.zeros(1, 8).double()],
+        "w": torch.rand(1, 8).double(),
+        "ptr": torch.arange(0, 4001, 40),
+        "count": None,
+    }
+    of_kernel = gradients_of_one_feature(spin_fast.branch_readout, arguments, torch.float64)
+    of_reference = gradients_of_one_feature(reference.branch_readout, arguments, torch.float64)
+    for one, other in zip(of_kernel, of_reference, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8 * float(other.abs().max()))
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])  # of the logits, which then overflow without subtracting the largest
+def test_gradients_of_one_feature_in_float32(native, scale: float) -> None:
+    rng = np.random.default_rng(1)
+    weights, biases, w = drawn_layers(rng, 1, [1, 16, 16], torch.float64)
+    sizes = torch.from_numpy(rng.integers(0, 40, 200))
+    entries = int(sizes.sum())
+    arguments = {"rows": torch.randn(entries, 1, generator=torch.Generator().manual_seed(0)).double()}
+    arguments |= {"weights": weights, "biases": biases, "w": scale * w.abs()}
+    arguments |= {"ptr": torch.tensor([0, *sizes.cumsum(0).tolist()])}
+    arguments |= {"count": torch.from_numpy(rng.integers(1, 5, entries)).int()}
+    of_kernel = gradients_of_one_feature(spin_fast.branch_readout, arguments, torch.float32)
+    of_reference = gradients_of_one_feature(reference.branch_readout, arguments, torch.float64)
+    for one, other in zip(of_kernel, of_reference, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=0, atol=2e-5 * scale * float(other.abs().max()))
+
+
+def test_logits_rounded_below_zero_count_as_zero(native) -> None:
+    """The only node of a graph lies just below the kink, that of the others as far as logits of 1e9 reach."""
+    steep = torch.tensor(3e9)
+    kink = torch.tensor(1.7)
+    at = torch.nextafter(kink, torch.tensor(0.0))
+    rows = torch.cat([torch.linspace(0.1, 3, 400), at[None], kink[None]])[:, None]
+    w = torch.stack([steep, -steep * kink])[None]  # of z = (x, 1)
+    layer = ([torch.tensor([[[1.0, 0.0]]])], [torch.tensor([[0.0, 1.0]])])
+    ptr = torch.tensor([0, 400, 401, 402])
+    readout = spin_fast.branch_readout(rows, *layer, w, ptr)
+    torch.testing.assert_close(readout[1:], torch.stack([rows[400:, 0], torch.ones(2)], 1))
+
+
 def test_one_feature_in_large_graphs(native, poison: None) -> None:
     """More intervals than one vector of them starts with, logits that overflow."""
     rng = np.random.default_rng(0)
@@ -588,13 +646,14 @@ def test_one_feature_in_large_graphs(native, poison: None) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-4 * float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38])
-def test_one_feature_that_is_not_finite_stays_in_its_graph(native, value: float) -> None:
+@pytest.mark.parametrize(("value", "scale"), [(float("nan"), 1), (float("inf"), 1), (1e38, 100), (1e18, 1e22)])
+def test_one_feature_that_is_not_finite_stays_in_its_graph(native, value: float, scale: float) -> None:
+    """The feature itself, its square, or what the layer makes of it."""
     rows = torch.randn(600, 1)
     rows[150] = value
     weights, biases, w = drawn_layers(np.random.default_rng(0), 1, [1, 20], torch.float32)
     for attention in (w, None):
-        readout = spin_fast.branch_readout(rows, [100 * weights[0]], biases, attention, torch.tensor([0, 300, 600]))
+        readout = spin_fast.branch_readout(rows, [scale * weights[0]], biases, attention, torch.tensor([0, 300, 600]))
         assert not readout[0].isfinite().all()
         assert readout[1].isfinite().all()
 
