@@ -224,8 +224,9 @@ class PiecewiseLinearPass : public PassBase<T> {
     const int64_t at = first(i), n = entries(i);
     T* const x = branches_[b].x + branches_[b].ptr[i];
     for (int64_t e = 0; e < n; ++e) x[e] = x_[index[at + e]];
+    if (!seg_.count) return;
     T* const count = branches_[b].count + branches_[b].ptr[i];
-    for (int64_t e = 0; e < (seg_.count ? n : 0); ++e) count[e] = static_cast<T>(seg_.count[at + e]);
+    for (int64_t e = 0; e < n; ++e) count[e] = static_cast<T>(seg_.count[at + e]);
   }
 
   // Runs f(branch, first graph, end) over the chunk.
