@@ -271,7 +271,7 @@ struct PiecewiseLinearChunk {
   const int64_t* ptr;         // [graphs + 1] -> entries
   const T* count;             // [entries], how often, or null for ones
   const T* x;                 // [entries]
-  bool with_spread;           // for the gradient of w
+  bool with_spread;           // for gradients through the attention
   Moments<T>* moments;        // [entries]: those of graph g are the first used[g] from ptr[g] on
   int32_t* used;              // [graphs]
   T* readout;                 // [graphs, readout_stride], already at the columns of this branch

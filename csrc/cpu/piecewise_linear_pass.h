@@ -123,7 +123,7 @@ class PiecewiseLinearPass : public PassBase<T> {
   void widen(BranchState& state) {
     constexpr int64_t lanes = 16;
     constexpr T most_weight = sizeof(T) == 4 ? 1 : 1e40;  // of entries of a graph together; float32 has them in float64
-    T low[lanes], high[lanes], zero[lanes] = {};          // zero: unless the square of a number is not finite
+    T low[lanes], high[lanes], zero[lanes] = {};          // zero: unless a square by this weight is not finite
     std::fill_n(low, lanes, state.low);
     std::fill_n(high, lanes, state.high);
     const auto add = [&](T x, int64_t k) {
