@@ -68,7 +68,8 @@ constexpr int64_t dense_nodes = 1024;
 // Memory that a chunk of so many nodes and edges takes, at most.
 constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
-  const int64_t dense = width == 1 ? (dense_nodes + 4) * (dense_nodes / 8) + 4 * (dense_nodes + 16) * 8 : 0;
+  constexpr int64_t bits = (dense_nodes + 4) * (dense_nodes / 8), pieces = (dense_nodes + 64) * (dense_nodes / 6);
+  const int64_t dense = width == 1 ? bits + pieces + 4 * (dense_nodes + 32) * 8 : 0;
   return nodes * ((2 * stride + width) * 8 + 20) + (edges + 512) * 12 + dense + 4096;
 }
 

@@ -297,6 +297,38 @@ inline T maximum_of(Vector<T> v) {
     return v[0];
 }
 
+// The same value in all lanes. A difference, since adding it to 0 would make 0 of -0 and so cost an instruction.
+template <class A>
+inline Vector<A> broadcast(A value) {
+  return value - Vector<A>{};
+}
+
+template <int Distance, class T, int... K>
+inline Vector<T> moved_up(Vector<T> v, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(v, Vector<T>{}, (K < Distance ? lanes<T> + K : K - Distance)...);
+}
+
+// Lane k becomes the sum of lanes 0 to k.
+template <class T, int Distance = 1>
+inline Vector<T> running_sums(Vector<T> v) {
+  v += moved_up<Distance, T>(v, std::make_integer_sequence<int, lanes<T>>{});
+  if constexpr (2 * Distance < lanes<T>)
+    return running_sums<T, 2 * Distance>(v);
+  else
+    return v;
+}
+
+// The last lane in all.
+template <class T, int... K>
+inline Vector<T> last_lane(Vector<T> v, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(v, v, (lanes<T> - 1 + 0 * K)...);
+}
+
+template <class T>
+inline Vector<T> last_lane(Vector<T> v) {
+  return last_lane<T>(v, std::make_integer_sequence<int, lanes<T>>{});
+}
+
 // lanes<double> values as float64.
 template <class T>
 inline Vector<double> load_wide(const T* from) {
