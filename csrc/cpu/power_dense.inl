@@ -81,7 +81,7 @@ inline void table_sums(int64_t vectors, const int32_t* words, int64_t stride, co
 // ---- Small graphs: a word for each row, a lane for each word
 
 // running[e] is the sum of the bits u - first of all neighbours u before e: the word of a row is a difference of two.
-// Where a neighbour is repeated it has less bits than neighbours, since the sum of two equal ones is one.
+// Where a neighbour is repeated it has fewer bits than neighbours, since the sum of two equal ones is one.
 template <class I, class U>
 void running_bits(const I* indices, int64_t n, I first, bool readable, U* running) {
   constexpr int step = lanes<U>;
@@ -264,7 +264,7 @@ void masked_sums(const uint64_t* bits, int64_t words, const A* y, int64_t column
 }
 #endif
 
-// The rows of a graph, of `words` words each, and scratch memory after them.
+// The rows of a graph, of `words` words each; the last argument is scratch memory for other forms of them.
 template <class A>
 struct BitRows {
   const uint64_t* bits;
