@@ -26,9 +26,9 @@ TRUSTED = "spin_fast, contents trusted"  # as by PowerFeatures, since a GraphBat
 REUSED = pytest.param("output reused", marks=pytest.mark.full)
 
 
-def ours(graphs: GraphBatch) -> Callable[..., Tensor]:
-    """Three hops of ``sym``, called as a user calls it."""
-    return partial(power_features, graphs.indptr, graphs.indices, graphs.x, NUM_HOPS, ptr=graphs.ptr)
+def ours(graphs: GraphBatch, hops: int = NUM_HOPS) -> Callable[..., Tensor]:
+    """Some hops of ``sym``, called as a user calls it."""
+    return partial(power_features, graphs.indptr, graphs.indices, graphs.x, hops, ptr=graphs.ptr)
 
 
 def power_floors(graphs: GraphBatch, out: Tensor | None, threads: int) -> Floors:
@@ -57,6 +57,24 @@ def test_power_features(race: RaceRunner, on: Input, memory: str, threads: int) 
     else:
         rivals = ops.powers_from_raw(on.graphs, NUM_HOPS)
     run(race, f"power_features, {memory}", on, rivals, memory == "output reused", threads)
+
+
+@pytest.mark.full
+def test_hops_alone(race: RaceRunner, on: Input, threads: int) -> None:
+    """What is left if preparing is free: no hop, which is a copy, and 3/2 of what three hops cost more than one."""
+    graphs = on.graphs
+
+    def hops(number: int) -> Callable[[], Tensor]:
+        out = pages.touched((number + 1, *graphs.x.shape))
+        return partial(ours(graphs, number), check_invariants=False, out=out)
+
+    out = pages.touched((NUM_BRANCHES, *graphs.x.shape))
+    rivals = {name: partial(call, out=out) for name, call in ops.powers(graphs, NUM_HOPS).items()}
+    calls = {TRUSTED: hops(NUM_HOPS), "one hop": hops(1), "no hop": hops(0), **rivals}
+    with torch.inference_mode():
+        for name, rival in rivals.items():
+            assert_close(name, rival(), calls[TRUSTED]())
+        race("power_features, hops alone", on.name, calls, power_floors(graphs, out, threads), ours=3)
 
 
 @pytest.mark.full
