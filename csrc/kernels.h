@@ -65,12 +65,16 @@ constexpr int64_t power_chunk_edges = 32 << 10;
 // A graph of one feature and no more nodes than this may be taken as a matrix of bits.
 constexpr int64_t dense_nodes = 1024;
 
+// Of a row, for its neighbours, in a chunk.
+constexpr int most_places = 4;
+
 // Memory that a chunk of so many nodes and edges takes, at most.
 constexpr int64_t scratch_bytes(int64_t nodes, int64_t edges, int64_t width) {
   const int64_t stride = width > 8 ? width + 15 : 2 * width;
   constexpr int64_t bits = (dense_nodes + 4) * (dense_nodes / 8), pieces = (dense_nodes + 64) * (dense_nodes / 6);
   const int64_t dense = width == 1 ? bits + pieces + 4 * (dense_nodes + 32) * 8 : 0;
-  return nodes * ((2 * stride + width) * 8 + 20) + (edges + 512) * 12 + dense + 4096;
+  return nodes * ((2 * stride + width + 1) * 8 + 16 + 12 * most_places) + 2 * stride * 8 + (edges + 512) * 12 + dense +
+         4096;
 }
 
 // Rows of patterns that are new in a hop r. A pattern decides a node's row there: in hop 0 it is a row of x and a

@@ -44,6 +44,8 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
   GraphChunk<A> chunk;
   chunk.first = of.first_node;
   chunk.nodes = static_cast<int32_t>(of.size);
+  chunk.places = 0;
+  chunk.sorted = chunk.nodes;
   set_scales(powers, chunk);
   int32_t members[classes] = {}, neighbours[classes] = {};
   for (int64_t i = 0; i < of.size; ++i) {
@@ -59,9 +61,9 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
     places += neighbours[c];
     members[c] = chunk.class_begin[c], neighbours[c] = chunk.neighbours_begin[c];
   }
-  chunk.long_scales = reinterpret_cast<A*>(scratch);
-  chunk.factors = powers.by_edge ? chunk.long_scales + of.size : nullptr;
-  chunk.order = reinterpret_cast<int32_t*>(chunk.long_scales + of.size + (powers.by_edge ? places : 0));
+  chunk.left = reinterpret_cast<A*>(scratch);
+  chunk.factors = powers.by_edge ? chunk.left + of.size : nullptr;
+  chunk.order = reinterpret_cast<int32_t*>(chunk.left + of.size + (powers.by_edge ? places : 0));
   chunk.long_degrees = chunk.order + of.size;
   chunk.neighbours = chunk.long_degrees + of.size;
   with_source_lanes<A>(width, [&]<int L>(std::integral_constant<int, L>) {
@@ -71,7 +73,7 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
       const int c = degree < long_class ? degree : long_class;
       if (c == long_class) {
         chunk.long_degrees[members[c] - chunk.class_begin[c]] = degree;
-        chunk.long_scales[members[c] - chunk.class_begin[c]] = scale_of<A>(powers, degree);
+        chunk.left[i] = scale_of<A>(powers, degree);
       }
       chunk.order[members[c]++] = static_cast<int32_t>(i);
       const I first = indptr[of.node[i]];
@@ -81,8 +83,8 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
         chunk.neighbours[neighbours[c]++] = of.pattern[indices[e] - of.first_node] * chunk.stride;
       }
     }
-    chunk.y = const_cast<A*>(of.y);  // only read
-    chunk.next = of.next ? of.next + of.first_new * chunk.stride : nullptr;
+    chunk.y = const_cast<A*>(of.y);                                                // only read
+    chunk.next = of.next ? of.next + (of.first_new - 1) * chunk.stride : nullptr;  // a row of zeros would be before
     hop_chunk<L>(chunk, width, !of.next, out);
   });
 }
@@ -90,20 +92,13 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
 template <class A, class I>
 void near_nodes(const Hop<A, I>& hop, int64_t first, int64_t n, int32_t* near) {
   constexpr int L = pattern_degree;
-  const I* indptr = hop.indptr + first;
-  const Lanes<L, int32_t> place = {0, 1, 2, 3}, none = Lanes<L, int32_t>{} + static_cast<int32_t>(n);
-  for (int64_t v = 0; v < n; ++v) {
-    const int64_t begin = indptr[v];
-    const auto degree = static_cast<int32_t>(indptr[v + 1] - begin);
-    Lanes<L, int32_t> of;
-    if (begin + L <= hop.edges)
-      of = convert<L, int32_t>(load<L, I>(hop.indices + begin) - static_cast<I>(first));
-    else
-      for (int k = 0; k < L; ++k) of[k] = k < degree ? static_cast<int32_t>(hop.indices[begin + k] - first) : 0;
-    of = place < degree ? of : none;
+  static_assert(L == most_places);
+  const Lanes<L, int32_t> none = Lanes<L, int32_t>{} + static_cast<int32_t>(n);
+  for_first_neighbours(hop, first, n, first, [&](int64_t v, int32_t degree, auto neighbours) {
+    Lanes<L, int32_t> of = place_numbers < degree ? neighbours : none;
     if (degree > L) of[0] = -1;
     store<L, int32_t>(near + v * L, of);
-  }
+  });
 }
 
 inline void pattern_keys(const int32_t* near, int64_t n, const int32_t* pattern, int64_t unique, uint32_t* key) {

@@ -5,32 +5,38 @@
 // double, rounded once for the output, nodes with equal neighbourhoods get equal bits in almost every order of their
 // neighbours: what deduplication compares.
 //
-// A chunk is one graph, or several small ones. Its nodes are taken in the order of their degrees: loops over neighbours
-// then have the same length again and again, which branch prediction rewards, and a normalisation by degrees is a
-// constant. Sources are kept scaled (y_u = right_u p_u) and padded to whole vectors, so that a hop is one addition per
-// neighbour and vector:
+// A chunk is one graph, or several small ones. Where most nodes have about as many neighbours, each row has so many
+// places for them, and sums up a row of zeros where one is missing: all have the same length. The other rows, or all,
+// are taken in the order of their degrees: their loops have the same length again and again, which branch prediction
+// rewards, and a normalisation by degrees is a constant. Sources are kept scaled (y_u = right_u p_u) and padded to
+// whole vectors, so that a hop is one addition per neighbour and vector:
 //   p_v = left_v sum_u y_u.
 // Edge weights, and sums of operators, need a factor per edge instead (then left = right = 1).
 
 constexpr int long_class = 16;  // degrees 0 .. 15 are a class each, all above are one: of long rows
 constexpr int classes = long_class + 1;
+constexpr Lanes<most_places, int32_t> place_numbers = {0, 1, 2, 3};
 constexpr int class_padding = 16;  // between the neighbours of two classes: they are copied in whole vectors
 
 template <class A>
 struct GraphChunk {
   int64_t first;  // node
   int32_t nodes;
-  int32_t stride;                     // of a row of sources
-  uint32_t* place;                    // [n] a node's rank in its quarter and class, times 32, plus its class
-  int32_t* order;                     // [n] nodes by class, counted from the first
-  int32_t* neighbours;                // [edges + padding] where the rows of the neighbours begin in y, in that order
-  A* factors;                         // beside `neighbours`, or null for ones
-  int32_t* long_degrees;              // of the nodes of the long class
-  A* long_scales;                     // their left and, where that is not 1, their right
-  A *y, *next;                        // [n, stride] sources of this hop and the next
-  A left[classes], right[classes];    // of all classes but the last, whose right is 1 where that of all nodes is
+  int32_t stride;         // of a row of sources
+  A *y, *next;            // [1 + n, stride] a row of zeros, then the sources of this hop and the next
+  A* left;                // [n]
+  bool scaled;            // whether right = left, else 1
+  int32_t places;         // of a row; 0 where all rows are sorted
+  int32_t* neighbours;    // [n, places] where the rows of neighbours begin in y, then those of the sorted rows in order
+  A* factors;             // beside `neighbours`, or null for ones
+  int32_t sorted;         // rows of more neighbours than places
+  uint32_t* found;        // [sorted] which these are, times 32, plus their class
+  uint32_t* rank;         // [sorted] of each in its quarter and class
+  int32_t* order;         // [sorted] the same rows by class
+  int32_t* long_degrees;  // of the rows of the long class
   int32_t class_begin[classes + 1];   // into order
   int32_t neighbours_begin[classes];  // into neighbours
+  A scale[classes];                   // of all classes but the last: the left of their rows
 };
 
 template <class A, class T, class I>
@@ -48,10 +54,60 @@ bool scales_sources(const Powers<T, I>& powers) {
 
 template <class A, class T, class I>
 void set_scales(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
-  for (int c = 0; c < classes; ++c) {
-    chunk.left[c] = scale_of<A>(powers, c);
-    chunk.right[c] = scales_sources(powers) ? chunk.left[c] : 1;
+  chunk.scaled = scales_sources(powers);
+  for (int c = 0; c < classes; ++c) chunk.scale[c] = scale_of<A>(powers, c);
+}
+
+// As many places as all but one in 16 of the nodes [first, last) need, by a sample of them; none where these are too
+// many, or more than 1.6 times as many as neighbours.
+template <class T, class I>
+int32_t choose_places(const Powers<T, I>& powers, int64_t first, int64_t last) {
+  const int64_t step = (last - first) / 256 + 1;
+  int64_t number[most_places + 1] = {}, more = 0, neighbours = 0;
+  for (int64_t v = first; v < last; v += step, ++more) {
+    const int64_t degree = powers.hop.indptr[v + 1] - powers.hop.indptr[v];
+    if (degree <= most_places) ++number[degree];
+    neighbours += degree;
   }
+  const int64_t sampled = more;
+  for (int32_t places = 0; places <= most_places; ++places) {
+    more -= number[places];
+    if (16 * more <= sampled) return 5 * places * sampled <= 8 * neighbours ? places : 0;
+  }
+  return 0;
+}
+
+// Calls f(v, degree, neighbours) for n nodes, v from 0, with their first neighbours counted from `base`; lanes beyond
+// the degree hold anything.
+template <class T, class I, class F>
+inline void for_first_neighbours(const Hop<T, I>& hop, int64_t first, int64_t n, int64_t base, F f) {
+  const I *indptr = hop.indptr + first, *indices = hop.indices;
+  const auto zero = static_cast<I>(base);
+  int64_t vectors_end = n, v = 0;  // beyond it `indices` end in a vector
+  while (vectors_end > 0 && indptr[vectors_end - 1] > hop.edges - most_places) --vectors_end;
+  const auto node = [&](auto load_some) {
+    f(v, static_cast<int32_t>(indptr[v + 1] - indptr[v]), load_some(static_cast<int64_t>(indptr[v])));
+  };
+  for (; v < vectors_end; ++v)
+    node([&](int64_t e) { return convert<most_places, int32_t>(load<most_places, I>(indices + e) - zero); });
+  for (; v < n; ++v)
+    node([&](int64_t e) {
+      Lanes<most_places, int32_t> some = {};
+      for (int64_t k = 0; k < most_places && e + k < hop.edges; ++k)
+        some[k] = static_cast<int32_t>(indices[e + k] - zero);
+      return some;
+    });
+}
+
+// Where the rows of the neighbours that have a place begin in y: 0, the row of zeros, where there are fewer.
+template <class T, class I, class A>
+void place_neighbours(const Hop<T, I>& hop, const GraphChunk<A>& chunk) {
+  const int32_t places = chunk.places, stride = chunk.stride;
+  int32_t* to = chunk.neighbours;
+  for_first_neighbours(hop, chunk.first, chunk.nodes, chunk.first - 1, [&](int64_t, int32_t degree, auto neighbours) {
+    store<most_places, int32_t>(to, (neighbours * stride) & (place_numbers < degree));
+    to += places;
+  });
 }
 
 // Copies the neighbours of a short row in whole vectors, whatever they hold beyond the row.
@@ -73,95 +129,130 @@ void copy_neighbours(const I* from, int64_t n, I base, int32_t stride, int32_t* 
   for (int64_t e = 0; e < n; ++e) to[e] = static_cast<int32_t>(from[e] - base) * stride;
 }
 
+// Whether a row is one vector, which is then a part of a register.
+template <int L, class A>
+constexpr bool is_one_vector = L * sizeof(A) < vector_bytes;
+
 // y_v = right_v x_v, where x and y are rows.
 template <int L, class T, class A>
 inline void scale_row(const T* x, A right, A* y, int64_t width) {
-  const int64_t last = L * sizeof(A) < vector_bytes ? 0 : (width - 1) / L * L;  // a part of a register is a whole row
+  const int64_t last = is_one_vector<L, A> ? 0 : (width - 1) / L * L;
   for (int64_t j = 0; j < last; j += L) store<L, A>(y + j, right * load<L, A>(x + j));
   store<L, A>(y + last, right * load_first<L, A>(x + last, width - last));
 }
 
-// Sorts the nodes by degree, copies their neighbours in that order and scales their sources.
+// The scales of all rows but long ones, and which rows have more neighbours than places.
+template <class T, class I, class A>
+void find_rows(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
+  const I* indptr = powers.hop.indptr + chunk.first;
+  const int32_t nodes = chunk.nodes;
+  uint32_t* found = chunk.found;
+  for (int32_t v = 0; v < nodes; ++v) {
+    const I degree = indptr[v + 1] - indptr[v];
+    found[v] = static_cast<uint32_t>(v) << 5 | static_cast<uint32_t>(degree < long_class ? degree : long_class);
+  }
+  for (int32_t v = 0; v < nodes; ++v) chunk.left[v] = chunk.scale[found[v] & 31];
+  chunk.sorted = nodes;
+  if (chunk.places == 0) return;
+  const auto places = static_cast<uint32_t>(chunk.places);
+  int64_t sorted = 0;
+  for (int32_t v = 0; v < nodes; ++v) {
+    const uint32_t row = found[v];
+    found[sorted] = row;
+    sorted += (row & 31) > places;
+  }
+  chunk.sorted = static_cast<int32_t>(sorted);
+}
+
+// The sources of all rows. The padding of all but the last takes what follows a row of x.
+template <int L, class T, class A>
+void scale_rows(const T* x, int64_t width, const GraphChunk<A>& chunk) {
+  const int64_t stride = chunk.stride, whole = is_one_vector<L, A> ? L : stride, last = chunk.nodes - 1;
+  for (int64_t j = 0; j < stride; ++j) chunk.y[j] = chunk.next[j] = 0;
+  const A* const left = chunk.left;
+  A* const y = chunk.y + stride;
+  if (chunk.scaled)
+    for (int64_t v = 0; v < last; ++v) scale_row<L>(x + v * width, left[v], y + v * stride, whole);
+  else
+    for (int64_t v = 0; v < last; ++v) scale_row<L, T, A>(x + v * width, 1, y + v * stride, whole);
+  scale_row<L>(x + last * width, chunk.scaled ? left[last] : 1, y + last * stride, width);
+}
+
+// Sorts the rows that were found by degree and copies their neighbours in that order; scales what is a long row.
 template <int L, class T, class I, class A>
 void sort_by_degree(const Powers<T, I>& powers, const T* x, GraphChunk<A>& chunk) {
   const I *indptr = powers.hop.indptr + chunk.first, *indices = powers.hop.indices;
-  const int32_t nodes = chunk.nodes, stride = chunk.stride;
-  const int64_t width = powers.hop.width;
-  const I base = static_cast<I>(chunk.first);
-  uint32_t* const place = chunk.place;
-  // Quarters of the nodes are counted side by side: consecutive nodes of one class would wait for each other's counter.
+  const int32_t rows = chunk.sorted, stride = chunk.stride;
+  const I before = static_cast<I>(chunk.first - 1);
+  const uint32_t* const found = chunk.found;
+  uint32_t* const rank = chunk.rank;
+  // Quarters of the rows are counted side by side: consecutive rows of one class would wait for each other's counter.
   struct Begin {
     uint32_t order, neighbours;
   } begin[4][classes] = {};
-  const int32_t quarter = nodes / 4;
-  const auto count = [&](int q, int32_t v) {
-    const auto degree = static_cast<uint32_t>(indptr[v + 1] - indptr[v]);
-    const uint32_t c = degree < long_class ? degree : long_class;
-    place[v] = begin[q][c].order++ << 5 | c;
-  };
+  const int32_t quarter = rows / 4;
+  const auto count = [&](int q, int32_t i) { rank[i] = begin[q][found[i] & 31].order++; };
   for (int32_t i = 0; i < quarter; ++i)
     for (int q = 0; q < 4; ++q) count(q, q * quarter + i);
-  for (int32_t v = 4 * quarter; v < nodes; ++v) count(3, v);
-  uint32_t node = 0, neighbour = 0;
+  for (int32_t i = 4 * quarter; i < rows; ++i) count(3, i);
+  uint32_t row = 0, neighbour = static_cast<uint32_t>(chunk.nodes * chunk.places);
   for (int c = 0; c < classes; ++c) {
-    chunk.class_begin[c] = static_cast<int32_t>(node);
+    chunk.class_begin[c] = static_cast<int32_t>(row);
     chunk.neighbours_begin[c] = static_cast<int32_t>(neighbour);
     for (int q = 0; q < 4; ++q) {
       const uint32_t members = begin[q][c].order;
-      begin[q][c] = {node, neighbour};
-      node += members;
+      begin[q][c] = {row, neighbour};
+      row += members;
       neighbour += static_cast<uint32_t>(c) * members;
     }
     neighbour += class_padding;
   }
-  chunk.class_begin[classes] = nodes;
+  chunk.class_begin[classes] = rows;
 
   // Neighbours in whole vectors, without a branch: of long rows these are a beginning that is written again below; rows
   // too near the end of `indices` are left for later.
-  int32_t vectors_end = nodes;
-  while (vectors_end > 0 && indptr[vectors_end - 1] > powers.hop.edges - class_padding) --vectors_end;
+  int32_t vectors_end = rows;
+  while (vectors_end > 0 && indptr[found[vectors_end - 1] >> 5] > powers.hop.edges - class_padding) --vectors_end;
   int32_t *const order = chunk.order, *const neighbours = chunk.neighbours;
   for (int q = 0; q < 4; ++q) {
     const Begin* const of_class = begin[q];
-    const int32_t end = q < 3 ? (q + 1) * quarter : nodes;
-    int32_t v = q * quarter;
-    for (; v < end && v < vectors_end; ++v) {
-      const uint32_t c = place[v] & 31, rank = place[v] >> 5;
-      order[of_class[c].order + rank] = v;
-      copy_short_row(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
-    }
-    for (; v < end; ++v) {
-      const uint32_t c = place[v] & 31, rank = place[v] >> 5;
-      order[of_class[c].order + rank] = v;
-      copy_neighbours(indices + indptr[v], c, base, stride, neighbours + (of_class[c].neighbours + rank * c));
-    }
+    const int32_t end = q < 3 ? (q + 1) * quarter : rows;
+    int32_t i = q * quarter;
+    const auto place = [&](auto copy) {
+      const uint32_t v = found[i] >> 5, c = found[i] & 31;
+      order[of_class[c].order + rank[i]] = static_cast<int32_t>(v);
+      copy(indices + indptr[v], c, before, stride, neighbours + (of_class[c].neighbours + rank[i] * c));
+    };
+    for (const int32_t some = end < vectors_end ? end : vectors_end; i < some; ++i) place(copy_short_row<I>);
+    for (; i < end; ++i) place(copy_neighbours<I>);
   }
-  A* const y = chunk.y;
-  for (int32_t v = 0; v < nodes; ++v)
-    scale_row<L>(x + v * width, chunk.right[place[v] & 31], y + static_cast<int64_t>(v) * stride, width);
-  int32_t* to = chunk.neighbours + chunk.neighbours_begin[long_class];
-  for (int32_t i = chunk.class_begin[long_class]; i < nodes; ++i) {
-    const int32_t v = chunk.order[i], at = i - chunk.class_begin[long_class];
+  int32_t* to = neighbours + chunk.neighbours_begin[long_class];
+  for (int32_t i = chunk.class_begin[long_class]; i < rows; ++i) {
+    const int32_t v = order[i];
     const auto degree = static_cast<int32_t>(indptr[v + 1] - indptr[v]);
-    const A scale = scale_of<A>(powers, degree);
-    chunk.long_degrees[at] = degree;
-    chunk.long_scales[at] = scale;
-    copy_neighbours(indices + indptr[v], degree, base, stride, to);
+    chunk.long_degrees[i - chunk.class_begin[long_class]] = degree;
+    chunk.left[v] = scale_of<A>(powers, degree);
+    copy_neighbours(indices + indptr[v], degree, before, stride, to);
     to += degree;
-    if (scales_sources(powers)) scale_row<L>(x + v * width, scale, y + static_cast<int64_t>(v) * stride, width);
+    const int64_t width = powers.hop.width;
+    if (chunk.scaled) scale_row<L>(x + v * width, chunk.left[v], chunk.y + (v + int64_t{1}) * stride, width);
   }
 }
 
-// The factors of all edges, in the order of the neighbours.
+// The factors of all edges, beside the neighbours.
 template <class T, class I, class A>
 void copy_factors(const Powers<T, I>& powers, const GraphChunk<A>& chunk) {
+  const I* indptr = powers.hop.indptr + chunk.first;
+  A* to = chunk.factors;
+  const auto copy = [&](int32_t v, int64_t number) {
+    for (int64_t e = indptr[v]; e < indptr[v] + number; ++e)
+      *to++ = e < indptr[v + 1] ? static_cast<A>(factor_of(powers.hop, chunk.first + v, e)) : 0;
+  };
+  for (int32_t v = 0; v < chunk.nodes; ++v) copy(v, chunk.places);
   for (int c = 0; c < classes; ++c) {
-    A* to = chunk.factors + chunk.neighbours_begin[c];
-    for (int32_t i = chunk.class_begin[c]; i < chunk.class_begin[c + 1]; ++i) {
-      const int64_t v = chunk.first + chunk.order[i];
-      for (int64_t e = powers.hop.indptr[v]; e < powers.hop.indptr[v + 1]; ++e)
-        *to++ = static_cast<A>(factor_of(powers.hop, v, e));
-    }
+    to = chunk.factors + chunk.neighbours_begin[c];
+    for (int32_t i = chunk.class_begin[c]; i < chunk.class_begin[c + 1]; ++i)
+      copy(chunk.order[i], indptr[chunk.order[i] + 1] - indptr[chunk.order[i]]);
   }
 }
 
@@ -187,17 +278,47 @@ inline void add_row(Lanes<L, A>* sum, const A* row, const A* factors, int64_t e)
   }
 }
 
-// p_v = left sum, to out; right p_v, to the sources of the next hop.
+// p_v = left sum, to out, the first `columns` of them; right p_v, to the sources of the next hop.
 template <int L, int K, class T, class A>
-inline void write_row(const HopVectors<T, A>& of, int64_t stride, int64_t v, const Lanes<L, A>* sum, A left, A right) {
+inline void write_row(const HopVectors<T, A>& of, int64_t stride, int64_t v, const Lanes<L, A>* sum, Lanes<L, A> left,
+                      Lanes<L, A> right, int64_t columns) {
   T* out = of.out + v * of.width;
-  for (int k = 0; k < K; ++k) {
-    const Lanes<L, A> p = left * sum[k];
-    if (k < K - 1)
-      store<L, A>(out + k * L, p);
-    else
-      store_first<L, A>(out + k * L, p, of.columns - k * L);
-    if (of.next) store<L, A>(of.next + v * stride + k * L, right * p);
+  Lanes<L, A> p[K];
+  for (int k = 0; k < K; ++k) p[k] = left * sum[k];
+  for (int k = 0; k < K - 1; ++k) store<L, A>(out + k * L, p[k]);
+  store_first<L, A>(out + (K - 1) * L, p[K - 1], columns - (K - 1) * L);
+  if (!of.next) return;
+  for (int k = 0; k < K; ++k) store<L, A>(of.next + v * stride + k * L, right * p[k]);
+}
+
+// K vectors of all rows, of the neighbours that have a place. The last vector of a row is written whole where the next
+// row, which is written later, begins behind it.
+template <int L, int K, int P, bool Factors, class T, class A>
+void placed_rows(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
+  const int32_t* neighbours = chunk.neighbours;
+  const A *y = of.y, *factors = chunk.factors, *left = chunk.left;
+  const HopVectors<T, A> local = of;
+  const int64_t stride = chunk.stride, last = chunk.nodes - 1;
+  const Lanes<L, A> by = static_cast<A>(chunk.scaled) - Lanes<L, A>{}, constant = 1 - by;
+  const auto row = [&](int64_t v, auto whole) {
+    Lanes<L, A> sum[K] = {};
+    for (int e = 0; e < P; ++e) add_row<L, K, Factors>(sum, y + neighbours[e], factors, e);
+    neighbours += P;
+    if (Factors) factors += P;
+    const Lanes<L, A> of_row = left[v] - Lanes<L, A>{};
+    write_row<L, K>(local, stride, v, sum, of_row, of_row * by + constant, whole ? K * L : local.columns);
+  };
+  int64_t v = 0;
+  if (of.columns == of.width)
+    for (; v < last; ++v) row(v, std::true_type());
+  for (; v <= last; ++v) row(v, std::false_type());
+}
+
+template <int L, int K, bool Factors, int P = most_places, class T, class A>
+void hop_placed(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
+  if constexpr (P > 0) {
+    if (chunk.places < P) return hop_placed<L, K, Factors, P - 1>(chunk, of);
+    placed_rows<L, K, P, Factors>(chunk, of);
   }
 }
 
@@ -205,32 +326,33 @@ inline void write_row(const HopVectors<T, A>& of, int64_t stride, int64_t v, con
 // compiler is to know it, else -1.
 template <int L, int K, int D, bool Factors, class T, class A>
 void class_rows(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int32_t begin, int32_t end, int32_t degree,
-                const int32_t* neighbours, A left, A right) {
+                const int32_t* neighbours, A scale) {
   const int32_t* order = chunk.order;
   const A *y = of.y, *factors = Factors ? chunk.factors + (neighbours - chunk.neighbours) : nullptr;
   const HopVectors<T, A> local = of;
   const int64_t stride = chunk.stride;
+  const Lanes<L, A> left = scale - Lanes<L, A>{}, right = (chunk.scaled ? scale : 1) - Lanes<L, A>{};
   if (D >= 0) degree = D;
   for (int32_t i = begin; i < end; ++i) {
     Lanes<L, A> sum[K] = {};
     for (int32_t e = 0; e < degree; ++e) add_row<L, K, Factors>(sum, y + neighbours[e], factors, e);
     neighbours += degree;
     if (Factors) factors += degree;
-    write_row<L, K>(local, stride, order[i], sum, left, right);
+    write_row<L, K>(local, stride, order[i], sum, left, right, local.columns);
   }
 }
 
-// Short degrees of narrow rows are known to the compiler: else the loop would cost as much as the additions.
+// Short degrees of narrow rows are known to the compiler, too.
 template <int L, int K, bool Factors, int D = 4, class T, class A>
 void hop_class(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int32_t begin, int32_t end, int32_t degree,
-               const int32_t* neighbours, A left, A right) {
+               const int32_t* neighbours, A scale) {
   if constexpr (K == 1 && D > 0) {
     if (degree == D)
-      class_rows<L, K, D, Factors>(chunk, of, begin, end, degree, neighbours, left, right);
+      class_rows<L, K, D, Factors>(chunk, of, begin, end, degree, neighbours, scale);
     else
-      hop_class<L, K, Factors, D - 1>(chunk, of, begin, end, degree, neighbours, left, right);
+      hop_class<L, K, Factors, D - 1>(chunk, of, begin, end, degree, neighbours, scale);
   } else {
-    class_rows<L, K, -1, Factors>(chunk, of, begin, end, degree, neighbours, left, right);
+    class_rows<L, K, -1, Factors>(chunk, of, begin, end, degree, neighbours, scale);
   }
 }
 
@@ -248,7 +370,7 @@ inline void add_wide(double* sum, Lanes<L, A> values) {
 // the degree.
 template <int L, int K, bool Factors, class T, class A>
 void hop_long_row(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int64_t v, int32_t degree,
-                  const int32_t* neighbours, A left, A right) {
+                  const int32_t* neighbours) {
   constexpr int chains = K <= 2 ? 4 : 1;
   constexpr int32_t piece = 64;
   const A* factors = Factors ? chunk.factors + (neighbours - chunk.neighbours) : nullptr;
@@ -269,25 +391,24 @@ void hop_long_row(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int64_
   for (int j = 0; j < K * L; ++j) narrow[j] = static_cast<A>(wide[j]);
   Lanes<L, A> sum[K];
   for (int k = 0; k < K; ++k) sum[k] = load<L, A>(narrow + k * L);
-  write_row<L, K>(of, chunk.stride, v, sum, left, right);
+  const Lanes<L, A> left = chunk.left[v] - Lanes<L, A>{}, one = 1 - Lanes<L, A>{};
+  write_row<L, K>(of, chunk.stride, v, sum, left, chunk.scaled ? left : one, of.columns);
 }
 
 template <int L, int K, bool Factors, class T, class A>
 void hop_vectors(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
+  hop_placed<L, K, Factors>(chunk, of);
   for (int c = 0; c < long_class; ++c) {
     const int32_t begin = chunk.class_begin[c], end = chunk.class_begin[c + 1];
     if (begin < end)
-      hop_class<L, K, Factors>(chunk, of, begin, end, c, chunk.neighbours + chunk.neighbours_begin[c], chunk.left[c],
-                               chunk.right[c]);
+      hop_class<L, K, Factors>(chunk, of, begin, end, c, chunk.neighbours + chunk.neighbours_begin[c], chunk.scale[c]);
   }
   const int32_t* neighbours = chunk.neighbours + chunk.neighbours_begin[long_class];
-  const int32_t* order = chunk.order + chunk.class_begin[long_class];
-  const int32_t long_rows = chunk.nodes - chunk.class_begin[long_class];
-  for (int32_t i = 0; i < long_rows; ++i) {
-    const A scale = chunk.long_scales[i];
-    hop_long_row<L, K, Factors>(chunk, of, order[i], chunk.long_degrees[i], neighbours, scale,
-                                chunk.right[long_class] == 1 ? 1 : scale);
-    neighbours += chunk.long_degrees[i];
+  const int32_t long_begin = chunk.class_begin[long_class];
+  for (int32_t i = long_begin; i < chunk.sorted; ++i) {
+    const int32_t degree = chunk.long_degrees[i - long_begin];
+    hop_long_row<L, K, Factors>(chunk, of, chunk.order[i], degree, neighbours);
+    neighbours += degree;
   }
 }
 
@@ -305,12 +426,12 @@ void hop_vectors(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int64_t
 // Rows of L lanes or less; L is less than a register only where d is.
 template <int L, class T, class A>
 void hop_chunk(const GraphChunk<A>& chunk, int64_t width, bool is_last, T* out) {
-  constexpr int most = L * sizeof(A) < vector_bytes ? 1 : 8;  // vectors of one round, as registers allow
+  constexpr int most = is_one_vector<L, A> ? 1 : 8;  // vectors of one round, as registers allow
   int64_t vectors = chunk.stride / L, rounds = (vectors + most - 1) / most, column = 0;
   for (; rounds > 0; --rounds) {
     const int64_t k = (vectors + rounds - 1) / rounds, rest = width - column;
-    const HopVectors<T, A> of = {chunk.y + column, is_last ? nullptr : chunk.next + column, out + column, width,
-                                 rest < k * L ? rest : k * L};
+    const HopVectors<T, A> of = {chunk.y + column, is_last ? nullptr : chunk.next + chunk.stride + column, out + column,
+                                 width, rest < k * L ? rest : k * L};
     hop_vectors<L, most>(chunk, of, k);
     column += k * L;
     vectors -= k;
@@ -322,22 +443,24 @@ template <int L, class T, class I, class A>
 void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, char* scratch, GraphChunk<A>& chunk) {
   using C = Compute<T>;
   const int64_t width = powers.hop.width, nodes = last - first, offset = first * width, size = nodes * width;
-  const int64_t edges = powers.hop.indptr[last] - powers.hop.indptr[first] + classes * class_padding;
+  const int64_t neighbours =
+      nodes * chunk.places + powers.hop.indptr[last] - powers.hop.indptr[first] + classes * class_padding;
   const bool staged = powers.stream || is_half<T>;
   chunk.first = first;
   chunk.nodes = static_cast<int32_t>(nodes);
   chunk.stride = static_cast<int32_t>((width + L - 1) / L * L);
   chunk.y = reinterpret_cast<A*>(scratch);
-  chunk.next = chunk.y + nodes * chunk.stride;
-  chunk.long_scales = chunk.next + nodes * chunk.stride;
-  A* end = chunk.long_scales + nodes;
+  chunk.next = chunk.y + (nodes + 1) * chunk.stride;
+  chunk.left = chunk.next + (nodes + 1) * chunk.stride;
+  A* end = chunk.left + nodes;
   chunk.factors = powers.by_edge ? end : nullptr;
-  if (chunk.factors) end += edges;
+  if (chunk.factors) end += neighbours;
   C* const staging = reinterpret_cast<C*>(end);
   chunk.order = reinterpret_cast<int32_t*>(staging + (staged ? (size + 1) / 2 * 2 : 0));
   chunk.long_degrees = chunk.order + nodes;
-  chunk.place = reinterpret_cast<uint32_t*>(chunk.long_degrees + nodes);
-  chunk.neighbours = chunk.long_degrees + 2 * nodes;
+  chunk.rank = reinterpret_cast<uint32_t*>(chunk.long_degrees + nodes);
+  chunk.found = chunk.rank + nodes;
+  chunk.neighbours = reinterpret_cast<int32_t*>(chunk.found + nodes);
   const auto copy = [&](const T* from, T* to) {
     if (powers.stream)
       stream_copy(from, to, size);
@@ -345,6 +468,9 @@ void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, ch
       __builtin_memcpy(to, from, size * sizeof(T));
   };
   copy(powers.x + offset, powers.out + offset);
+  find_rows(powers, chunk);
+  if (chunk.places > 0) place_neighbours(powers.hop, chunk);
+  scale_rows<L>(powers.x + offset, width, chunk);
   sort_by_degree<L>(powers, powers.x + offset, chunk);
   if (chunk.factors) copy_factors(powers, chunk);
   for (int64_t r = 1; r <= powers.hops; ++r) {
@@ -383,10 +509,12 @@ bool are_within(const I* indices, int64_t n, int64_t low, int64_t high) {
 template <int L, class T, class I, class A>
 bool powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   const int64_t stride = (powers.hop.width + L - 1) / L * L;
-  const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)));
+  constexpr int64_t place_bytes = 24;  // of a node
+  const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)) + place_bytes);
   const I* indptr = powers.hop.indptr;
   GraphChunk<A> chunk;
   set_scales(powers, chunk);
+  chunk.places = choose_places(powers, ptr[0], ptr[graphs]);
   const auto stays_inside = [&](int64_t g) {
     const int64_t from = indptr[ptr[g]], to = indptr[ptr[g + 1]];
     return are_within(powers.hop.indices + from, to - from, ptr[g], ptr[g + 1]);

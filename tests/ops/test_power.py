@@ -424,11 +424,12 @@ def sparse_graphs(
     dtype: torch.dtype = torch.float64,
     index_dtype: torch.dtype = torch.int64,
     weighted: bool = False,
+    degrees: tuple[int, int] = (0, 6),
 ) -> GraphBatch:
-    """Directed graphs with rows of up to 6 edges; one of 100 and one of 5,000 in the larger ones."""
+    """Directed graphs with rows of so many edges; one row has 100, and one 5,000, in the larger ones."""
     rng = np.random.default_rng(0)
     ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
-    degree = rng.integers(0, 7, ptr[-1])
+    degree = rng.integers(degrees[0], degrees[1] + 1, ptr[-1])
     for size, heavy in ((40, 100), (3000, 5000)):
         degree[ptr[:-1][np.diff(ptr) >= size] + heavy // 100 - 1] = heavy
     first, nodes = (np.repeat(np.repeat(array, np.diff(ptr)), degree) for array in (ptr[:-1], np.diff(ptr)))
@@ -474,6 +475,29 @@ def test_graphs_out_of_the_ordinary(backend: str, num_features: int, index_dtype
             assert torch.equal(made, result[:, part])
         else:
             torch.testing.assert_close(made, result[:, part], rtol=2e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_features", [1, 3, 9, 37, 100])
+def test_most_rows_have_few_neighbours(backend: str, most: int, num_features: int) -> None:
+    """Where they have, the CPU sums up as many for each row, zeros for those that are missing."""
+    sizes = [3, 0, 6, 1] * 20 + [60, 7, 300]
+    for operator in OPERATORS:
+        dtype = torch.float32 if operator in ("adj", "sym") else torch.float64
+        options = {"dtype": dtype, "weighted": operator == "sym", "index_dtype": torch.int32}
+        graphs = sparse_graphs(sizes, num_features, degrees=(max(1, most - 1), most), **options)
+        result = powers(graphs, 3, operator)
+        assert_close_to_reference(result, graphs, operator, 2e-6 if dtype == torch.float32 else 1e-13)
+        for g in (0, 2, 4, 6, len(sizes) - 1):  # nor do bits depend on what else is in the batch
+            part = slice(*graphs.ptr[g : g + 2].tolist())
+            arrays = (graphs.indptr, graphs.indices, graphs.x, 3, operator)
+            run = {"ptr": graphs.ptr[g : g + 2], "edge_weight": graphs.edge_weight, "check_invariants": False}
+            out = torch.empty_like(result[:, part])
+            assert torch.equal(spin_fast.power_features(*arrays, out=out, **run), result[:, part])
+        if operator == "adj":
+            half = graphs.x.bfloat16()
+            exact = powers(graphs, 3, operator, x=half.float())
+            torch.testing.assert_close(powers(graphs, 3, operator, x=half).float(), exact, rtol=2**-8, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
