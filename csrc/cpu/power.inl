@@ -509,7 +509,7 @@ bool are_within(const I* indices, int64_t n, int64_t low, int64_t high) {
 template <int L, class T, class I, class A>
 bool powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
   const int64_t stride = (powers.hop.width + L - 1) / L * L;
-  constexpr int64_t place_bytes = 24;  // of a node
+  constexpr int64_t place_bytes = L == 1 ? 24 : 0;  // of a node: more than its sources, where these are one value
   const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)) + place_bytes);
   const I* indptr = powers.hop.indptr;
   GraphChunk<A> chunk;
