@@ -65,7 +65,7 @@ constexpr int64_t power_chunk_edges = 32 << 10;
 // A graph of one feature and no more nodes than this may be taken as a matrix of bits.
 constexpr int64_t dense_nodes = 1024;
 
-// Of a row, for its neighbours, in a chunk.
+// Places of a row for its neighbours, at most.
 constexpr int most_places = 4;
 
 // Memory that a chunk of so many nodes and edges takes, at most.
@@ -92,7 +92,7 @@ struct PatternRows {
 };
 
 // Neighbours of a node whose pattern is looked up: as many as fill the key. Nodes that have more are patterns apart.
-constexpr int64_t pattern_degree = 4;
+constexpr int64_t pattern_degree = most_places;
 
 // A cache line of the table of patterns. No key is all free_key.
 struct alignas(64) PatternBucket {

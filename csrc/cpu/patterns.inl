@@ -83,8 +83,9 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
         chunk.neighbours[neighbours[c]++] = of.pattern[indices[e] - of.first_node] * chunk.stride;
       }
     }
-    chunk.y = const_cast<A*>(of.y);                                                // only read
-    chunk.next = of.next ? of.next + (of.first_new - 1) * chunk.stride : nullptr;  // a row of zeros would be before
+    chunk.y = const_cast<A*>(of.y);  // only read
+    // A hop writes behind a row of zeros, which no pattern needs.
+    chunk.next = of.next ? of.next + (of.first_new - 1) * chunk.stride : nullptr;
     hop_chunk<L>(chunk, width, !of.next, out);
   });
 }
@@ -92,7 +93,6 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
 template <class A, class I>
 void near_nodes(const Hop<A, I>& hop, int64_t first, int64_t n, int32_t* near) {
   constexpr int L = pattern_degree;
-  static_assert(L == most_places);
   const Lanes<L, int32_t> none = Lanes<L, int32_t>{} + static_cast<int32_t>(n);
   for_first_neighbours(hop, first, n, first, [&](int64_t v, int32_t degree, auto neighbours) {
     Lanes<L, int32_t> of = place_numbers < degree ? neighbours : none;

@@ -5,7 +5,7 @@
 // double, rounded once for the output, nodes with equal neighbourhoods get equal bits in almost every order of their
 // neighbours: what deduplication compares.
 //
-// A chunk is one graph, or several small ones. Where most nodes have about as many neighbours, each row has so many
+// A chunk is one graph, or several small ones. Where few nodes have more than four neighbours, each row has as many
 // places for them, and sums up a row of zeros where one is missing: all have the same length. The other rows, or all,
 // are taken in the order of their degrees: their loops have the same length again and again, which branch prediction
 // rewards, and a normalisation by degrees is a constant. Sources are kept scaled (y_u = right_u p_u) and padded to
@@ -102,10 +102,12 @@ inline void for_first_neighbours(const Hop<T, I>& hop, int64_t first, int64_t n,
 // Where the rows of the neighbours that have a place begin in y: 0, the row of zeros, where there are fewer.
 template <class T, class I, class A>
 void place_neighbours(const Hop<T, I>& hop, const GraphChunk<A>& chunk) {
-  const int32_t places = chunk.places, stride = chunk.stride;
+  const int32_t places = chunk.places;
+  const auto stride = static_cast<uint32_t>(chunk.stride);
   int32_t* to = chunk.neighbours;
   for_first_neighbours(hop, chunk.first, chunk.nodes, chunk.first - 1, [&](int64_t, int32_t degree, auto neighbours) {
-    store<most_places, int32_t>(to, (neighbours * stride) & (place_numbers < degree));
+    const auto begin = (Lanes<most_places, uint32_t>)neighbours * stride;  // products of what is not read may overflow
+    store<most_places, int32_t>(to, (Lanes<most_places, int32_t>)begin & (place_numbers < degree));
     to += places;
   });
 }
