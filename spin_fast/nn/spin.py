@@ -218,7 +218,7 @@ class SPIN(GraphClassifier):
             or torch.is_grad_enabled()
             or torch.compiler.is_compiling()
             or native.is_autocast(like)
-            or not native.has_kernel(like.device)
+            or not native.has_kernel(like)
             or torch_compat.module_calls_are_observed()
             or len(self.config["classifier_features"]) >= ops.MOST_LAYERS
             or not self._has_plain_classifier()
@@ -364,7 +364,7 @@ class SPIN(GraphClassifier):
             or self.training
             or torch.is_grad_enabled()
             or not graphs.x.is_cpu
-            or not native.has_kernel(graphs.x.device)
+            or not native.has_kernel(graphs.x)
             or not self.is_as_constructed()
         ):
             return super()._scorer(graphs, operator, num_bytes)

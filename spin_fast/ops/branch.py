@@ -112,7 +112,7 @@ def branch_readout(
             raise ValueError(f"ids must be in [0, {graphs}), got {int(ids.min())} to {int(ids.max())}")
     if refusal is not None:
         raise refusal
-    if native.has_kernel(rows.device):
+    if native.has_kernel(rows):
         return call()
     for name, value in (("ptr", ptr), ("ids", ids)):
         if value is not None and torch_compat.is_batched(value):

@@ -68,7 +68,7 @@ def distinct_rows(
         and (problem := reference.check_offsets("ptr", ptr, num_nodes, "nodes"))
     ):
         raise ValueError(problem)
-    if native.has_kernel(powers.device):
+    if native.has_kernel(powers):
         return call()
     return reference.distinct_rows(powers.detach(), ptr, index_dtype=_row_type(powers, index_dtype))
 
@@ -81,7 +81,7 @@ def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
 
 def has_kernel_of_chunks(x: Tensor) -> bool:
     """Whether a kernel takes chunk after chunk, and not each as a whole."""
-    return x.is_cpu and native.has_kernel(x.device)
+    return x.is_cpu and native.has_kernel(x)
 
 
 class DistinctRows:

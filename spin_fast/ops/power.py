@@ -98,7 +98,7 @@ def power_features(
         if not out.is_contiguous():
             raise ValueError("out must be contiguous")
     _check_gradients_and_memory(x, edge_weight, out)
-    if native.has_kernel(x.device):
+    if native.has_kernel(x):
         return call()
     if out is None:
         return reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight)

@@ -63,7 +63,7 @@ def sum_readout(
             pass  # the checks below say why, or else the next call does
     branches = check_rows("z", z, ptr, index, count, num_branches, check_invariants)
     check_invariants = bool(check_invariants)  # of numpy
-    if native.has_kernel(z.device):
+    if native.has_kernel(z):
         return call(branches)
     return reference.sum_readout(z, ptr, index=index, count=count, num_branches=branches)
 
@@ -144,7 +144,7 @@ def attention_readout(
             f"w must match z in width, dtype and device ({z.shape[-1]}, {z.dtype}, {z.device}), "
             f"got {w.shape[-1]}, {w.dtype}, {w.device}"
         )
-    if native.has_kernel(z.device):
+    if native.has_kernel(z):
         return call()
     return reference.attention_readout(z, w, ptr, index=index, count=count, return_weights=return_weights)
 

@@ -53,7 +53,7 @@ def subtree_keys(
     check_csr(indptr, indices, None, x.shape[0], check_invariants=check_invariants, device=x.device)
     if edge_type is not None:
         check.tensor("edge_type", edge_type, (indices.numel(),), (torch.int64,), x.device)
-    if not native.has_kernel(x.device):
+    if not native.has_kernel(x):
         return reference.subtree_keys(indptr, indices, x.detach(), num_hops, edge_type=edge_type, seed=seed)
     arrays = (indptr.contiguous(), indices.contiguous(), x.detach().contiguous(), native.contiguous(edge_type))
     return torch.ops.spin_fast.subtree_keys.default(*arrays, num_hops, seed, False)

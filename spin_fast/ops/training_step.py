@@ -94,7 +94,7 @@ def bind_training_step(
         if joint is None:
             raise ValueError(f"joint must be given to a model of {model.branches!r} branches, got None")
         check.tensor("parts", joint.parts, ("J", model.num_branches), check.INTEGERS)  # the op takes any number
-    if not native.has_kernel(rows.device):
+    if not native.has_kernel(rows):
         if check_invariants:
             check_sparse_rows(rows)
             _check_contents(len(rows), ptr, index, count, joint)
