@@ -58,7 +58,7 @@ void set_scales(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
   for (int c = 0; c < classes; ++c) chunk.scale[c] = scale_of<A>(powers, c);
 }
 
-// As many places as all but one in 16 of the nodes [first, last) need, by a sample of them; none where these are too
+// As many places as all but one in five of the nodes [first, last) need, by a sample of them; none where these are too
 // many, or more than 1.6 times as many as neighbours.
 template <class T, class I>
 int32_t choose_places(const Powers<T, I>& powers, int64_t first, int64_t last) {
@@ -72,7 +72,7 @@ int32_t choose_places(const Powers<T, I>& powers, int64_t first, int64_t last) {
   const int64_t sampled = more;
   for (int32_t places = 0; places <= most_places; ++places) {
     more -= number[places];
-    if (16 * more <= sampled) return 5 * places * sampled <= 8 * neighbours ? places : 0;
+    if (5 * more <= sampled) return 5 * places * sampled <= 8 * neighbours ? places : 0;
   }
   return 0;
 }
