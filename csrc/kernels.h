@@ -304,7 +304,7 @@ struct KnownRows {
   int64_t size;  // rows
 };
 
-constexpr int64_t short_list = 64;  // of rows, that are sorted by comparing all with all
+constexpr int64_t short_list = 128;  // of rows, that are sorted in registers
 
 template <class T, class I>
 struct PowerKernels {
@@ -333,7 +333,8 @@ struct DistinctKernels {
   // The number of each of n rows; those that are new join the known ones. Returns how many, and which in `fresh`,
   // unless it is null.
   int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, I* number, int64_t* fresh);
-  // The rows of n nodes, at most short_list: each once, ascending, and how often. Returns how many.
+  // The rows of n nodes, at most short_list: each once, ascending, and how often. Returns how many. Up to short_list
+  // places after those of the nodes are read, whatever is there.
   int64_t (*list_rows)(const I* of_node, int64_t n, I* row, int32_t* count);
   // How many values of a row are neither 0 nor -0.
   int64_t (*nonzeros)(const W* row, int64_t width);

@@ -128,8 +128,8 @@ class TypedDistinctRows final : public DistinctRows {
         keys_(hash_keys(width)) {
     for (int64_t r = 0; r < branches; ++r)
       stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
-                         Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes : 0), Filled<int64_t>(nodes + 1),
-                         Filled<int32_t>(layout == RowLayout::dense ? 0 : nodes * width)});
+                         Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes + short_list : 0),
+                         Filled<int64_t>(nodes + 1), Filled<int32_t>(layout == RowLayout::dense ? 0 : nodes * width)});
     for (Store<W, I>& store : stores_) *store.row_begin.add(1) = 0;
     if constexpr (has_patterns) {
       if (operators.empty()) return;
@@ -248,9 +248,10 @@ class TypedDistinctRows final : public DistinctRows {
   // then but the powers.
   template <class F>
   void for_each_branch(int64_t nodes, F f) {
-    if (!node_rows_) rows_of_nodes_.resize(branches * nodes);
+    const int64_t room = nodes + short_list;
+    if (!node_rows_) rows_of_nodes_.resize(branches * room);
     parallel_branches(branches, 1, threads_for(nodes * branches * search_cost(width)), [&](int64_t b, int64_t) {
-      f(b, node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * nodes);
+      f(b, node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * room);
     });
   }
 
@@ -369,7 +370,7 @@ class TypedDistinctRows final : public DistinctRows {
   std::optional<NodePatterns> patterns_;
   bool patterns_are_whole_ = true;
   std::vector<std::vector<I>> row_of_pattern_;  // of each branch
-  std::vector<I> rows_of_nodes_;                // [branches, nodes] of the chunk, where they are not kept
+  std::vector<I> rows_of_nodes_;                // [branches, nodes + short_list] of the chunk, where not kept
 };
 
 DistinctTensors distinct_rows(const Tensor& powers, const Tensor& ptr, bool wide_index, int64_t hash_bits,

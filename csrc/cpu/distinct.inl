@@ -151,40 +151,85 @@ __attribute__((noinline)) void keep_row(const KnownRows<W>& known, int64_t u, Wi
   }
 }
 
-// Writes the rows of n nodes, at most short_list, in ascending order, each once, and how often; returns how many. Lanes
-// are nodes, each compared with all others.
-template <class I>
-int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
-  constexpr int64_t L = lanes<I>, room = short_list + L;
-  I own[room], times[room], before[room];
-  Vector<I> place;
-  for (int k = 0; k < L; ++k) place[k] = k;
-  for (int64_t i = 0; i < n; i += L) {
-    const int64_t end = n - i < L ? n : i + L;
-    const Vector<I> mine = load_first<L, I>(of_node + i, end - i);
-    Vector<I> earlier = {}, later = {};  // -1 for each node of the same row
-    for (int64_t j = 0; j < i; ++j) earlier += mine == of_node[j];
-    for (int64_t j = i; j < end; ++j) {
-      const Vector<I> same = mine == of_node[j], is_earlier = place > static_cast<I>(j - i);
-      earlier += same & is_earlier;
-      later += same & ~is_earlier;
+// Lane k of a where bit `Bit` of k is 0, else of b.
+template <int Bit, class V, int... K>
+inline V blend(V a, V b, std::integer_sequence<int, K...>) {
+  return __builtin_shufflevector(a, b, (K & Bit ? static_cast<int>(sizeof...(K)) + K : K)...);
+}
+
+// Lane k compared with lane k ^ Distance: the smaller value is where bit `Bit` is 0.
+template <int Distance, int Bit, class I>
+inline Vector<I> in_order(Vector<I> v) {
+  constexpr auto all = std::make_integer_sequence<int, lanes<I>>{};
+  const Vector<I> other = swapped<Distance, I>(v, all);
+  return blend<Bit>(v < other ? v : other, v < other ? other : v, all);
+}
+
+// Sorts bitonic runs of 2 * Distance lanes, which may be lanes of several registers, all at once.
+template <int R, int Distance, class I>
+inline void merge_halves(Vector<I>* v) {
+  constexpr int L = lanes<I>;
+  if constexpr (Distance >= L) {
+    constexpr int apart = Distance / L;
+    for (int r = 0; r < R; ++r) {
+      if (r & apart) continue;
+      const Vector<I> low = v[r], high = v[r + apart];
+      v[r] = low < high ? low : high;
+      v[r + apart] = low < high ? high : low;
     }
-    for (int64_t j = end; j < n; ++j) later += mine == of_node[j];
-    store<L, I>(times + i, -(earlier + later));
-    store<L, I>(before + i, earlier);
+  } else {
+    for (int r = 0; r < R; ++r) v[r] = in_order<Distance, Distance, I>(v[r]);
   }
+  if constexpr (Distance > 1) merge_halves<R, Distance / 2, I>(v);
+}
+
+// Sorts each run of so many lanes in R registers by a bitonic network: sorted halves are compared with one of them
+// turned around, which leaves the smaller values in the first half, and both bitonic.
+template <int R, int Run, class I>
+inline void sort_registers(Vector<I>* v) {
+  constexpr int L = lanes<I>;
+  if constexpr (Run > 2) sort_registers<R, Run / 2, I>(v);
+  if constexpr (Run <= L) {
+    for (int r = 0; r < R; ++r) v[r] = in_order<Run - 1, Run / 2, I>(v[r]);
+  } else {  // what is left in the second half stays turned around
+    constexpr int run = Run / L;
+    for (int first = 0; first < R; first += run) {
+      Vector<I> high[run / 2];
+      for (int r = 0; r < run / 2; ++r) {
+        const Vector<I> low = v[first + r],
+                        other = swapped<L - 1, I>(v[first + run - 1 - r], std::make_integer_sequence<int, L>{});
+        v[first + r] = low < other ? low : other;
+        high[r] = low < other ? other : low;
+      }
+      for (int r = 0; r < run / 2; ++r) v[first + run / 2 + r] = high[r];
+    }
+  }
+  if constexpr (Run > 2) merge_halves<R, Run / 4, I>(v);
+}
+
+// Writes the rows of n nodes, at most short_list, in ascending order, each once, and how often; returns how many. There
+// may be anything in the short_list places after those of the nodes.
+template <class I, int R = 1>
+int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
+  constexpr int64_t L = lanes<I>, room = R * L;
+  if constexpr (room < short_list)
+    if (n > room) return list_rows<I, 2 * R>(of_node, n, row, count);
+  constexpr I none = std::numeric_limits<I>::max();  // no row: after all of them
+  Vector<I> v[R], place;
+  for (int k = 0; k < L; ++k) place[k] = k;
+  for (int r = 0; r < R; ++r)
+    v[r] = place < static_cast<I>(n - r * L) ? load<L, I>(of_node + r * L) : Vector<I>{} + none;
+  sort_registers<R, R * L, I>(v);
+  I sorted[room + 1];
+  for (int r = 0; r < R; ++r) store<L, I>(sorted + r * L, v[r]);
+  sorted[room] = none;
+  int32_t end[room];
   int64_t size = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    own[size] = of_node[i], times[size] = times[i];
-    size += before[i] == 0;
+  for (int32_t i = 0; i < n; ++i) {
+    row[size] = sorted[i], end[size] = i + 1;
+    size += sorted[i] != sorted[i + 1];
   }
-  for (int64_t i = 0; i < size; i += L) {
-    const Vector<I> mine = load<L, I>(own + i);
-    Vector<I> smaller = {};
-    for (int64_t j = 0; j < size; ++j) smaller -= mine > own[j];
-    store<L, I>(before + i, smaller);
-  }
-  for (int64_t i = 0; i < size; ++i) row[before[i]] = own[i], count[before[i]] = static_cast<int32_t>(times[i]);
+  for (int64_t i = 0; i < size; ++i) count[i] = end[i] - (i ? end[i - 1] : 0);
   return size;
 }
 

@@ -214,6 +214,18 @@ def test_compares_bits(backend: str) -> None:
     assert ops.distinct_rows(tiny, torch.tensor([0, 3]))[5].tolist() == [[0, 1, 0]]
 
 
+@pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
+def test_lists_of_every_length(backend: str, index_dtype: torch.dtype) -> None:
+    """Rows of a small graph are sorted in registers, which some lengths fill."""
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.arange(140).repeat(2)[torch.randperm(280, generator=generator)]
+    ptr = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    for most in (1, 20, 10_000):
+        powers = torch.randint(0, most, (2, int(ptr[-1]), 1), generator=generator).float()
+        made = ops.distinct_rows(powers, ptr, index_dtype=index_dtype)
+        assert [bits(made[0]).tolist(), *(value.tolist() for value in made[1:])] == by_dictionary(powers, ptr)
+
+
 @pytest.mark.parametrize("repeats", [1, 3, 40_000])
 @pytest.mark.parametrize("width", [1, 2, 37])
 def test_graphs_of_all_sizes(native, repeats: int, width: int, threads: None) -> None:
