@@ -215,8 +215,8 @@ int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
   if constexpr (room < short_list)
     if (n > room) return list_rows<I, 2 * R>(of_node, n, row, count);
   constexpr I none = std::numeric_limits<I>::max();  // no row: after all of them
-  Vector<I> v[R], place;
-  for (int k = 0; k < L; ++k) place[k] = k;
+  const Vector<I> place = counting<I>(std::make_integer_sequence<int, L>{});
+  Vector<I> v[R];
   for (int r = 0; r < R; ++r)
     v[r] = place < static_cast<I>(n - r * L) ? load<L, I>(of_node + r * L) : Vector<I>{} + none;
   sort_registers<R, R * L, I>(v);

@@ -127,7 +127,7 @@ def is_autocast(value: Any) -> bool:
     """Whether autocast is on for the device of a tensor; there is none for meta tensors."""
     if not isinstance(value, Tensor) or value.is_meta:
         return False
-    return torch.is_autocast_enabled("cpu" if value.is_cpu else value.device.type)  # a device's name takes 4 us
+    return torch.is_autocast_enabled("cpu" if value.is_cpu else value.device.type)  # a name is made anew each time
 
 
 # What an op raises on bad arguments. The checks in Python then say by name what is wrong; if they find nothing, such as
