@@ -63,6 +63,16 @@ struct RowParts {
     while (i < n && source[i] == source[0] + i) ++i;
     return parts == 1 && i == n;
   }
+  // Calls f(std::integral_constant<int, V>, part, j) for the vectors of a row, V at a time; only the last one of a part
+  // may have lanes that are not filled.
+  template <class F>
+  void for_each_panel(F f) const {
+    for (int64_t part = 0; part < parts; ++part) {
+      int64_t j = 0;
+      for (; j + lanes<T> < width; j += 2 * lanes<T>) f(std::integral_constant<int, 2>{}, part, j);
+      if (j < width) f(std::integral_constant<int, 1>{}, part, j);
+    }
+  }
   // Calls f(part, j) for the vectors of a row, in order.
   template <class F>
   void for_each_vector(F f) const {
@@ -82,17 +92,23 @@ void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   }
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t end = begin + block < n ? begin + block : n;
-    rows.for_each_vector([&](int64_t part, int64_t j) {
+    rows.for_each_panel([&](auto vectors, int64_t part, int64_t j) {
+      constexpr int V = vectors();
       T* const to = reinterpret_cast<T*>(used + part * rows.width + j);
-      const int64_t left = rows.width - j;
-      auto bits = begin ? reinterpret_cast<Vector<Bits<T>>>(load_first(to, left)) : Vector<Bits<T>>{};
+      const int64_t left = rows.width - j - (V - 1) * L;  // in the last vector
+      Vector<Bits<T>> bits[V] = {};
+      const auto add = [&](const T* from) {
+        for (int v = 0; v < V; ++v)
+          bits[v] |= reinterpret_cast<Vector<Bits<T>>>(v < V - 1 ? load(from + v * L) : load_first(from + v * L, left));
+      };
+      if (begin) add(to);
       for (int64_t i = begin; i < end; ++i) {
         const T* next = rows(i + block < rows.rows_left ? i + block : i, part);
-        __builtin_prefetch(next + j);
+        for (int at = 0; at < V * L; at += 64 / sizeof(T)) __builtin_prefetch(next + j + at);
         if (left <= L) __builtin_prefetch(next + rows.width - 1);
-        bits |= reinterpret_cast<Vector<Bits<T>>>(load_first(rows(i, part) + j, left));
+        add(rows(i, part) + j);
       }
-      store_first(to, reinterpret_cast<Vector<T>>(bits), left);
+      for (int v = 0; v < V; ++v) store_first(to + v * L, reinterpret_cast<Vector<T>>(bits[v]), v < V - 1 ? L : left);
     });
   }
 }

@@ -119,6 +119,24 @@ SPIN_FAST_MASKED(16, int32_t, __m512i, _mm512, epi32)
 #undef SPIN_FAST_MASKED
 #endif
 
+// 0, 1, 2, ...
+template <class T, int... K>
+inline Vector<Bits<T>> counting(std::integer_sequence<int, K...>) {
+  return Vector<Bits<T>>{K...};
+}
+
+#if defined(SPIN_FAST_AVX2) && !defined(SPIN_FAST_AVX512)
+// The first n lanes; 0 in the others. There is no such store that is fast.
+inline Vector<float> load_some(const float* from, int64_t n) {
+  const Vector<int32_t> mask = counting<float>(std::make_integer_sequence<int, 8>{}) < static_cast<int32_t>(n);
+  return (Vector<float>)_mm256_maskload_ps(from, (__m256i)mask);
+}
+inline Vector<double> load_some(const double* from, int64_t n) {
+  const Vector<int64_t> mask = counting<double>(std::make_integer_sequence<int, 4>{}) < n;
+  return (Vector<double>)_mm256_maskload_pd(from, (__m256i)mask);
+}
+#endif
+
 template <int From, class V, int... K>
 inline auto some_lanes(V value, std::integer_sequence<int, K...>) {
   return __builtin_shufflevector(value, value, (From + K)...);
@@ -147,6 +165,8 @@ inline Lanes<L, A> load_first(const S* from, int64_t n) {
   if constexpr ((std::is_floating_point_v<S> ? L >= 4 : L >= 8 && std::is_same_v<S, int32_t>) &&
                 L * sizeof(S) <= vector_bytes)
     return convert<L, A>(load_masked((1u << n) - 1, from, Lanes<L, S>{}));
+#elif defined(SPIN_FAST_AVX2)
+  if constexpr (std::is_floating_point_v<S> && L == lanes<S>) return convert<L, A>(load_some(from, n));
 #endif
   if constexpr (L == 1) {
     return 0;
@@ -234,12 +254,6 @@ void stream_copy(const S* from, S* to, int64_t n) {
     bypass(to + i, &bytes);
   }
   __builtin_memcpy(to + i, from + i, (n - i) * sizeof(S));
-}
-
-// 0, 1, 2, ...
-template <class T, int... K>
-inline Vector<Bits<T>> counting(std::integer_sequence<int, K...>) {
-  return Vector<Bits<T>>{K...};
 }
 
 // v in the first n lanes, 0 in the others.
