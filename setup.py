@@ -201,6 +201,8 @@ def native_extensions() -> dict:
         "spin_fast._C",
         sources=files("csrc/*.cpp", "csrc/cpu/*.cpp"),
         depends=files("csrc/*.h", "csrc/cpu/*.h", "csrc/cpu/*.inl"),
+        # pip's pybind11 before the copy that torch carries
+        include_dirs=[pybind11.get_include(), *cpp_extension.include_paths()],
         library_dirs=cpp_extension.library_paths(),
         libraries=["torch", "torch_cpu", "c10"],
         define_macros=[
@@ -214,14 +216,15 @@ def native_extensions() -> dict:
     nvcc = find_nvcc()
     cuda = CudaLibrary(nvcc) if nvcc else None
 
-    # pip's pybind11 before the copy that torch carries
-    headers = [(f"pybind11-{pybind11.__version__}", pybind11.get_include())]
-    headers += [(f"torch-{torch.__version__}-{i}", path) for i, path in enumerate(cpp_extension.include_paths())]
-
     class Build(cpp_extension.BuildExtension.with_options(use_ninja=shutil.which("ninja") is not None)):
         def build_extensions(self) -> None:
-            folder = Path(self.build_temp, "include").resolve()
-            extension.extra_compile_args += [f"-isystem{lasting(folder / name, path)}" for name, path in headers]
+            versions = f"torch-{torch.__version__}-pybind11-{pybind11.__version__}"
+            links = Path(self.build_temp, "include", versions).resolve()
+            extension.extra_compile_args += [
+                f"-isystem{lasting(links / str(number), folder)}"
+                for number, folder in enumerate(extension.include_dirs)
+            ]
+            extension.include_dirs = []
             wanted, self.extensions = self.extensions, [extension]
             super().build_extensions()
             self.extensions = wanted
