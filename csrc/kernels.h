@@ -54,6 +54,7 @@ struct Powers {
   int64_t hops;   // R
   const T* x;     // [N, d]
   T* out;         // [R + 1, N, d]
+  bool with_x;    // write plane 0 of `out`, too
   bool stream;    // write `out` past the caches
   bool check;     // whether indices stay inside their graph; where one does not, the kernel stops and returns false
 };
@@ -208,8 +209,10 @@ struct BranchChunk {
   const int32_t* row_begin;  // [U + 1] values, or null
   const int32_t* column_of;  // [nnz], the column of each value, none of them twice in a row
   int64_t rows, graphs;
+  int64_t known;           // rows, the first ones, that have been through the MLP before
+  bool each_once;          // each row has one entry, and row is the identity
   int64_t parts;           // rows of x that an input of the MLP consists of, side by side
-  const int64_t* source;   // [rows, parts] -> rows of x
+  const int64_t* source;   // [rows - known, parts] -> rows of x
   const int32_t* row;      // [entries] -> rows
   const int32_t* count;    // [entries], how often, or null for ones
   const int64_t* ptr;      // [graphs + 1] -> entries
@@ -221,8 +224,9 @@ struct BranchChunk {
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
   T* readout;              // [graphs, readout_stride], already at the columns of this branch
   int64_t readout_stride;  // of the gradient too
-  T* dz;                   // [rows, stride], the gradient of z, but for what comes through beta
-  T* shift;                // [rows], the sum of alpha <ds, s> over the entries, with ds the gradient of the readout s
+  const T* grad;           // of the readout, likewise
+  T* dz;                   // [rows, stride], the gradient of z, but for what comes through beta; not with each_once
+  T* shift;                // [rows], the sum of alpha <grad, readout> over the entries; likewise
   T* dx;                   // [rows, padded d], the gradient of each row, or null
 };
 
@@ -235,6 +239,8 @@ struct TileScratch {
   T* gradient;  // the same of its gradient, and a row for the bias
   T* first;     // [mlp_tile_rows, widest stride]
   T* second;
+  T* dz;     // the same, as in BranchChunk, of one tile, with each_once
+  T* shift;  // [mlp_tile_rows], likewise
 };
 
 // The function offset + x slope.
@@ -382,7 +388,7 @@ struct BranchKernels {
   // The readouts of graphs [begin, end).
   void (*readout)(const BranchChunk<T>&, double* sum, int64_t begin, int64_t end);
   // The dz and shift of all rows.
-  void (*readout_backward)(const BranchChunk<T>&, const T* grad);
+  void (*readout_backward)(const BranchChunk<T>&);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers. Overwrites their dz.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
   // Where units change their sign inside an interval: kinks [intervals, width], of each interval the first `number`.

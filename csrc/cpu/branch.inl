@@ -26,7 +26,7 @@ struct RowParts {
       : x(branch.x),
         row_begin(branch.row_begin),
         column_of(branch.column_of),
-        source(branch.source + begin * branch.parts),
+        source(branch.source + (begin - branch.known) * branch.parts),
         parts(branch.parts),
         width(branch.mlp.layers[0].in / branch.parts),
         rows_left(branch.rows - begin) {}
@@ -151,11 +151,12 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   if (!kept) {
     const bool all = width <= row_multiple;  // of a few columns it does not pay to leave some out
     if (!all) used_bits(rows, n, used);
-    columns[0] = 0;
+    int32_t number = 0;
     for (int64_t k = 0; k < width; ++k) {
-      columns[columns[0] + 1] = static_cast<int32_t>(k);
-      columns[0] += all || used[k];
+      columns[number + 1] = static_cast<int32_t>(k);
+      number += all || used[k];
     }
+    columns[0] = number;
   }
   first.in = columns[0];
   // The backward pass reads its own copy; a product reads rows up to a multiple, which may lie beyond the end of x.
@@ -287,44 +288,63 @@ void branch_readout(const BranchChunk<T>& branch, double* sum, int64_t begin, in
   }
 }
 
-// What the entries of the graphs add to the gradient of z, which lacks what comes through beta, and, with ds the
-// gradient of the readout s and t = <ds, s>, to that of beta:
+// What the entries [begin, end) of graph g add to the gradient of z, which lacks what comes through beta, and, with ds
+// the gradient of the readout s and t = <ds, s>, to that of beta:
 //   dz_u = sum_e alpha_e ds,  dbeta_u = sum_e alpha_e (<ds, z_u> - t) = <dz_u, z_u> - shift_u,
 //   shift_u = sum_e alpha_e t.
-// Graph by graph, since then ds stays in registers, and jumps are as few as graphs.
-template <class T>
-void branch_readout_backward(const BranchChunk<T>& branch, const T* grad) {
+// `each_once`: dz and shift are those of the entries from `begin` on; they are written, not added to.
+template <bool each_once, class T>
+inline void readout_backward(const BranchChunk<T>& branch, int64_t g, int64_t begin, int64_t end, T* dz, T* shift) {
   constexpr int L = lanes<T>;
   const Layer<T>& last = branch.mlp.layers[branch.mlp.depth - 1];
   const int32_t *row = branch.row, *count = branch.count;
-  const T *w = branch.w, *mass = branch.mass, *beta = branch.beta;
-  T *dz = branch.dz, *shift = branch.shift;
-  __builtin_memset(dz, 0, branch.rows * last.stride * sizeof(T));
-  if (w) __builtin_memset(shift, 0, branch.rows * sizeof(T));
-  for (int64_t g = 0; g < branch.graphs; ++g) {
-    const T* ds = grad + g * branch.readout_stride;
-    const T t = w ? static_cast<T>(wide_dot(ds, branch.readout + g * branch.readout_stride, last.out)) : 0;
-    const T scale = w ? branch.scale[g] : 1, top = w ? branch.top[g] : 0;
-    const auto alpha_of = [&](int64_t e) {
-      const T times = count ? scale * static_cast<T>(count[e]) : scale;
-      if (!w) return times;
-      return times * (top > 0 ? static_cast<T>(__builtin_exp(double{beta[row[e]]} - double{top})) : mass[row[e]]);
-    };
-    const int64_t begin = branch.ptr[g], end = branch.ptr[g + 1];
-    by_panels<T>(last.stride, [&](auto vectors, int64_t j) {
-      constexpr int V = vectors();
-      Vector<T> value[V];
-      for (int v = 0; v < V; ++v) {
-        const int64_t from = j + v * L;
-        value[v] = from < last.out ? load_first(ds + from, last.out - from) : Vector<T>{};
-      }
-      for (int64_t e = begin; e < end; ++e) {
-        const T alpha = alpha_of(e);
-        T* to = dz + row[e] * last.stride + j;
-        for (int v = 0; v < V; ++v) store(to + v * L, load(to + v * L) + alpha * value[v]);
-        if (j == 0 && w) shift[row[e]] += alpha * t;
-      }
-    });
+  const T *w = branch.w, *mass = branch.mass, *beta = branch.beta, *ds = branch.grad + g * branch.readout_stride;
+  const T t = w ? static_cast<T>(wide_dot(ds, branch.readout + g * branch.readout_stride, last.out)) : 0;
+  const T scale = w ? branch.scale[g] : 1, top = w ? branch.top[g] : 0;
+  const auto alpha_of = [&](int64_t e) {
+    const T times = count ? scale * static_cast<T>(count[e]) : scale;
+    if (!w) return times;
+    return times * (top > 0 ? static_cast<T>(__builtin_exp(double{beta[row[e]]} - double{top})) : mass[row[e]]);
+  };
+  by_panels<T>(last.stride, [&](auto vectors, int64_t j) {
+    constexpr int V = vectors();
+    Vector<T> value[V];
+    for (int v = 0; v < V; ++v) {
+      const int64_t from = j + v * L;
+      value[v] = from < last.out ? load_first(ds + from, last.out - from) : Vector<T>{};
+    }
+    for (int64_t e = begin; e < end; ++e) {
+      const T alpha = alpha_of(e);
+      const int64_t at = each_once ? e - begin : row[e];
+      T* to = dz + at * last.stride + j;
+      for (int v = 0; v < V; ++v) store(to + v * L, each_once ? alpha * value[v] : load(to + v * L) + alpha * value[v]);
+      if (j == 0 && w) shift[at] = each_once ? alpha * t : shift[at] + alpha * t;
+    }
+  });
+}
+
+// Graph by graph, since then ds stays in registers, and jumps are as few as graphs.
+template <class T>
+void branch_readout_backward(const BranchChunk<T>& branch) {
+  __builtin_memset(branch.dz, 0, branch.rows * branch.mlp.layers[branch.mlp.depth - 1].stride * sizeof(T));
+  if (branch.w) __builtin_memset(branch.shift, 0, branch.rows * sizeof(T));
+  for (int64_t g = 0; g < branch.graphs; ++g)
+    readout_backward<false>(branch, g, branch.ptr[g], branch.ptr[g + 1], branch.dz, branch.shift);
+}
+
+// The same for the n entries of a tile, from `begin` on, of which each has a row of its own.
+template <class T>
+void tile_readout_backward(const BranchChunk<T>& branch, int64_t begin, int64_t n, T* dz, T* shift) {
+  const int64_t stride = branch.mlp.layers[branch.mlp.depth - 1].stride;
+  int64_t g = 0;  // the last graph that begins at `begin` or before
+  for (int64_t end = branch.graphs; end - g > 1;) {
+    const int64_t middle = (g + end) / 2;
+    (branch.ptr[middle] <= begin ? g : end) = middle;
+  }
+  for (int64_t i = 0; i < n; ++g) {
+    const int64_t left = branch.ptr[g + 1] - (begin + i), some = left < n - i ? left : n - i;
+    readout_backward<true>(branch, g, begin + i, begin + i + some, dz + i * stride, shift + i);
+    i += some;
   }
 }
 
@@ -338,14 +358,16 @@ void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch
   const T* activations[most_layers] = {};
   for (int64_t l = 0; l < depth; ++l) activations[l] = branch.activations[l] + begin * branch.mlp.layers[l].stride;
   const T* z = activations[depth - 1];
-  T* dz = branch.dz + begin * stride;
+  T* dz = branch.each_once ? scratch.dz : branch.dz + begin * stride;
+  T* shift = branch.each_once ? scratch.shift : branch.shift + begin;
+  if (branch.each_once) tile_readout_backward(branch, begin, n, dz, shift);
   for (int64_t begin_row = 0; begin_row < n; begin_row += L) {
     const int64_t end_row = begin_row + L < n ? begin_row + L : n;
     T dbeta[L] = {};
     if (branch.w) {  // 0 where the ReLU is shut
       const auto row_of = [&](const T* rows) { return [=](int k) { return rows + (begin_row + k) * stride; }; };
       const int64_t at = begin + begin_row, some = end_row - begin_row;
-      const Vector<T> value = products<L, T>(row_of(dz), row_of(z), stride) - load_first(branch.shift + at, some);
+      const Vector<T> value = products<L, T>(row_of(dz), row_of(z), stride) - load_first(shift + begin_row, some);
       store(dbeta, load_first(branch.beta + at, some) > 0 ? value : Vector<T>{});
     }
     for (int64_t j = 0; j < stride; j += L) {  // dz_u += dbeta_u w, dw = sum_u dbeta_u z_u

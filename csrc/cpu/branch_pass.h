@@ -72,7 +72,7 @@ template <class T>
 std::vector<std::pair<int64_t, int64_t>> tasks_of(const std::vector<BranchChunk<T>>& branches, int64_t step) {
   std::vector<std::pair<int64_t, int64_t>> tasks;
   for (int64_t b = branches.size(); b-- > 0;)
-    for (int64_t i = 0; i < branches[b].rows; i += step) tasks.emplace_back(b, i);
+    for (int64_t i = branches[b].known; i < branches[b].rows; i += step) tasks.emplace_back(b, i);
   return tasks;
 }
 
@@ -101,6 +101,39 @@ void write_readouts(const std::vector<BranchChunk<T>>& branches, int64_t threads
     auto* sum = reinterpret_cast<double*>(thread_scratch(stride * static_cast<int64_t>(sizeof(double))));
     kernels.readout(branches[b], sum, group * step, std::min(graphs, (group + 1) * step));
   });
+}
+
+// The rows of a branch through its MLP, and the readouts of its graphs: where these hardly share rows, each as soon as
+// its rows are there and in the caches.
+template <class T>
+void evaluate_branch(const BranchChunk<T>& branch, const Packed<T>& packed) {
+  const auto kernels = isa_kernels<BranchKernels<T>>();
+  const TileScratch<T> scratch = tile_scratch(packed);
+  auto* sum = reinterpret_cast<double*>(scratch.first);  // [stride] values of at most 8 bytes
+  const int64_t* ptr = branch.ptr;
+  int64_t done = branch.known, g = 0;
+  const auto forward_to = [&](int64_t end) {
+    for (; done < end; done = std::min(done + mlp_tile_rows, branch.rows))
+      kernels.forward(branch, scratch, done, std::min(mlp_tile_rows, branch.rows - done));
+  };
+  if (2 * (branch.rows - done) > ptr[branch.graphs])
+    for (; done < branch.rows && g < branch.graphs; ++g) {
+      for (int64_t e = ptr[g]; e < ptr[g + 1]; ++e) forward_to(branch.row[e] + 1);
+      kernels.readout(branch, sum, g, g + 1);
+    }
+  forward_to(branch.rows);
+  kernels.readout(branch, sum, g, branch.graphs);
+}
+
+// The rows of all branches through the MLPs packed(branch), `step` of them in a task, then the readouts of all graphs.
+template <class T, class P>
+void evaluate_branches(const std::vector<BranchChunk<T>>& branches, P packed, int64_t step, int64_t threads) {
+  if (threads == 1) {
+    for (size_t b = 0; b < branches.size(); ++b) evaluate_branch(branches[b], packed(b));
+    return;
+  }
+  forward_rows(branches, packed, step, threads);
+  write_readouts(branches, threads);
 }
 
 // The graph at position i of the chosen ones, and the number of its entries in all branches.
@@ -241,24 +274,23 @@ class BranchPass : public PassBase<T> {
   // Adds to dx, too.
   void backward(const T* grad) {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    if (!long_) {
-      parallel_branches(model_.branches, 1, threads_,
-                        [&](int64_t b, int64_t) { kernels.readout_backward(branches_[b], grad + b * model_.width()); });
+    const auto add = [&] {
+      for (int64_t b = 0; b < model_.branches; ++b) branches_[b].grad = grad + b * model_.width();
+      parallel_branches(model_.branches, 1, threads_, [&](int64_t b, int64_t) {
+        if (!branches_[b].each_once) kernels.readout_backward(branches_[b]);
+      });
       add_gradients();
-      return;
-    }
+    };
+    if (!long_) return add();
     for_each_piece([&] {
       evaluate();
-      parallel_branches(model_.branches, 1, threads_,
-                        [&](int64_t b, int64_t) {  // attention weights are those of the whole graph
-                          const double* sum = sums_.data() + b * (model_.width() + 2);
-                          BranchChunk<T>& branch = branches_[b];
-                          branch.readout = long_readout_ + b * model_.width();
-                          branch.top[0] = static_cast<T>(sum[0]);
-                          branch.scale[0] = static_cast<T>(1 / sum[1]);
-                          kernels.readout_backward(branch, grad + b * model_.width());
-                        });
-      add_gradients();
+      for (int64_t b = 0; b < model_.branches; ++b) {  // attention weights are those of the whole graph
+        const double* sum = sums_.data() + b * (model_.width() + 2);
+        branches_[b].readout = long_readout_ + b * model_.width();
+        branches_[b].top[0] = static_cast<T>(sum[0]);
+        branches_[b].scale[0] = static_cast<T>(1 / sum[1]);
+      }
+      add();
     });
   }
 
@@ -350,8 +382,7 @@ class BranchPass : public PassBase<T> {
   // The rows of the chunk through the MLPs, then the readouts of its graphs.
   void evaluate() {
     const auto packed = [&](int64_t b) -> const Packed<T>& { return packed_[b].mlp; };
-    forward_rows(branches_, packed, 4 * mlp_tile_rows, threads_);
-    write_readouts(branches_, threads_);
+    evaluate_branches(branches_, packed, 4 * mlp_tile_rows, threads_);
   }
 
   // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order.
@@ -434,6 +465,7 @@ class BranchPass : public PassBase<T> {
         branch.row_begin = arguments_.rows.row_begin;
         branch.column_of = arguments_.rows.column;
         branch.rows = rows;
+        branch.each_once = rows == of.entries;
         branch.graphs = graphs;
         branch.parts = arguments_.parts.number;
         branch.source = joint ? of.parts.data() : of.source.data();
@@ -449,8 +481,8 @@ class BranchPass : public PassBase<T> {
         branch.mass = take(padded);
         branch.top = take(graphs);
         branch.scale = take(graphs);
-        branch.dz = take(backward_ ? padded * padded_width() : 0);
-        branch.shift = take(backward_ ? padded : 0);
+        branch.dz = take(backward_ && !branch.each_once ? padded * padded_width() : 0);
+        branch.shift = take(backward_ && !branch.each_once ? padded : 0);
         branch.dx = dx_ ? take(padded * mlp.layers[0].below) : nullptr;
       }
       threads_ = threads_for((backward_ ? 3 : 1) * cost + (backward_ ? 8 : 4) * entries * model_.width());

@@ -47,20 +47,18 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   }
 
   Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) override {
-    const int64_t nodes = ptr[graphs];
-    const auto rows = [&](int64_t b) { return static_cast<const T*>(powers) + b * nodes * model.features; };
-    make_room(nodes);
-    const int64_t threads = threads_for_nodes(nodes);
-    parallel_branches(model.branches, 1, threads,
-                      [&](int64_t b, int64_t) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
-    return readout_of_rows(rows, ptr, graphs, threads);
+    const int64_t size = ptr[graphs] * model.features;
+    return readout_of_nodes([&](int64_t b) { return static_cast<const T*>(powers) + b * size; }, ptr, graphs);
   }
 
   Tensor readout(const GraphRange& graphs) override {
     require(!operators_.empty(), "rows must have operators, to take graphs");
-    if (!powers_) powers_ = arena_.take<T>(model.branches * room * model.features);
-    write_powers(graphs, operators_, num_hops(), model.features, dtype, powers_);
-    return readout(powers_, ptr_of(graphs).data(), graphs.graphs);
+    const int64_t size = graphs.nodes() * model.features;
+    if (!hops_) hops_ = arena_.take<T>((model.branches - 1) * room * model.features);
+    write_hops(graphs, operators_, num_hops(), model.features, dtype, hops_);
+    const T* x = static_cast<const T*>(graphs.x) + graphs.ptr[0] * model.features;
+    return readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * size : x; }, ptr_of(graphs).data(),
+                            graphs.graphs);
   }
 
   bool may_use_patterns() const override { return patterns_.has_value(); }
@@ -102,29 +100,35 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
   int64_t threads_for_nodes(int64_t nodes) const { return threads_for(model.branches * nodes * row_cost_); }
 
+  // The readouts of nodes, whose rows(branch) are one after the other.
+  template <class Rows>
+  Tensor readout_of_nodes(Rows rows, const int64_t* ptr, int64_t graphs) {
+    const int64_t nodes = ptr[graphs], threads = threads_for_nodes(nodes);
+    make_room(nodes);
+    parallel_branches(model.branches, 1, threads,
+                      [&](int64_t b, int64_t) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
+    return readout_of_rows(rows, ptr, graphs, threads);
+  }
+
   // The readouts of the nodes, whose rows have numbers; those that are new go through the MLP of their branch.
   template <class Rows>
   Tensor readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, int64_t threads) {
-    const int64_t nodes = ptr[graphs];
     graph_values_.resize(2 * model.branches * graphs);
     Tensor readouts = empty({graphs, model.readout_width()}, dtype);
     std::vector<BranchChunk<T>> chunks;
     std::vector<std::array<T*, most_layers>> activations(model.branches);
-    for (int64_t b = 0; b < model.branches; ++b) chunks.push_back(fresh_rows(b, rows(b), activations[b].data()));
-    forward_rows(chunks, [&](int64_t b) -> const Packed<T>& { return branches_[b].packed.mlp; }, task_rows, threads);
-    for (int64_t b = 0; b < model.branches; ++b) {  // numbers are those of all rows
-      activations[b][model.widths.size() - 1] = branches_[b].z;
-      chunks[b].beta = branches_[b].beta;
-      chunks[b].mass = branches_[b].mass;
-      chunks[b].ptr = ptr;
-      chunks[b].graphs = graphs;
-      chunks[b].row = number_.data() + b * nodes;
-      chunks[b].top = graph_values_.data() + 2 * b * graphs;
-      chunks[b].scale = chunks[b].top + graphs;
-      chunks[b].readout = readouts.mutable_data_ptr<T>() + b * model.width();
-      chunks[b].readout_stride = model.readout_width();
+    for (int64_t b = 0; b < model.branches; ++b) {
+      BranchChunk<T> chunk = chunk_of(b, rows(b), activations[b].data());
+      chunk.ptr = ptr;
+      chunk.graphs = graphs;
+      chunk.top = graph_values_.data() + 2 * b * graphs;
+      chunk.scale = chunk.top + graphs;
+      chunk.readout = readouts.mutable_data_ptr<T>() + b * model.width();
+      chunk.readout_stride = model.readout_width();
+      chunks.push_back(chunk);
     }
-    write_readouts(chunks, threads);
+    evaluate_branches(
+        chunks, [&](int64_t b) -> const Packed<T>& { return branches_[b].packed.mlp; }, task_rows, threads);
     for (Branch& of : branches_) of.known.size = of.num_known;
     is_whole_ = true;
     return readouts;
@@ -193,29 +197,30 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     std::iota(fresh, fresh + (nodes - v), v);
   }
 
-  // The rows that go through the MLP, and where what becomes of them is kept.
-  BranchChunk<T> fresh_rows(int64_t b, const T* rows, T** activations) {
+  // The rows that have been met, and what has become of those before this chunk.
+  BranchChunk<T> chunk_of(int64_t b, const T* rows, T** activations) {
     Branch& of = branches_[b];
-    const Mlp<T> mlp = of.packed.mlp.mlp();
-    std::fill_n(activations, most_layers, nullptr);
-    activations[mlp.depth - 1] = of.z + of.known.size * mlp.layers[mlp.depth - 1].stride;
     BranchChunk<T> chunk = {};
-    chunk.mlp = mlp;
+    chunk.mlp = of.packed.mlp.mlp();
+    std::fill_n(activations, most_layers, nullptr);
+    activations[chunk.mlp.depth - 1] = of.z;
     chunk.w = of.packed.w;
     chunk.x = rows;
-    chunk.rows = of.num_fresh;
+    chunk.known = of.known.size;
+    chunk.rows = of.known.size + of.num_fresh;
     chunk.parts = 1;
     chunk.source = fresh_.data() + b * nodes_;
+    chunk.row = number_.data() + b * nodes_;
     chunk.activations = activations;
-    chunk.beta = of.beta + of.known.size;
-    chunk.mass = of.mass + of.known.size;
+    chunk.beta = of.beta;
+    chunk.mass = of.mass;
     return chunk;
   }
 
   // Of a row, in multiply-adds of the MLP.
   int64_t row_cost_ = 0;
   Arena arena_;
-  T* powers_ = nullptr;  // [branches, room, d], once they are needed
+  T* hops_ = nullptr;  // [branches - 1, room, d], once they are needed
   const std::vector<Operator> operators_;
   const std::vector<uint32_t> keys_;
   std::optional<Patterns<T, T>> patterns_;

@@ -131,7 +131,10 @@ void parallel_items(int64_t n, int64_t total_cost, F f) {
 }
 
 // Threads that so many multiply-adds of vectors are worth, in all loops over a chunk: some 25 us each.
-inline int64_t threads_for(int64_t multiply_adds) { return std::max<int64_t>(1, multiply_adds / (24 * task_cost)); }
+inline int64_t threads_for(int64_t multiply_adds) {
+  const int64_t most = without_threads ? 1 : torch::stable::get_num_threads();
+  return std::clamp<int64_t>(multiply_adds / (24 * task_cost), 1, most);
+}
 
 // Runs f(i) for i in [0, n). Each thread begins with a range of its own, whose memory is in its caches if the loop
 // before was cut alike, and then takes what others have left, from the end.

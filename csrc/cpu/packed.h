@@ -129,7 +129,7 @@ template <class T>
 TileScratch<T> tile_scratch(const Packed<T>& mlp) {
   const int64_t features = padded_to(column_multiple, mlp.layers[0].in) + column_multiple;
   const int64_t first = features * mlp.layers[0].stride, wide = mlp_tile_rows * mlp.widest;
-  const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, wide, wide};
+  const int64_t sizes[] = {mlp_tile_rows * features, features, first, first, wide, wide, wide, mlp_tile_rows};
   int64_t total = cache_line;
   for (const int64_t size : sizes) total += padded_to(cache_line, size * static_cast<int64_t>(sizeof(T)));
   char* memory = thread_scratch(total);
@@ -138,7 +138,7 @@ TileScratch<T> tile_scratch(const Packed<T>& mlp) {
     at[i] = reinterpret_cast<T*>(memory);
     memory += padded_to(cache_line, sizes[i] * static_cast<int64_t>(sizeof(T)));
   }
-  return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5]};
+  return {at[0], reinterpret_cast<int32_t*>(at[1]), at[2], at[3], at[4], at[5], at[6], at[7]};
 }
 
 // The packed MLP of one branch and its w.

@@ -72,15 +72,17 @@ constexpr int64_t stream_bytes = 32 << 20;
 // holds those of two hops.
 template <class T, class I, class A>
 void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t first, int64_t last, const T* x,
-                     int64_t hops, int64_t plane, T* out) {
+                     int64_t hops, int64_t plane, bool with_x, T* out) {
   const int64_t width = hop.width;
   const auto table = isa_kernels<PowerKernels<T, I>>();
-  for_each_row(a, first, last, width,
-               [&](int64_t begin, int64_t end) { std::copy(x + begin * width, x + end * width, out + begin * width); });
+  if (with_x)
+    for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+      std::copy(x + begin * width, x + end * width, out + begin * width);
+    });
   if constexpr (std::is_same_v<T, A>) {
     for (int64_t r = 1; r <= hops; ++r)
       for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
-        table.hop(hop, out + (r - 1) * plane, nullptr, out + r * plane, begin, end);
+        table.hop(hop, r == 1 ? x : out + (r - 1) * plane, nullptr, out + r * plane, begin, end);
       });
   } else {
     const int64_t size = (last - first) * width;
@@ -101,9 +103,9 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 // index is outside its graph, which is not followed.
 template <class T, class I, class A>
 bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
-            const T* x, int64_t width, int64_t hops, bool float64_sums, bool check, T* out) {
+            const T* x, int64_t width, int64_t hops, bool float64_sums, bool with_x, bool check, T* out) {
   if (hops == 0 || width == 0 || first == last) {
-    std::copy(x + first * width, x + last * width, out);
+    if (with_x) std::copy(x + first * width, x + last * width, out);
     return true;
   }
   out -= first * width;  // so that row v is that of node v
@@ -123,9 +125,10 @@ bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   for (int64_t g = 0; g < graphs && !any_large; ++g) any_large = is_large(g);
   const Scales scales = any_large || by_edge ? scales_of(a, op, first, last) : Scales{};
   const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
-  const Powers<T, I> task = {make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, stream, check};
+  const Powers<T, I> task = {
+      make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, with_x, stream, check};
   if (!ptr) {
-    powers_of_large(a, task.hop, first, last, x, hops, plane, out);
+    powers_of_large(a, task.hop, first, last, x, hops, plane, with_x, out);
     return true;
   }
   const auto table = isa_kernels<PowerKernels<T, I>>();
@@ -134,7 +137,7 @@ bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   for (int64_t g = 0, end = 0; g < graphs && inside; g = end) {
     if (is_large(g)) {
       if (check && !is_within(a.indices, a.indptr[ptr[g]], a.indptr[ptr[g + 1]], ptr[g], ptr[g + 1])) return false;
-      powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, plane, out);
+      powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, plane, with_x, out);
       end = g + 1;
       continue;
     }
@@ -230,7 +233,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                    const bool check_graphs = check_invariants && offsets && num_hops > 0 && x.size(1) > 0;
                    if (check_invariants && !check_graphs) refuse_wrong_indices(a, offsets, graphs);
                    if (!powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1),
-                               num_hops, float64_sums, check_graphs, static_cast<T*>(out.data_ptr())))
+                               num_hops, float64_sums, true, check_graphs, static_cast<T*>(out.data_ptr())))
                      refuse_wrong_indices(a, offsets, graphs);
                  });
 }
@@ -263,16 +266,19 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
 
 }  // namespace
 
-void write_powers(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
-                  ScalarType value, void* out) {
+void write_hops(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
+                ScalarType value, void* out) {
   const int64_t first = graphs.ptr[0], last = graphs.ptr[graphs.graphs];
   dispatch_storage(value, [&]<class T>(Tag<T>) {
     dispatch_index(graphs.wide_index ? ScalarType::Long : ScalarType::Int, [&]<class I>(Tag<I>) {
       const Adjacency<Compute<T>, I> a = {static_cast<const I*>(graphs.indptr), static_cast<const I*>(graphs.indices),
                                           nullptr, last, graphs.edges};
-      for (size_t o = operators.size(); o-- > 0;)  // each writes x before its hops, where those before end
-        powers(a, operators[o], graphs.ptr, graphs.graphs, first, last, static_cast<const T*>(graphs.x), width, hops,
-               false, false, static_cast<T*>(out) + static_cast<int64_t>(o) * hops * (last - first) * width);
+      T* before = static_cast<T*>(out) - (last - first) * width;  // where x would be
+      for (const Operator op : operators) {
+        powers(a, op, graphs.ptr, graphs.graphs, first, last, static_cast<const T*>(graphs.x), width, hops, false,
+               false, false, before);
+        before += hops * (last - first) * width;
+      }
     });
   });
 }

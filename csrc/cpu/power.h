@@ -19,8 +19,8 @@ struct GraphRange {
   int64_t nodes() const { return ptr[graphs] - ptr[0]; }
 };
 
-// Writes the powers [R + 1, N, width] of graphs without weights; of several operators the hops follow each other.
-void write_powers(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
-                  ScalarType value, void* out);
+// Writes the hops [R, N, width] of graphs without weights; of several operators they follow each other.
+void write_hops(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
+                ScalarType value, void* out);
 
 }  // namespace spin_fast

@@ -469,7 +469,7 @@ void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, ch
     else
       __builtin_memcpy(to, from, size * sizeof(T));
   };
-  copy(powers.x + offset, powers.out + offset);
+  if (powers.with_x) copy(powers.x + offset, powers.out + offset);
   find_rows(powers, chunk);
   if (chunk.places > 0) place_neighbours(powers.hop, chunk);
   scale_rows<L>(powers.x + offset, width, chunk);

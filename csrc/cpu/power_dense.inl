@@ -327,7 +327,7 @@ bool dense_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes, char
   scales_of_degrees(powers.op, nodes, left, right);
   T* out = powers.out + first;
   const T* x = powers.x + first;
-  __builtin_memcpy(out, x, nodes * sizeof(T));
+  if (powers.with_x) __builtin_memcpy(out, x, nodes * sizeof(T));
   for (int64_t v = 0; v < nodes; ++v) y[v] = right[v] * load<1, A>(x + v);
   for (int64_t v = nodes; v < columns; ++v) y[v] = 0;
   for (int64_t r = 1; r <= powers.hops; ++r) {
