@@ -48,16 +48,26 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
   Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t size = ptr[graphs] * model.features;
+    columns_.clear();
     return readout_of_nodes([&](int64_t b) { return static_cast<const T*>(powers) + b * size; }, ptr, graphs);
   }
 
   Tensor readout(const GraphRange& graphs) override {
     require(!operators_.empty(), "rows must have operators, to take graphs");
-    const int64_t size = graphs.nodes() * model.features;
-    if (!hops_) hops_ = arena_.take<T>((model.branches - 1) * room * model.features);
-    write_hops(graphs, operators_, num_hops(), model.features, dtype, hops_);
+    const int64_t nodes = graphs.nodes();
     const T* x = static_cast<const T*>(graphs.x) + graphs.ptr[0] * model.features;
-    return readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * size : x; }, ptr_of(graphs).data(),
+    if (!hops_) hops_ = arena_.take<T>((model.branches - 1) * room * model.features);
+    choose_columns(x, nodes);
+    const auto width = static_cast<int64_t>(columns_.empty() ? model.features : columns_.size());
+    GraphRange of_columns = graphs;
+    if (!columns_.empty()) {
+      narrow_.resize(nodes * width);
+      for (int64_t v = 0; v < nodes; ++v)
+        for (int64_t k = 0; k < width; ++k) narrow_[v * width + k] = x[v * model.features + columns_[k]];
+      of_columns.x = narrow_.data() - graphs.ptr[0] * width;
+    }
+    write_hops(of_columns, operators_, num_hops(), width, model.features, dtype, hops_);
+    return readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * nodes * width : x; }, ptr_of(graphs).data(),
                             graphs.graphs);
   }
 
@@ -66,6 +76,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) override {
     const int64_t nodes = graphs.nodes();
     if (!patterns_) return std::nullopt;
+    columns_.clear();
     make_room(nodes);
     if (!patterns_->add(graphs)) {
       is_whole_ = true;
@@ -99,6 +110,27 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   }
 
   int64_t threads_for_nodes(int64_t nodes) const { return threads_for(model.branches * nodes * row_cost_); }
+
+  // A column that is 0 in all nodes of a chunk is 0 in its hops, too. Where these rows are not compared, and half of
+  // the columns or more are such, the hops are made of the other ones, columns_, of x.
+  void choose_columns(const T* x, int64_t nodes) {
+    // More than two registers, on which the rounding of the sums of many neighbours depends.
+    const int64_t width = model.features, least = (current_isa() == Isa::avx512 ? 128 : 64) / sizeof(T) + 1;
+    columns_.clear();
+    const bool compared = std::any_of(branches_.begin() + 1, branches_.end(), [](auto& of) { return of.without == 0; });
+    if (compared || width < 2 * least) return;
+    used_.assign(width, 0);
+    const W* bits = reinterpret_cast<const W*>(x);
+    for (int64_t v = 0; v < nodes; ++v)
+      for (int64_t k = 0; k < width; ++k) used_[k] |= bits[v * width + k];
+    const auto add = [&](bool used, int64_t most) {
+      for (int64_t k = 0; k < width && static_cast<int64_t>(columns_.size()) < most; ++k)
+        if ((used_[k] != 0) == used) columns_.push_back(k);
+    };
+    add(true, width);
+    add(false, least);
+    if (2 * static_cast<int64_t>(columns_.size()) > width) columns_.clear();
+  }
 
   // The readouts of nodes, whose rows(branch) are one after the other.
   template <class Rows>
@@ -146,12 +178,28 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       forget();
     }
 
+    // The layers for rows of these columns.
+    const Layer<T>* layers_of(const std::vector<int64_t>& columns) {
+      some_columns = packed.mlp.layers;
+      Layer<T>& first = some_columns[0];
+      first.in = static_cast<int64_t>(columns.size());
+      some_weights.clear();
+      for (const int64_t k : columns) {
+        const T* of = first.weight + k * first.stride;
+        some_weights.insert(some_weights.end(), of, of + first.stride);
+      }
+      first.weight = some_weights.data();
+      return some_columns.data();
+    }
+
     void forget() {
       std::memset(known.slots, 0, (known.slot_mask + 1) * sizeof(uint64_t));
       known.size = num_known = 0;
     }
 
     PackedBranch<T> packed;
+    std::vector<Layer<T>> some_columns;
+    std::vector<T> some_weights;
     T *z, *beta, *mass;       // [room, stride], [room], [room]
     int32_t* row_of_pattern;  // [room]
     KnownRows<W> known;
@@ -202,6 +250,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     Branch& of = branches_[b];
     BranchChunk<T> chunk = {};
     chunk.mlp = of.packed.mlp.mlp();
+    if (b && !columns_.empty()) chunk.mlp.layers = of.layers_of(columns_);
     std::fill_n(activations, most_layers, nullptr);
     activations[chunk.mlp.depth - 1] = of.z;
     chunk.w = of.packed.w;
@@ -220,7 +269,10 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   // Of a row, in multiply-adds of the MLP.
   int64_t row_cost_ = 0;
   Arena arena_;
-  T* hops_ = nullptr;  // [branches - 1, room, d], once they are needed
+  T* hops_ = nullptr;             // [branches - 1, room, d], once they are needed
+  std::vector<int64_t> columns_;  // of x that the hops of the chunk are made of; none where these are all
+  std::vector<W> used_;           // [d], not 0 where a column of x is not
+  std::vector<T> narrow_;         // [nodes, columns], those of x
   const std::vector<Operator> operators_;
   const std::vector<uint32_t> keys_;
   std::optional<Patterns<T, T>> patterns_;

@@ -99,25 +99,28 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
   }
 }
 
-// Nodes [first, last), all or those of a range of graphs; `out` has a row for each. `check`, of graphs: false where an
-// index is outside its graph, which is not followed.
+// Nodes [first, last), all or those of a range of graphs; `out` has a row for each, its plane 0 not written unless
+// `with_x`. `check`, of graphs: false where an index is outside its graph, which is not followed. `full_width`: decides
+// which graphs go hop by hop, whose sums are rounded otherwise.
 template <class T, class I, class A>
 bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
-            const T* x, int64_t width, int64_t hops, bool float64_sums, bool with_x, bool check, T* out) {
+            const T* x, int64_t width, int64_t full_width, int64_t hops, bool float64_sums, bool with_x, bool check,
+            T* out) {
   if (hops == 0 || width == 0 || first == last) {
     if (with_x) std::copy(x + first * width, x + last * width, out);
     return true;
   }
   out -= first * width;  // so that row v is that of node v
   const int64_t plane = (last - first) * width;
-  const int64_t stride = width > 8 ? width : 2 * width, sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
+  const int64_t stride = full_width > 8 ? full_width : 2 * full_width;
+  const int64_t sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
   const auto edges_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
-  const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * width * hops;
+  const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * full_width * hops;
   const auto is_large = [&](int64_t g) {
-    const int64_t nodes = nodes_of(g), edges = edges_of(g), cost = (edges + nodes) * width * hops;
+    const int64_t nodes = nodes_of(g), edges = edges_of(g), cost = (edges + nodes) * full_width * hops;
     if (cost > 256 * task_cost && cost > total / 8) return true;  // too much for one thread
-    if (width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
+    if (full_width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
     return 2 * nodes * stride * sum_bytes > cache_bytes || edges > cache_edges;
   };
   const bool by_edge = a.weight || op == Operator::sym_adj;
@@ -233,7 +236,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                    const bool check_graphs = check_invariants && offsets && num_hops > 0 && x.size(1) > 0;
                    if (check_invariants && !check_graphs) refuse_wrong_indices(a, offsets, graphs);
                    if (!powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1),
-                               num_hops, float64_sums, true, check_graphs, static_cast<T*>(out.data_ptr())))
+                               x.size(1), num_hops, float64_sums, true, check_graphs, static_cast<T*>(out.data_ptr())))
                      refuse_wrong_indices(a, offsets, graphs);
                  });
 }
@@ -267,7 +270,7 @@ Tensor power_features_backward(const Tensor& indptr, const Tensor& indices, cons
 }  // namespace
 
 void write_hops(const GraphRange& graphs, const std::vector<Operator>& operators, int64_t hops, int64_t width,
-                ScalarType value, void* out) {
+                int64_t full_width, ScalarType value, void* out) {
   const int64_t first = graphs.ptr[0], last = graphs.ptr[graphs.graphs];
   dispatch_storage(value, [&]<class T>(Tag<T>) {
     dispatch_index(graphs.wide_index ? ScalarType::Long : ScalarType::Int, [&]<class I>(Tag<I>) {
@@ -275,8 +278,8 @@ void write_hops(const GraphRange& graphs, const std::vector<Operator>& operators
                                           nullptr, last, graphs.edges};
       T* before = static_cast<T*>(out) - (last - first) * width;  // where x would be
       for (const Operator op : operators) {
-        powers(a, op, graphs.ptr, graphs.graphs, first, last, static_cast<const T*>(graphs.x), width, hops, false,
-               false, false, before);
+        powers(a, op, graphs.ptr, graphs.graphs, first, last, static_cast<const T*>(graphs.x), width, full_width, hops,
+               false, false, false, before);
         before += hops * (last - first) * width;
       }
     });

@@ -221,6 +221,27 @@ def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
     assert rows.readouts_of_graphs(strided, [graphs.ptr]) == [None]
 
 
+@pytest.mark.parametrize("backend", ISAS, indirect=True)
+@pytest.mark.parametrize("operator", ["sym", "sym+adj,rw"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_columns_that_are_zero_in_a_chunk(backend: str, operator: str, dtype: torch.dtype, threads: None) -> None:
+    """Hops are made without them where rows are not compared: chunks of no column, of one, few, others, most, all."""
+    parts, width = [], 100
+    for columns in ((0, 100), (3, 4), (0, 20), (10, 40), (0, 0), (0, 80), (50, 52), (20, 70)):
+        part = molecules([40] * 30, torch.randn(500, width, dtype=dtype), hubs=9)
+        part.x[:, : columns[0]] = part.x[:, columns[1] :] = 0
+        parts.append(part)
+    graphs = GraphBatch.concatenate(parts)
+    mlp = new_mlp(num_branches_of(2, operator), [width, 16, 8], True, dtype)
+    expected = ops.branch_readout(powers_of(graphs, 2, operator, False), *mlp, graphs.ptr, negative_slope=0.1)
+    ptrs = [graphs.ptr[begin : begin + 31] for begin in range(0, len(graphs), 30)]
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes, operator=operator)
+        for ptr, one in zip(ptrs, expected.split(30), strict=True):
+            assert torch.equal(rows.readouts_of_graphs(graphs, [ptr])[0], one)
+
+
 def test_chunks_without_patterns_in_between(native, threads: None) -> None:
     """Rows of chunks that were not taken by patterns push out what patterns refer to."""
     torch.set_num_threads(1)
