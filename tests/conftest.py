@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, settings
 from spin_fast.ops import native as native_module
 
 health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-settings.register_profile("spin_fast", deadline=None, max_examples=60, suppress_health_check=health)
-settings.register_profile("thorough", settings.get_profile("spin_fast"), max_examples=600)
+settings.register_profile("spin_fast", deadline=None, max_examples=40, suppress_health_check=health)
+settings.register_profile("thorough", settings.get_profile("spin_fast"), max_examples=400)
 settings.load_profile("spin_fast")
 
 # Tests that start pytest give it options of their own, and those of commands the width of the terminal.

@@ -9,6 +9,7 @@ p < 0.05.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -215,6 +216,10 @@ def page(found: dict[str, Rows]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m spin_fast.benchmarks.studies.tables",
+        description="Write tables.md and tables.svg of the evaluations in benchmarks/results/tables, beside them.",
+    ).parse_args()
     every = evaluations()
     (TABLES / "tables.md").write_text(page(every))
     picture(every, TABLES / "tables.svg")

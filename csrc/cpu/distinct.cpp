@@ -61,16 +61,11 @@ struct Store {
 
   // Makes room for so many rows more.
   void grow_table(int64_t more) {
-    const uint64_t needed = std::bit_ceil(static_cast<uint64_t>(2 * (size + more))), mask = needed - 1;
+    const uint64_t needed = std::bit_ceil(static_cast<uint64_t>(2 * (size + more)));
     if (needed <= slots.size()) return;
     slots = std::vector<uint64_t>();  // before there is another
     slots = std::vector<uint64_t>(needed);
-    for (int64_t u = 0; u < size; ++u) {
-      const uint32_t h = hashes.begin()[u];
-      uint64_t i = h & mask;
-      while (slots[i]) i = (i + 1) & mask;
-      slots[i] = slot_tag(h) | static_cast<uint64_t>(u);
-    }
+    fill_slots(hashes.begin(), size, slots.data(), needed - 1);
   }
 };
 

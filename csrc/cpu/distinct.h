@@ -32,6 +32,15 @@ inline std::vector<uint32_t> hash_keys(int64_t width) {
   return keys;
 }
 
+// Puts the rows 0, .., size - 1 into slots that are clear.
+inline void fill_slots(const uint32_t* hashes, int64_t size, uint64_t* slots, uint64_t mask) {
+  for (int64_t u = 0; u < size; ++u) {
+    uint64_t i = hashes[u] & mask;
+    while (slots[i]) i = (i + 1) & mask;
+    slots[i] = slot_tag(hashes[u]) | static_cast<uint64_t>(u);
+  }
+}
+
 // Of the search for a row, in multiply-adds of vectors: about.
 inline int64_t search_cost(int64_t width) { return 600 + 4 * width; }
 

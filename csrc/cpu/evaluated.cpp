@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t rows_at_once = 1024;  // after which it is seen whether the table pays
 constexpr int64_t rows_without = 64 * rows_at_once;
+constexpr uint64_t first_slots = 4 * rows_at_once;
 constexpr size_t most_spare = 4;  // arenas that a thread keeps
 
 template <class T>
@@ -175,6 +176,9 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       mass = arena.take<T>(rows);
       row_of_pattern = arena.take<int32_t>(room);
       known = memory_for_rows<W>(arena, keys, room);
+      known.hashes = arena.take<uint32_t>(room);
+      most_slots = known.slot_mask + 1;
+      known.slot_mask = std::min(most_slots, first_slots) - 1;
       forget();
     }
 
@@ -197,12 +201,22 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       known.size = num_known = 0;
     }
 
+    // Makes room for so many rows more than these: clearing slots that are not needed takes longer than to fill anew.
+    void grow_table(KnownRows<W>& rows, int64_t more) {
+      const uint64_t needed = std::bit_ceil(static_cast<uint64_t>(2 * (rows.size + more)));
+      if (needed <= rows.slot_mask + 1) return;
+      known.slot_mask = rows.slot_mask = std::min(most_slots, 4 * needed) - 1;
+      std::memset(rows.slots, 0, (rows.slot_mask + 1) * sizeof(uint64_t));
+      fill_slots(rows.hashes, rows.size, rows.slots, rows.slot_mask);
+    }
+
     PackedBranch<T> packed;
     std::vector<Layer<T>> some_columns;
     std::vector<T> some_weights;
     T *z, *beta, *mass;       // [room, stride], [room], [room]
     int32_t* row_of_pattern;  // [room]
     KnownRows<W> known;
+    uint64_t most_slots;
     int64_t num_fresh = 0;  // of this chunk
     int64_t num_known = 0;  // after it
     int64_t without = 0;    // rows to come for which the table is left out
@@ -231,6 +245,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     int64_t v = 0;
     for (; v < nodes && of.without == 0; v = std::min(nodes, v + rows_at_once)) {
       const int64_t n = std::min(rows_at_once, nodes - v);
+      of.grow_table(known, n);
       const int64_t found =
           isa_kernels<DistinctKernels<W, int32_t>>().number(known, rows + v * model.features, n, number + v, fresh);
       for (int64_t i = 0; i < found; ++i) fresh[i] += v;

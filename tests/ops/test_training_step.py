@@ -34,11 +34,11 @@ BRANCHES = ("hops", "joint", "both")
 )
 @pytest.mark.parametrize("num_features", [1, 20])
 def test_training_step_is_autograds(backend: str, poison: None, options: dict, num_features: int) -> None:
-    """Loss and gradient of a step, over many chunks of graphs, against the unfused model."""
-    features = labelled_features([30, 1, 0, 400, 7] * 20, num_features)
+    """Loss and gradient of a step, over several chunks of graphs, against the unfused model."""
+    features = labelled_features([30, 1, 0, 400, 7] * 10, num_features)
     torch.manual_seed(0)
     model = SPIN(num_features, 24, 2, 2, **options).double()
-    assert_step_is_autograds(model, features[torch.randperm(100)[:70]])
+    assert_step_is_autograds(model, features[torch.randperm(50)[:35]])
 
 
 @pytest.mark.parametrize("num_features", [1, 5])

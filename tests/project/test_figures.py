@@ -62,6 +62,7 @@ def test_the_plot_is_of_the_committed_times() -> None:
     assert (ROOT / "docs" / "edges.svg").read_text() == module.drawn(), "python docs/edges.py draws it anew"
 
 
+@pytest.mark.slow
 def test_the_tables_are_of_the_committed_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = benchmark_module("studies.tables")
     monkeypatch.setattr(tables, "RESULTS", RESULTS.parent.parent)
