@@ -105,6 +105,7 @@ def test_atlas_degree_features_and_sum_miss_no_pair_that_refinement_sees(atlas: 
     assert missed_pairs(atlas, embeddings(atlas, "degree", "sym", attention=False)) == 0
 
 
+@pytest.mark.slow
 def test_atlas_other_choices_miss_the_pairs_whose_rows_are_equal(atlas: list[nx.Graph]) -> None:
     """Not promises but facts: these choices see less, whatever the weights (`adj`: 6 pairs have equal rows)."""
     assert missed_pairs(atlas, embeddings(atlas, "constant", "adj", attention=False)) == 6

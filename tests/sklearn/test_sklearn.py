@@ -239,7 +239,7 @@ def test_reproducible_and_leaves_torch_alone(
     assert torch.get_num_threads() == 2
 
 
-@pytest.mark.parametrize("backend", ["loky", "multiprocessing", "threading"])
+@pytest.mark.parametrize("backend", [pytest.param("loky", marks=pytest.mark.slow), "multiprocessing", "threading"])
 def test_fits_in_workers(backend: str, threads: None) -> None:
     """Where processes are forked, torch's threads are not there any more, and must not be waited for."""
     graphs = random_graphs([50] * 40, 0.1, 40, dtype=torch.float32)
