@@ -132,7 +132,11 @@ void parallel_items(int64_t n, int64_t total_cost, F f) {
 
 // Threads that so many multiply-adds of vectors are worth, in all loops over a chunk: some 25 us each.
 inline int64_t threads_for(int64_t multiply_adds) {
+#if defined(__SANITIZE_THREAD__)  // as many as parallel_ranges starts
+  const int64_t most = 2;
+#else
   const int64_t most = without_threads ? 1 : torch::stable::get_num_threads();
+#endif
   return std::clamp<int64_t>(multiply_adds / (24 * task_cost), 1, most);
 }
 

@@ -23,7 +23,8 @@ class EvaluatedRows:
     A row goes through the MLP of its branch only where none of this chunk and of those before, as far back as memory
     for some 32 MB of them goes, was equal to it. The readouts are the same bits, but for rounding where
     ``branch_readout`` takes a long graph piece by piece, or rows of one feature. Where the rows of a branch hardly
-    repeat, they are not compared.
+    repeat, they are not compared; where no hop's do, the hops of graphs are made without the columns of ``x`` that are
+    0 in the whole chunk, if these are half of them or more.
 
     From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
     the order in which they are stored, of the same patterns one hop before, where these are four at most
