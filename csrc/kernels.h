@@ -387,7 +387,7 @@ struct BranchKernels {
   void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).
   void (*readout)(const BranchChunk<T>&, double* sum, int64_t begin, int64_t end);
-  // The dz and shift of all rows.
+  // The dz and shift of all rows, not with each_once.
   void (*readout_backward)(const BranchChunk<T>&);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers. Overwrites their dz.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
