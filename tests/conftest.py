@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from spin_fast.ops import native as native_module
 
 health = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-settings.register_profile("spin_fast", deadline=None, max_examples=40, suppress_health_check=health)
+settings.register_profile("spin_fast", deadline=None, max_examples=30, suppress_health_check=health)
 settings.register_profile("thorough", settings.get_profile("spin_fast"), max_examples=400)
 settings.load_profile("spin_fast")
 

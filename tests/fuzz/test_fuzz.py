@@ -67,8 +67,8 @@ def fuzz(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_two_minutes() -> None:
-    result = fuzz("--seconds", "120", "--seed", "1")
+def test_a_minute() -> None:
+    result = fuzz("--seconds", "60", "--seed", "1")
     assert result.returncode == 0, result.stdout + result.stderr
 
 

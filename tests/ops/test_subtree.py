@@ -89,7 +89,7 @@ def test_is_colour_refinement_on_the_atlas(backend: str) -> None:
         assert_same_partition(keys_of(made, 6), refined(made, 6))
 
 
-@pytest.mark.parametrize("name", ["NCI1", "PROTEINS", "IMDB-BINARY", pytest.param("COLLAB", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["NCI1", "PROTEINS", "IMDB-BINARY", pytest.param("COLLAB", marks=pytest.mark.long)])
 def test_is_colour_refinement_on_real_sets(native, data_root, name: str) -> None:
     graphs = datasets.load(name, data_root)
     assert_same_partition(keys_of(graphs, 3), refined(graphs, 3))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import DATA, ROOT
 
-SLOW = ("cross_validation", "ray_predict")
+SLOW = ("cross_validation", "ray_predict", "torch_loop")
 EXAMPLES = sorted(ROOT.glob("examples/*.py"))
 pytestmark = pytest.mark.skipif(not EXAMPLES, reason="no examples beside the tests: this is not a checkout")
 SET = "IMDB-BINARY"
