@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <atomic>
 #include <exception>
+#include <mutex>
 #include <optional>
 #include <set>
 
@@ -189,8 +190,24 @@ std::unique_ptr<EvaluatedRows> evaluated_rows(const Array<T>& parameters, int64_
                                         parse_operators(operators, branches));
 }
 
-// Of consecutive graphs of a batch, chunk by chunk, None where one does not fit. By patterns a thread for each of the
-// rows takes one after the other, and `by_powers`, what patterns do not pay for, all threads one after the other.
+// Runs f(i) for i in [0, n) and throws what one of them has thrown, of which torch would make another error.
+template <class F>
+void in_parallel(int64_t n, F f) {
+  std::exception_ptr error;
+  std::mutex writes;
+  spin_fast::parallel_ranges(n, [&](int64_t begin, int64_t end) {
+    try {
+      for (int64_t i = begin; i < end; ++i) f(i);
+    } catch (...) {
+      const std::lock_guard lock(writes);
+      error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+// Of consecutive graphs of a batch, chunk by chunk, None where one does not fit, or patterns do not pay and not
+// `by_powers`. A thread for each of the rows takes one chunk after the other.
 template <class I>
 py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array<I>& indptr, const Array<I>& indices,
                             const py::array& x, const std::vector<Array<int64_t>>& ptrs, bool by_powers) {
@@ -206,13 +223,15 @@ py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array
   {
     const py::gil_scoped_release others_may_run;
     std::atomic<int64_t> taken = 0;
-    spin_fast::parallel_ranges(std::min<int64_t>(rows.size(), chunks), [&](int64_t begin, int64_t end) {
-      for (int64_t t = begin; t < end; ++t)
-        for (int64_t i = taken++; i < chunks; i = taken++)
-          if (fits(i)) found[i] = rows[t]->readout_by_patterns(graphs[i]);
+    const int64_t threads = std::min<int64_t>(rows.size(), chunks);
+    in_parallel(threads, [&](int64_t t) {
+      const spin_fast::Serial serial(threads > 1);
+      for (int64_t i = taken++; i < chunks; i = taken++) {
+        if (!fits(i)) continue;
+        found[i] = rows[t]->readout_by_patterns(graphs[i]);
+        if (!found[i] && by_powers) found[i] = rows[t]->readout(graphs[i]);
+      }
     });
-    for (int64_t i = 0; i < chunks && by_powers; ++i)
-      if (fits(i) && !found[i]) found[i] = rows[0]->readout(graphs[i]);
   }
   py::list readouts;
   for (const std::optional<Tensor>& readout : found)
@@ -248,16 +267,9 @@ py::array class_scores(const Array<T>& readouts, const Array<T>& parameters, con
 
 // In a parallel region, inside which torch opens no other.
 void on_this_thread(const py::function& f) {
-  std::exception_ptr error;  // torch would make another one of it
-  spin_fast::parallel_ranges(2, [&](int64_t begin, int64_t) {
-    if (begin > 0) return;
-    try {
-      f();
-    } catch (...) {
-      error = std::current_exception();
-    }
+  in_parallel(2, [&](int64_t task) {
+    if (task == 0) f();
   });
-  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace
@@ -292,7 +304,6 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
            py::arg(), py::arg())
       .def(py::init(&evaluated_rows<double>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
            py::arg(), py::arg())
-      .def("may_use_patterns", &EvaluatedRows::may_use_patterns)
       .def("readout", &readout_of_rows, same_type, same_type);
   m.def("readouts_of_graphs", &readouts_of_graphs<int32_t>, py::arg(), same_type, same_type, same_type, py::arg(),
         py::arg());

@@ -72,8 +72,6 @@ class TypedEvaluatedRows final : public EvaluatedRows {
                             graphs.graphs);
   }
 
-  bool may_use_patterns() const override { return patterns_.has_value(); }
-
   std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) override {
     const int64_t nodes = graphs.nodes();
     if (!patterns_) return std::nullopt;

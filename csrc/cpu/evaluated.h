@@ -21,7 +21,6 @@ class EvaluatedRows {
   // The same of graphs, of at most `room` nodes, by their powers; or by their patterns, where these pay.
   virtual Tensor readout(const GraphRange& graphs) = 0;
   virtual std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) = 0;
-  virtual bool may_use_patterns() const = 0;
 
   const Model model;
   const int64_t room, bytes;  // rows of a branch that are remembered, and the size of a value

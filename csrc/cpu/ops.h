@@ -95,6 +95,15 @@ int64_t first_item(Cost cost, int64_t n, int64_t task, int64_t tasks) {
 // Set in a forked child: OpenMP would wait for ever for the threads of the parent.
 inline bool without_threads = false;
 
+// While it lives, threads_for() is 1 in this thread, one of several that have work of their own.
+class Serial {
+ public:
+  explicit Serial(bool is) { here = is; }
+  ~Serial() { here = false; }
+  Serial(const Serial&) = delete;
+  static inline thread_local bool here = false;
+};
+
 // Runs f(first, last) over ranges that together are [0, n), by at most so many threads.
 template <class F>
 void parallel_ranges(int64_t n, F f, int64_t threads = INT64_MAX) {
@@ -135,7 +144,7 @@ inline int64_t threads_for(int64_t multiply_adds) {
 #if defined(__SANITIZE_THREAD__)  // as many as parallel_ranges starts
   const int64_t most = 2;
 #else
-  const int64_t most = without_threads ? 1 : torch::stable::get_num_threads();
+  const int64_t most = without_threads || Serial::here ? 1 : torch::stable::get_num_threads();
 #endif
   return std::clamp<int64_t>(multiply_adds / (24 * task_cost), 1, most);
 }

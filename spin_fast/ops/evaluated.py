@@ -15,6 +15,8 @@ from .parameters import flat_parameters
 COLUMN_MULTIPLE = 16  # to which kernels pad
 MOST_BYTES = 32 << 20  # of rows that are remembered, and what has become of them
 CHUNKS_PER_THREAD = 8  # at once: of fewer, threads would wait for each other, and calls cost more
+LEAST_CHUNKS_PER_THREAD = 4  # of all graphs
+LEAST_NODES = 1024  # of chunks that are made smaller for that
 
 
 class EvaluatedRows:
@@ -28,8 +30,8 @@ class EvaluatedRows:
 
     From graphs, a node's row is not even computed where a node before had the same pattern: as many neighbours and, in
     the order in which they are stored, of the same patterns one hop before, where these are four at most
-    (``csrc/cpu/patterns.h``). That takes about as much memory again. Patterns are found one after the other, so every
-    thread has rows of its own, and takes some of several chunks. Where they do not pay, all threads share a chunk.
+    (``csrc/cpu/patterns.h``). That takes about as much memory again. Every thread has rows of its own, and takes one of
+    several chunks of graphs after the other; a single chunk is shared by all threads.
 
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 
@@ -56,6 +58,7 @@ class EvaluatedRows:
         padded, slots = -(-widths[-1] // COLUMN_MULTIPLE) * COLUMN_MULTIPLE, 4 * 8  # of the table, at most
         values = in_features + padded + 2  # the row, what it has become, its logit and mass
         self._bytes_of_row = num_branches * (values * weights[0].element_size() + slots)
+        self._num_nodes = num_nodes
         self._room = min(num_nodes, MOST_BYTES // self._bytes_of_row)
         parameters = flat_parameters(weights, biases, w).detach().numpy()
         model = (in_features, num_branches, widths, w is not None, negative_slope)
@@ -65,8 +68,11 @@ class EvaluatedRows:
         self.chunks_at_once = CHUNKS_PER_THREAD * torch.get_num_threads()
 
     def bytes_of_node(self, num_bytes: int) -> int:
-        """What a node must count in chunks of ``num_bytes`` for two of them to fit into the memory."""
-        return 2 * num_bytes * self._bytes_of_row // MOST_BYTES
+        """What a node must count in chunks of ``num_bytes``: two fit into the memory, and every thread gets some."""
+        to_fit = 2 * num_bytes * self._bytes_of_row // MOST_BYTES
+        threads = torch.get_num_threads()
+        nodes = max(self._num_nodes // (LEAST_CHUNKS_PER_THREAD * threads), LEAST_NODES)
+        return to_fit if threads == 1 else max(to_fit, num_bytes // nodes)
 
     def takes(self, num_nodes: int) -> bool:
         """Whether there is memory for the rows of a chunk of so many nodes."""
@@ -87,8 +93,7 @@ class EvaluatedRows:
         arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
         if graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
             return [None] * len(node_ptrs)
-        by_patterns = min(len(node_ptrs), torch.get_num_threads()) if self._rows[0].may_use_patterns() else 1
-        while len(self._rows) < by_patterns:
+        while len(self._rows) < min(len(node_ptrs), torch.get_num_threads()):
             self._rows.append(self._make())
         readouts_of_graphs: Any = native.library.readouts_of_graphs  # type: ignore[union-attr]
         pointers = [ptr.numpy() for ptr in node_ptrs]

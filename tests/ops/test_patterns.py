@@ -127,6 +127,23 @@ def test_many_chunks_and_threads(backend: str, operator: str, threads: None) -> 
     assert torch.equal(plain, expected)
 
 
+@pytest.mark.parametrize("width", [9, 90])
+def test_threads_take_chunks_without_patterns(native, threads: None, width: int) -> None:
+    """Also where half of the columns are left out, and of small sets, which come in smaller chunks then."""
+    pool = torch.randn(500, width) * (torch.arange(width) % 3 == 0)
+    graphs = molecules([40] * 400, pool, hubs=9)
+    mlp = new_mlp(4, [width, 32, 32], True)
+    expected = None
+    for number in (1, 2):
+        torch.set_num_threads(number)
+        rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes, operator="sym")
+        assert rows.bytes_of_node(1 << 20) >= (number - 1) * (1 << 20) * 8 // graphs.num_nodes
+        ptrs = [graphs.ptr[begin : begin + 41] for begin in range(0, 400, 40)]
+        found = torch.cat([*rows.readouts_of_graphs(graphs, ptrs[:1]), *rows.readouts_of_graphs(graphs, ptrs[1:])])
+        expected = found if expected is None else expected
+        assert torch.equal(found, expected)
+
+
 def same_features(graphs: GraphBatch, operator: str, num_hops: int, chunk_bytes: int) -> int:
     """Check the features of graphs in chunks against those by their powers; returns how many were taken by patterns."""
     taken: list[bool] = []
@@ -289,7 +306,9 @@ def test_arguments_of_the_library_are_checked(native) -> None:
         native.readouts_of_graphs([rows, rows], *good[:3], [good[3]] * 2, True)
     assert readouts_of(native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]), *good) == [None]  # no room
     rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, [])
-    with pytest.raises(ValueError, match="rows must have operators, to take graphs"):
-        native.readouts_of_graphs([rows], *good[:3], [good[3]], True)
+    others = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, [])
+    for some in ([rows], [rows, others]):  # in threads, too
+        with pytest.raises(ValueError, match="rows must have operators, to take graphs"):
+            native.readouts_of_graphs(some, *good[:3], [good[3]] * 2, True)
     with pytest.raises(TypeError):
         readouts_of(rows, good[0].astype(np.int32), *good[1:])
