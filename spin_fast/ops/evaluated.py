@@ -55,9 +55,10 @@ class EvaluatedRows:
     ) -> None:
         num_branches, in_features, _ = weights[0].shape
         widths = [weight.shape[2] for weight in weights]
-        padded, slots = -(-widths[-1] // COLUMN_MULTIPLE) * COLUMN_MULTIPLE, 4 * 8  # of the table, at most
+        padded = -(-widths[-1] // COLUMN_MULTIPLE) * COLUMN_MULTIPLE
         values = in_features + padded + 2  # the row, what it has become, its logit and mass
-        self._bytes_of_row = num_branches * (values * weights[0].element_size() + slots)
+        table = 4 * 8 + 2 * 4  # slots, at most; its hash, and the row of a pattern
+        self._bytes_of_row = num_branches * (values * weights[0].element_size() + table)
         self._num_nodes = num_nodes
         self._room = min(num_nodes, MOST_BYTES // self._bytes_of_row)
         parameters = flat_parameters(weights, biases, w).detach().numpy()

@@ -122,7 +122,7 @@ def test_rows_with_nan_and_infinity(native) -> None:
 
 
 def test_memory_is_bounded(native, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluated, "MOST_BYTES", 100 * 2 * ((3 + 16 + 2) * 4 + 32))
+    monkeypatch.setattr(evaluated, "MOST_BYTES", 100 * 2 * ((3 + 16 + 2) * 4 + 40))
     rows = ops.EvaluatedRows(*new_mlp(2, [3, 8], True), negative_slope=0.1, num_nodes=1000)
     assert rows.takes(100)
     assert not rows.takes(101)
