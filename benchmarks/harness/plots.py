@@ -45,7 +45,7 @@ def plot(title: str, races: list[Race], path: Path) -> None:
     ax.set_xscale("log")
     low, high = ax.get_xlim()
     ax.set_xlim(min(low, 0.8), max(high, 1.25))
-    _one_two_five(ax.xaxis)
+    _label_logarithmic(ax.xaxis)
     ax.set_xlabel("time / ours (left of 1: faster than ours)", fontsize=8)
     ax.tick_params(labelsize=8)
     ax.tick_params("y", length=0)
@@ -73,7 +73,7 @@ def plot_curves(title: str, axis: str, seconds: dict[str, dict[float, float]], p
         )
     ax.set_title(title, fontsize=10, loc="left")
     ax.set_yscale("log")
-    _one_two_five(ax.yaxis)
+    _label_logarithmic(ax.yaxis)
     ax.set_xlabel(axis, fontsize=8)
     ax.set_ylabel(f"time / ours at {axis} = {first:g}", fontsize=8)
     ax.grid(color="lightgrey", linewidth=0.5)
@@ -132,11 +132,12 @@ def plot_scores(title: str, axis: str, scores: dict[tuple[str, ...], list[float]
     _save(figure, path)
 
 
-def _one_two_five(axis: Any) -> None:
-    """Label a logarithmic axis 1, 2, 5, 10, ..."""
+def _label_logarithmic(axis: Any) -> None:
+    """Label a logarithmic axis 1, 2, 5, 10, ..., and in between where that would be few labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high > 5 * low else (1, 1.2, 1.5, 2, 3, 5, 7)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axis.set_minor_formatter(NullFormatter())
 
