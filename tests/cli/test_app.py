@@ -154,8 +154,8 @@ COMMAND = f"{sys.executable} -m spin_fast.cli"
 @pytest.mark.parametrize(
     ("line", "exit_code", "lines"),
     [
-        ("info >&-", 0, 0),
-        ("info nosuch >&- 2>&- <&-", 1, 0),
+        pytest.param("info >&-", 0, 0, marks=pytest.mark.slow),
+        pytest.param("info nosuch >&- 2>&- <&-", 1, 0, marks=pytest.mark.slow),
         ("train --help | head -1", 0, 1),
     ],
 )
@@ -165,7 +165,9 @@ def test_streams_that_are_closed(line: str, exit_code: int, lines: int, tmp_path
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-@pytest.mark.parametrize("line", ["--help", "train --help", "info digits"])
+@pytest.mark.parametrize(
+    "line", [*(pytest.param(line, marks=pytest.mark.slow) for line in ("--help", "train --help")), "info digits"]
+)
 def test_a_full_disk_is_told_in_one_line(line: str, tmp_path: Path) -> None:
     command = f"{COMMAND} {line} > /dev/full"
     run = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False)

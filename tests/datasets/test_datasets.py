@@ -732,6 +732,7 @@ def test_power_law_has_the_heavier_tail() -> None:
     assert light.max() > 3 * erdos.degree.max()
 
 
+@pytest.mark.slow
 def test_power_law_exponent() -> None:
     degree = datasets.power_law(1, 200_000, 20, 3.0, seed=1).degree.double()
     tail = degree[degree >= 40]

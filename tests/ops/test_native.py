@@ -95,12 +95,14 @@ def test_unknown_isa_and_backend_are_clear_errors(native) -> None:
         native.set_isa("sse")
 
 
+@pytest.mark.slow
 def test_reference_backend_by_choice_is_silent() -> None:
     result = run(SHOW, SPIN_FAST_BACKEND="reference")
     assert result.stdout.split() == ["False", "None", "SPIN_FAST_BACKEND=reference"]
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_what_is_set_to_nothing_is_unset() -> None:
     assert run(SHOW, SPIN_FAST_BACKEND="", SPIN_FAST_ISA="").stdout == run(SHOW).stdout
 
@@ -120,6 +122,7 @@ def test_missing_library_is_reported_once_and_the_reference_takes_over() -> None
     assert "SPIN_FAST_BACKEND=reference" in result.stderr
 
 
+@pytest.mark.slow
 def test_library_that_does_not_load_is_reported_with_the_reason() -> None:
     result = run(HIDE.format(error='ImportError("libtorch.so: undefined symbol: torch_parallel_for")') + SHOW)
     assert result.stdout.startswith("False None the compiled library does not load: libtorch.so: undefined symbol")
@@ -151,6 +154,7 @@ def test_torch_without_cuda_has_no_cuda_kernels() -> None:
         assert "has no CUDA" in info["cuda_reason"] or not spin_fast.native_available()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("origin", "reason", "mend"),
     [
@@ -171,6 +175,7 @@ def test_missing_cuda_kernels_are_reported_when_first_wanted(
     assert run(CUDA.format(origin=origin) + USE, SPIN_FAST_BACKEND="reference").stderr == "imported\n"
 
 
+@pytest.mark.slow
 def test_library_of_cuda_kernels_is_loaded(native) -> None:
     (library,) = (Path(torch.__file__).parent / "lib").glob("libc10.so")  # any library: what matters is what is said
     result = run(CUDA.format(origin=str(library)) + USE)
@@ -178,6 +183,7 @@ def test_library_of_cuda_kernels_is_loaded(native) -> None:
     assert result.stderr == "imported\n"
 
 
+@pytest.mark.slow
 def test_import_leaves_the_gpu_alone() -> None:
     """So that a process may fork after it."""
     assert run("import torch, spin_fast; print(torch.cuda.is_initialized())").stdout.strip() == "False"

@@ -68,6 +68,7 @@ with data.shared(2) as shared:
 """
 
 
+@pytest.mark.slow
 def test_what_a_killed_search_leaves_is_removed(
     data: TrainingSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
