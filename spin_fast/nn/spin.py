@@ -368,12 +368,14 @@ class SPIN(GraphClassifier):
             or not self.is_as_constructed()
         ):
             return super()._scorer(graphs, operator, num_bytes)
-        rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, operator)
         joint = None if self.joint is None else self.joint.bound()
+        of_graphs_alone = joint is None and ops.EvaluatedRows.may_take(graphs)  # whose powers no other branch needs
+        of_hops = operator if of_graphs_alone else ""
+        rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, of_hops)
         classify = self._classifier_for(graphs.x)
 
         def readouts_of(chunks: list[PowerChunk]) -> list[Tensor | None]:
-            if rows is None or joint is not None:
+            if rows is None or not of_graphs_alone:
                 return [None] * len(chunks)
             return rows.readouts_of_graphs(graphs, [chunk.node_ptr for chunk in chunks])
 

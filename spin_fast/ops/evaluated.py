@@ -37,7 +37,7 @@ class EvaluatedRows:
 
     Args:
         num_nodes: of all chunks together: no more rows are remembered.
-        operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readouts_of_graphs`.
+        operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readouts_of_graphs`, empty without.
 
     Attributes:
         chunks_at_once: that :meth:`readouts_of_graphs` should get, of which every thread takes one after the other.
@@ -60,6 +60,7 @@ class EvaluatedRows:
         table = 4 * 8 + 2 * 4  # slots, at most; its hash, and the row of a pattern
         self._bytes_of_row = num_branches * (values * weights[0].element_size() + table)
         self._num_nodes = num_nodes
+        self._takes_graphs = operator != ""
         self._room = min(num_nodes, MOST_BYTES // self._bytes_of_row)
         parameters = flat_parameters(weights, biases, w).detach().numpy()
         model = (in_features, num_branches, widths, w is not None, negative_slope)
@@ -69,11 +70,18 @@ class EvaluatedRows:
         self.chunks_at_once = CHUNKS_PER_THREAD * torch.get_num_threads()
 
     def bytes_of_node(self, num_bytes: int) -> int:
-        """What a node must count in chunks of ``num_bytes``: two fit into the memory, and every thread gets some."""
+        """What a node must count in chunks of ``num_bytes``: two fit into the memory, and each thread gets some."""
         to_fit = 2 * num_bytes * self._bytes_of_row // MOST_BYTES
         threads = torch.get_num_threads()
-        nodes = max(self._num_nodes // (LEAST_CHUNKS_PER_THREAD * threads), LEAST_NODES)
-        return to_fit if threads == 1 else max(to_fit, num_bytes // nodes)
+        if threads == 1 or not self._takes_graphs:
+            return to_fit
+        return max(to_fit, num_bytes // max(self._num_nodes // (LEAST_CHUNKS_PER_THREAD * threads), LEAST_NODES))
+
+    @staticmethod
+    def may_take(graphs: Any) -> bool:
+        """Whether :meth:`readouts_of_graphs` is for these: without edge weights, of contiguous arrays."""
+        arrays = (graphs.indptr, graphs.indices, graphs.x)
+        return graphs.edge_weight is None and all(array.is_contiguous() for array in arrays)
 
     def takes(self, num_nodes: int) -> bool:
         """Whether there is memory for the rows of a chunk of so many nodes."""
@@ -88,17 +96,17 @@ class EvaluatedRows:
     ) -> list[Tensor | None]:
         """The same of chunks of graphs, ``node_ptrs``, ``[g + 1]`` each, their nodes in a batch.
 
-        None for a chunk for whose rows there is no memory, for all with edge weights or of strided arrays, and without
+        None for a chunk for whose rows there is no memory, for all that it :meth:`may <may_take>` not take, and without
         ``by_powers`` for those in which patterns do not pay.
         """
-        arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
-        if graphs.edge_weight is not None or not all(array.is_contiguous() for array in arrays):
+        if not self.may_take(graphs):
             return [None] * len(node_ptrs)
         while len(self._rows) < min(len(node_ptrs), torch.get_num_threads()):
             self._rows.append(self._make())
         readouts_of_graphs: Any = native.library.readouts_of_graphs  # type: ignore[union-attr]
         pointers = [ptr.numpy() for ptr in node_ptrs]
-        readouts = readouts_of_graphs(self._rows, *(array.numpy() for array in arrays), pointers, by_powers)
+        arrays = (array.numpy() for array in (graphs.indptr, graphs.indices, graphs.x.detach()))
+        readouts = readouts_of_graphs(self._rows, *arrays, pointers, by_powers)
         return [None if readout is None else torch.from_numpy(readout) for readout in readouts]
 
 
