@@ -63,6 +63,14 @@ STABLE_TORCH_LIBRARY(spin_fast, m) {
       "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, bool "
       "check_invariants) -> (Tensor loss, Tensor gradient)");
   m.def(
+      "training_steps(Tensor rows, Tensor? crow_indices, Tensor? col_indices, int num_features, Tensor(a!) parameters, "
+      "Tensor labels, Tensor? class_weight, Tensor? ptr, Tensor? index, "
+      "Tensor? count, Tensor? parts, Tensor? joint_ptr, Tensor? joint_index, Tensor? joint_count, Tensor ids, "
+      "int num_branches, int[] widths, int[] classifier_widths, bool attention, float negative_slope, bool tf32, bool "
+      "check_invariants, int batch_size, Tensor(b!) gradient, Tensor(c!) exp_avg, Tensor(d!) "
+      "exp_avg_sq, Tensor(e!) num_steps, float learning_rate, float beta1, float beta2, float weight_decay, float eps) "
+      "-> Tensor");
+  m.def(
       "subtree_keys(Tensor indptr, Tensor indices, Tensor x, Tensor? edge_type, int num_hops, int seed, "
       "bool check_invariants) -> Tensor");
   m.def(

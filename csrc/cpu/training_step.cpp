@@ -1,9 +1,12 @@
-// training_step: a pass forward, the classifier and its loss on the readouts of each chunk, and back.
+// training_step: a pass forward, the classifier and its loss on the readouts of each chunk, and back. training_steps:
+// one on each batch, and the update of the parameters.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <stdexcept>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -107,6 +110,81 @@ class Classifier {
   std::vector<T*> activations_;
 };
 
+// A step on a batch but for the update of the parameters, its arguments checked.
+class Step {
+ public:
+  Step(StepArguments of, const Tensor& rows, const Tensor& labels, const OptionalTensor& class_weight,
+       const std::vector<int64_t>& classifier_widths, double slope)
+      : of_(std::move(of)), rows_(rows), class_weight_(class_weight), widths_(classifier_widths), slope_(slope) {
+    const Arguments& any = of_.any();
+    check_ids(any);
+    expect("labels", labels, {any.seg.graphs}, {ScalarType::Long});
+    labels_ = labels.const_data_ptr<int64_t>();
+    const int64_t classes = widths_.back();
+    if (class_weight) expect("class_weight", *class_weight, {classes}, {rows.scalar_type()});
+    for (int64_t i = 0; i < any.graphs; ++i)
+      require(label_of(i) >= 0 && label_of(i) < classes, "labels must be in [0, ", classes, "), got labels[", chosen(i),
+              "] = ", label_of(i));
+  }
+
+  // Graphs [begin, end) of `ids` are the batch from now on.
+  void take(const int64_t* ids, int64_t begin, int64_t end) {
+    for (auto* of : {&of_.hops, &of_.joint})
+      if (*of) {
+        (*of)->ids = ids + begin;
+        (*of)->graphs = end - begin;
+      }
+  }
+
+  // Returns the loss of the batch, and writes its gradient.
+  template <class T>
+  T operator()(const T* parameters, T* gradient) const {
+    const Arguments& any = of_.any();
+    Workspace& memory = workspace();
+    Classifier<T> classifier(memory.arena, of_.readout_width(), widths_, slope_, parameters, of_.parameters());
+    const T* weights = class_weight_ ? class_weight_->template const_data_ptr<T>() : nullptr;
+    double total = weights ? 0 : static_cast<double>(any.graphs);
+    for (int64_t i = 0; weights && i < any.graphs; ++i) total += weights[label_of(i)];
+    total = std::max(total, std::numeric_limits<double>::min());  // graphs that all weigh 0 have loss 0
+    const auto weight_of = [&](int64_t label) { return (weights ? weights[label] : 1.0) / total; };
+    double loss = 0;
+    const auto train = [&](auto& pass) {
+      while (pass.next()) {
+        const int64_t graphs = pass.end() - pass.begin();
+        const auto [readout, grad] = classifier.reserve(graphs);
+        pass.forward(readout, classifier.stride());
+        const auto label_in_chunk = [&](int64_t i) { return label_of(pass.begin() + i); };
+        loss += classifier.step(graphs, pass.threads(), label_in_chunk, weight_of);
+        pass.backward(grad);
+      }
+      pass.write_gradient(gradient);
+    };
+    const T* x = rows_.const_data_ptr<T>();
+    if (of_.hops && of_.joint)
+      with_pass(memory, *of_.hops, x, parameters, true, nullptr, [&](auto& hops) {
+        const Model& model = of_.hops->model;
+        BranchPass<T> joint(memory, *of_.joint, x, parameters + model.parameters(), true, nullptr);
+        BothPasses<T, std::remove_reference_t<decltype(hops)>> both(hops, joint, model);
+        train(both);
+      });
+    else
+      with_pass(memory, any, x, parameters, true, nullptr, train);
+    classifier.write_gradient(gradient);
+    return static_cast<T>(loss);
+  }
+
+ private:
+  int64_t chosen(int64_t i) const { return of_.any().ids ? of_.any().ids[i] : i; }
+  int64_t label_of(int64_t i) const { return labels_[chosen(i)]; }
+
+  StepArguments of_;
+  const Tensor& rows_;
+  const OptionalTensor& class_weight_;
+  const std::vector<int64_t>& widths_;
+  const double slope_;
+  const int64_t* labels_;
+};
+
 std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow_indices, OptionalTensor col_indices,
                                          int64_t num_features, const Tensor& parameters, const Tensor& labels,
                                          OptionalTensor class_weight, OptionalTensor ptr, OptionalTensor index,
@@ -115,63 +193,75 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow
                                          int64_t num_branches, std::vector<int64_t> widths,
                                          std::vector<int64_t> classifier_widths, bool attention, double negative_slope,
                                          bool /*tf32*/, bool check_invariants) {
-  const StepArguments step = step_arguments(rows, crow_indices, col_indices, num_features, parameters, ptr, index,
-                                            count, parts, joint_ptr, joint_index, joint_count, ids, num_branches,
-                                            widths, classifier_widths, attention, negative_slope, check_invariants);
-  const Arguments& of = step.any();
-  check_ids(of);
+  const Step step(step_arguments(rows, crow_indices, col_indices, num_features, parameters, ptr, index, count, parts,
+                                 joint_ptr, joint_index, joint_count, ids, num_branches, widths, classifier_widths,
+                                 attention, negative_slope, check_invariants),
+                  rows, labels, class_weight, classifier_widths, negative_slope);
   const ScalarType value = rows.scalar_type();
-  expect("labels", labels, {of.seg.graphs}, {ScalarType::Long});
-  const int64_t* label = labels.const_data_ptr<int64_t>();
-  const int64_t classes = classifier_widths.back();
-  if (class_weight) expect("class_weight", *class_weight, {classes}, {value});
-  const auto chosen = [&](int64_t i) { return of.ids ? of.ids[i] : i; };
-  const auto label_of = [&](int64_t i) { return label[chosen(i)]; };
-  for (int64_t i = 0; i < of.graphs; ++i)
-    require(label_of(i) >= 0 && label_of(i) < classes, "labels must be in [0, ", classes, "), got labels[", chosen(i),
-            "] = ", label_of(i));
   Tensor loss = empty({}, value), gradient = empty({parameters.numel()}, value);
-  dispatch_compute(value, [&](auto tag) {
-    using T = typename decltype(tag)::type;
-    Workspace& memory = workspace();
-    const T* values = parameters.const_data_ptr<T>();
-    Classifier<T> classifier(memory.arena, step.readout_width(), classifier_widths, negative_slope, values,
-                             step.parameters());
-    const T* weights = class_weight ? class_weight->const_data_ptr<T>() : nullptr;
-    double total = weights ? 0 : static_cast<double>(of.graphs);
-    for (int64_t i = 0; weights && i < of.graphs; ++i) total += weights[label_of(i)];
-    total = std::max(total, std::numeric_limits<double>::min());  // graphs that all weigh 0 have loss 0
-    const auto weight_of = [&](int64_t label) { return (weights ? weights[label] : 1.0) / total; };
-    const auto train = [&](auto& pass) {
-      double sum = 0;
-      while (pass.next()) {
-        const int64_t graphs = pass.end() - pass.begin();
-        const auto [readout, grad] = classifier.reserve(graphs);
-        pass.forward(readout, classifier.stride());
-        const auto label_in_chunk = [&](int64_t i) { return label_of(pass.begin() + i); };
-        sum += classifier.step(graphs, pass.threads(), label_in_chunk, weight_of);
-        pass.backward(grad);
-      }
-      *loss.mutable_data_ptr<T>() = static_cast<T>(sum);
-      pass.write_gradient(gradient.mutable_data_ptr<T>());
-    };
-    const T* x = rows.const_data_ptr<T>();
-    if (step.hops && step.joint)
-      with_pass(memory, *step.hops, x, values, true, nullptr, [&](auto& hops) {
-        const Model& model = step.hops->model;
-        BranchPass<T> joint(memory, *step.joint, x, values + model.parameters(), true, nullptr);
-        BothPasses<T, std::remove_reference_t<decltype(hops)>> both(hops, joint, model);
-        train(both);
-      });
-    else
-      with_pass(memory, of, x, values, true, nullptr, train);
-    classifier.write_gradient(gradient.mutable_data_ptr<T>());
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
+    *loss.mutable_data_ptr<T>() = step(parameters.const_data_ptr<T>(), gradient.mutable_data_ptr<T>());
   });
   return {loss, gradient};
 }
 
+constexpr int64_t least_shared_update = 1 << 16;
+
+// torch's own update of a single parameter, for the bits of its optimiser.
+void adam(const Tensor& parameters, const Tensor& gradient, const Tensor& exp_avg, const Tensor& exp_avg_sq,
+          const Tensor& num_steps, double learning_rate, double beta1, double beta2, double weight_decay, double eps) {
+  using torch::stable::detail::from;
+  const auto list = [](auto&... tensors) { return from(std::vector<Tensor>{tensors...}); };
+  std::array<StableIValue, 15> stack{list(parameters), list(gradient),     list(exp_avg),       list(exp_avg_sq),
+                                     list(),           list(num_steps),    from(learning_rate), from(beta1),
+                                     from(beta2),      from(weight_decay), from(eps),           from(false),
+                                     from(false),      from(std::nullopt), from(std::nullopt)};
+  const AOTITorchError error = torch_call_dispatcher("aten::_fused_adam_", "", stack.data(), TORCH_ABI_VERSION);
+  if (error != AOTI_TORCH_SUCCESS) throw std::runtime_error("torch has no fused Adam for these parameters");
+}
+
+Tensor training_steps(const Tensor& rows, OptionalTensor crow_indices, OptionalTensor col_indices, int64_t num_features,
+                      Tensor parameters, const Tensor& labels, OptionalTensor class_weight, OptionalTensor ptr,
+                      OptionalTensor index, OptionalTensor count, OptionalTensor parts, OptionalTensor joint_ptr,
+                      OptionalTensor joint_index, OptionalTensor joint_count, const Tensor& ids, int64_t num_branches,
+                      std::vector<int64_t> widths, std::vector<int64_t> classifier_widths, bool attention,
+                      double negative_slope, bool /*tf32*/, bool check_invariants, int64_t batch_size, Tensor gradient,
+                      Tensor exp_avg, Tensor exp_avg_sq, Tensor num_steps, double learning_rate, double beta1,
+                      double beta2, double weight_decay, double eps) {
+  const ScalarType value = rows.scalar_type();
+  Step step(step_arguments(rows, crow_indices, col_indices, num_features, parameters, ptr, index, count, parts,
+                           joint_ptr, joint_index, joint_count, given("ids", ids), num_branches, widths,
+                           classifier_widths, attention, negative_slope, check_invariants),
+            rows, labels, class_weight, classifier_widths, negative_slope);
+  require(batch_size >= 1, "batch_size must be at least 1, got ", batch_size);
+  const int64_t size = parameters.numel(), graphs = ids.numel();
+  expect("gradient", gradient, {size}, {value});
+  expect("exp_avg", exp_avg, {size}, {value});
+  expect("exp_avg_sq", exp_avg_sq, {size}, {value});
+  expect("num_steps", num_steps, {}, {ScalarType::Float});
+  Tensor losses = empty({graphs / batch_size + (graphs % batch_size != 0 || graphs == 0)}, value);
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
+    for (int64_t i = 0; i < losses.numel(); ++i) {
+      const int64_t begin = i * batch_size;
+      step.take(ids.const_data_ptr<int64_t>(), begin, begin + std::min(batch_size, graphs - begin));
+      losses.mutable_data_ptr<T>()[i] = step(parameters.const_data_ptr<T>(), gradient.mutable_data_ptr<T>());
+      *num_steps.mutable_data_ptr<float>() += 1;
+      // Of few parameters half would be in the caches of another core after an update by two threads.
+      const auto update = [&](int64_t part, int64_t) {
+        if (part == 0)
+          adam(parameters, gradient, exp_avg, exp_avg_sq, num_steps, learning_rate, beta1, beta2, weight_decay, eps);
+      };
+      size < least_shared_update ? parallel_ranges(2, update) : update(0, 1);
+    }
+  });
+  return losses;
+}
+
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(spin_fast, CPU, m) { m.impl("training_step", TORCH_BOX(&training_step)); }
+STABLE_TORCH_LIBRARY_IMPL(spin_fast, CPU, m) {
+  m.impl("training_step", TORCH_BOX(&training_step));
+  m.impl("training_steps", TORCH_BOX(&training_steps));
+}
 
 }  // namespace spin_fast

@@ -22,11 +22,12 @@ from .parameters import BRANCHES, MOST_LAYERS, ModelSizes, parameter_shapes
 from .power import power_features
 from .readout import attention_readout, sum_readout
 from .subtree import subtree_keys
-from .training_step import bind_training_step, training_step
+from .training_step import Adam, bind_training_step, training_step, training_steps
 
 __all__ = [
     "BRANCHES",
     "MOST_LAYERS",
+    "Adam",
     "DistinctRows",
     "EvaluatedRows",
     "JointRows",
@@ -48,4 +49,5 @@ __all__ = [
     "subtree_keys",
     "sum_readout",
     "training_step",
+    "training_steps",
 ]

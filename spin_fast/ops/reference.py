@@ -21,6 +21,7 @@ from .parameters import ModelSizes, split_parameters
 
 if TYPE_CHECKING:
     from .joint import JointRows
+    from .training_step import Adam
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -259,6 +260,34 @@ def training_step(
         loss = loss / total.clamp(min=torch.finfo(loss.dtype).tiny)
         (gradient,) = torch.autograd.grad(loss, flat)
     return loss.detach(), gradient
+
+
+@_in_its_own_dtype
+def training_steps(
+    rows: Tensor,
+    parameters: Tensor,
+    labels: Tensor,
+    ptr: Tensor | None,
+    *,
+    ids: Tensor,
+    batch_size: int,
+    adam: Adam,
+    **options: Any,
+) -> Tensor:
+    """Reference implementation of :func:`spin_fast.ops.training_steps`; Adam as in Kingma and Ba (2015)."""
+    losses = []
+    for batch in ids.split(batch_size):
+        loss, gradient = training_step(rows, parameters, labels, ptr, ids=batch, **options)
+        losses.append(loss)
+        adam.gradient.copy_(gradient)
+        gradient = gradient + adam.weight_decay * parameters
+        adam.num_steps.add_(1)
+        adam.exp_avg.lerp_(gradient, 1 - adam.beta1)
+        adam.exp_avg_sq.lerp_(gradient.square(), 1 - adam.beta2)
+        mean, square = (1 - beta ** adam.num_steps.item() for beta in (adam.beta1, adam.beta2))
+        root = (adam.exp_avg_sq / square).sqrt() + adam.eps
+        parameters.sub_(adam.learning_rate / mean * adam.exp_avg / root)
+    return torch.stack(losses)
 
 
 def first_positions(values: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +25,12 @@ if TYPE_CHECKING:  # not every build of torch has it
     from torch.distributed import ProcessGroup
 
 
-SHARED = 1 << 16
-"""Parameters from which on threads share an update: of fewer, half would be in the caches of another core after it."""
+Steps = Callable[..., Tensor]
+"""Makes a step on each batch of graphs, given by their numbers in the storage, the size of a batch, and the weights of
+these graphs where there are any; returns the losses."""
+
+CALL_SECONDS = 0.05
+"""That one call of an operation should take, in which nothing can interrupt training."""
 
 
 class _Adam(torch.optim.Adam):
@@ -63,6 +68,18 @@ class _Adam(torch.optim.Adam):
             group["lr"] = self._rate
 
     @property
+    def arguments(self) -> ops.Adam:
+        """What ``ops.training_steps`` takes of this; its gradient is that of the parameter from then on."""
+        (group,) = self.param_groups
+        (parameter,) = group["params"]
+        state = self.state[parameter]
+        if parameter.grad is None:
+            parameter.grad = torch.empty_like(parameter, requires_grad=False)
+        tensors = (parameter.grad, state["exp_avg"], state["exp_avg_sq"], state["step"])
+        beta1, beta2 = group["betas"]
+        return ops.Adam(*tensors, group["lr"], beta1, beta2, group["weight_decay"], group["eps"])
+
+    @property
     def memory(self) -> list[Any]:
         """What a step reads and writes, and the numbers that it takes as they are."""
         (group,) = self.param_groups
@@ -76,11 +93,7 @@ class _Adam(torch.optim.Adam):
         state = self.state[parameter]
         torch_compat.mark_stepped(self)
         state["step"] += 1
-        update = partial(torch_compat.fused_adam, parameter.detach(), parameter.grad, state, group)
-        if parameter.is_cpu and parameter.numel() < SHARED:
-            native.on_this_thread(update)
-        else:
-            update()
+        torch_compat.fused_adam(parameter.detach(), parameter.grad, state, group)
 
 
 def _is_captured(device: torch.device) -> bool:
@@ -209,16 +222,14 @@ class Trainer:
         self, features: PowerFeatures, order: Tensor, batch_size: int, graph_weight: Tensor | None
     ) -> tuple[float, float]:
         """A step on each batch of the graphs ``order``; returns the sum of their losses, and of what they weigh."""
-        step = self._prepared(features, graph_weight is not None)
+        steps = self._prepared(features, graph_weight is not None)
         stored = features.storage_ids(order)
-        batches = [stored.split(batch_size)]
-        if graph_weight is not None:
-            batches.append(graph_weight.split(batch_size))
-        losses = self._ranks.sum(torch.stack([step(*batch) for batch in zip(*batches, strict=True)]))
+        losses = self._ranks.sum(steps(stored, batch_size, *([] if graph_weight is None else [graph_weight])))
         assert features.labels is not None
         shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
         if shares is None:
-            weights = torch.tensor([len(batch) for batch in batches[0]], dtype=torch.float64)
+            sizes = [min(batch_size, len(stored) - i) for i in range(0, len(stored), batch_size)]
+            weights = torch.tensor(sizes, dtype=torch.float64)
         else:
             weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double().cpu()
         losses = losses.cpu().double()  # autocast would round a product in float32
@@ -226,14 +237,11 @@ class Trainer:
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
-        return self._ranks.sum(self._prepared(features)(features.storage_ids(slice(None))))
+        (loss,) = self._ranks.sum(self._prepared(features)(features.storage_ids(slice(None)), max(len(features), 1)))
+        return loss
 
-    def _prepared(self, features: PowerFeatures, is_weighted: bool = False) -> Callable[..., Tensor]:
-        """A function that makes one step on graphs, given by their numbers in the storage, and returns the loss.
-
-        It takes the weights of these graphs, too, where there are any. The losses of all ranks add up to that of the
-        graphs.
-        """
+    def _prepared(self, features: PowerFeatures, is_weighted: bool = False) -> Steps:
+        """A function that makes steps; the losses of all ranks add up to those of the batches."""
         model = self.model
         model.check_training(features)
         if self._num_outputs is None:
@@ -254,7 +262,7 @@ class Trainer:
             self.class_weight = self.class_weight.to(features.rows)
         if isinstance(model, SPIN) and not is_weighted and self._is_standard(model, features):
             return self._fused(model, features)
-        return self._by_autograd(features)
+        return _one_by_one(self._by_autograd(features))
 
     def _is_standard(self, model: SPIN, features: PowerFeatures) -> bool:
         config, labels = model.config, features.labels
@@ -269,11 +277,11 @@ class Trainer:
             and len(config["classifier_features"]) < ops.MOST_LAYERS
         )
 
-    def _fused(self, model: SPIN, features: PowerFeatures) -> Callable[[Tensor], Tensor]:
+    def _fused(self, model: SPIN, features: PowerFeatures) -> Steps:
         assert features.labels is not None
         flat, sizes = self._flat.detach(), model.sizes
         joint = None if model.joint is None else features.joint
-        call = ops.bind_training_step(
+        bound = ops.bind_training_step(
             features.rows,
             flat,
             features.labels,
@@ -286,20 +294,35 @@ class Trainer:
             check_invariants=False,
         )
 
-        gradient_of = self._shared(call, features)
+        is_captured = _is_captured(flat.device)
+        if flat.is_cpu and self._ranks.number == 1 and not is_captured:
+            return partial(self._steps, bound.steps)
+        gradient_of = self._shared(bound.step, features)
 
         def step(ids: Tensor) -> Tensor:
             loss, self._flat.grad = gradient_of(ids)
             self.optimizer.quick_step()
             return loss
 
-        if self._ranks.number > 1 or not _is_captured(flat.device):
-            return step
+        if self._ranks.number > 1 or not is_captured:
+            return _one_by_one(step)
         data = (features.rows, features.labels, features.ptr, features.index, features.count, self.class_weight)
         memory = (model.flatten_parameters(), *data, joint, *self.optimizer.memory, sizes, ops.may_use_tf32())
         if self._captured is None or not self._captured.holds(memory):
             self._captured = _Captured(step, memory)
-        return self._captured
+        return _one_by_one(self._captured)
+
+    def _steps(self, call: Callable[[Tensor, int, ops.Adam], Tensor], ids: Tensor, batch_size: int) -> Tensor:
+        """Steps by ``ops.training_steps``, as many in a call as may take so long, by what those of the last took."""
+        adam, begin, number = self.optimizer.arguments, 0, 1
+        losses: list[Tensor] = []
+        torch_compat.mark_stepped(self.optimizer)
+        while begin < len(ids) or not losses:
+            start, end = time.perf_counter(), begin + number * batch_size
+            losses.append(call(ids[begin:end], batch_size, adam))
+            seconds = max(time.perf_counter() - start, 1e-6)
+            begin, number = end, max(1, int(number * CALL_SECONDS / seconds))
+        return torch.cat(losses)
 
     def _by_autograd(self, features: PowerFeatures) -> Callable[..., Tensor]:
         grad = torch.zeros_like(self._flat)
@@ -336,6 +359,16 @@ class Trainer:
             return shares_of(features.labels[ids], self.class_weight, graph_weight)
 
         return self._ranks.sharing(gradient_of, shares, self._flat)
+
+
+def _one_by_one(step: Callable[..., Tensor]) -> Steps:
+    """Of a function of the graphs of one batch, and their weights, one of several batches."""
+
+    def steps(ids: Tensor, batch_size: int, *graph_weight: Tensor) -> Tensor:
+        batches = zip(*(values.split(batch_size) for values in (ids, *graph_weight)), strict=True)
+        return torch.stack([step(*batch) for batch in batches])
+
+    return steps
 
 
 def _shapes(model: GraphClassifier) -> list[tuple[str, torch.Size]]:

@@ -156,8 +156,8 @@ def test_steps_read_nothing_on_the_host(options: dict, tasks: bool, meta_kernels
     if tasks:
         features = replace(features, labels=torch.empty(60, 3, device="meta"))
     trainer = training.Trainer(SPIN(3, 16, 3, 2, **options).to("meta"))
-    step = trainer._prepared(features[:50])
-    assert step(features.storage_ids(range(9))).device.type == "meta"
+    steps = trainer._prepared(features[:50])
+    assert steps(features.storage_ids(range(9)), 4).device.type == "meta"
     assert training.predict(trainer.model, features, range(20)).shape == (20, 3)
     assert training.predict(trainer.model, features, []).device.type == "meta"
 
@@ -386,13 +386,13 @@ def test_steps_are_played_back_and_do_not_wait(
         monkeypatch.setattr("spin_fast.training.trainer._is_captured", lambda device, first=model is models[0]: first)
         trainer = training.Trainer(model, learning_rate=2**-8)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
-        step, batches = trainer._prepared(features), features.storage_ids(range(200)).split(64)
+        steps, ids = trainer._prepared(features), features.storage_ids(range(200))
         for _ in range(3):
-            losses = [step(batch) for batch in batches]
+            losses = steps(ids, 64)
             scheduler.step()
         with no_waiting():
-            losses += [step(batch) for batch in batches]
-        assert torch.stack(losses).isfinite().all()
+            more = steps(ids, 64)
+        assert torch.stack([losses, more]).isfinite().all()
     assert len(captured) == 2  # batches of 64 and of 8
     one, other = (model.flatten_parameters() for model in models)
     assert torch.equal(one, other)

@@ -343,6 +343,9 @@ def test_opcheck(native) -> None:
         False,
     )
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)
+    moments = (torch.zeros_like(flat), torch.zeros_like(flat), torch.zeros_like(flat), torch.zeros(()))
+    steps = (*step, 2, *moments, 0.01, 0.9, 0.999, 0.0, 1e-8)
+    torch.library.opcheck(torch.ops.spin_fast.training_steps.default, steps)
     both = torch.cat([parameters.detach(), of_joint.detach(), torch.randn(9 * 2, dtype=torch.float64)])
     step = (*step[:4], both, *step[5:10], *joint_data, *step[15:])
     torch.library.opcheck(torch.ops.spin_fast.training_step.default, step)

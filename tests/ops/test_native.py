@@ -358,6 +358,19 @@ RAW = {
         "check_invariants": True,
     },
 }
+FLAT = RAW["training_step"]["parameters"]
+RAW["training_steps"] = RAW["training_step"] | {
+    "batch_size": 1,
+    "gradient": torch.zeros_like(FLAT),
+    "exp_avg": torch.zeros_like(FLAT),
+    "exp_avg_sq": torch.zeros_like(FLAT),
+    "num_steps": torch.zeros(()),
+    "learning_rate": 0.01,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "weight_decay": 0.0,
+    "eps": 1e-8,
+}
 RAW["power_features_out"] = RAW["power_features"] | {"out": torch.zeros(3, 3, 5)}
 HUGE = 2**62
 NONE = {"rows": torch.ones(0, 3), "num_features": 3, "parameters": torch.ones(0), "ptr": PTR[:1], "ids": None}
@@ -438,6 +451,12 @@ OF_METADATA = [
     ("training_step", {"negative_slope": -1.0}, "negative_slope must be at least 0, got -1"),
     ("training_step", {"parameters": torch.ones(9)}, r"parameters must have shape \[102\], got \[9\]"),
     ("training_step", {"labels": torch.ones(2)}, "labels must be int64, got float32"),
+    ("training_steps", {"ids": None}, "ids must be a torch.Tensor, got None"),
+    ("training_steps", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ("training_steps", {"gradient": torch.zeros(9)}, r"gradient must have shape \[102\], got \[9\]"),
+    ("training_steps", {"exp_avg": FLAT.double()}, "exp_avg must be float32, got float64"),
+    ("training_steps", {"exp_avg_sq": torch.zeros(204)[::2]}, "exp_avg_sq must be contiguous"),
+    ("training_steps", {"num_steps": torch.zeros(1)}, r"num_steps must have shape \[\], got \[1\]"),
     ("subtree_keys", {"x": torch.ones(3, 5).half()}, "x must be float32 or float64, got float16"),
     ("subtree_keys", {"edge_type": torch.ones(3).long()}, r"edge_type must have shape \[2\], got \[3\]"),
     ("subtree_keys", {"num_hops": HUGE}, f"num_hops must be at most 1048575, got {HUGE}"),
@@ -462,6 +481,7 @@ OF_CONTENTS = [
     ("subtree_keys", {"indices": IDS + 2}, r"indices must be in \[0, 3\), got indices\[1\] = 3"),
     ("attention_readout", {"index": PTR + 1}, r"index must be in \[0, 3\), got index\[1\] = 3"),
     ("training_step", {"ids": IDS + 1}, r"ids must be in \[0, 2\), got ids\[1\] = 2"),
+    ("training_steps", {"ids": IDS + 1}, r"ids must be in \[0, 2\), got ids\[1\] = 2"),
     ("training_step", {"labels": IDS + 1}, r"labels must be in \[0, 2\), got labels\[1\] = 2"),
     ("distinct_rows", {"ptr": PTR[:2]}, "ptr must end with the number of nodes, 3, got 2"),
 ]
@@ -484,7 +504,8 @@ def test_an_op_refuses_tensors_of_two_devices(backend: str) -> None:
     kernels = cuda_kernels.kernels()
     if not isinstance(kernels, cuda_kernels.Emulated):
         pytest.skip("tensors are elsewhere only where the kernels are emulated")
-    for op, arguments in RAW.items():
+    for op in cuda_kernels.OPS:
+        arguments = RAW[op]
         for name, value in arguments.items():
             if not torch.is_tensor(value):
                 continue

@@ -56,10 +56,17 @@ def assert_step_is_autograds(model: SPIN, selected: PowerFeatures) -> None:
     joint = None if model.joint is None else selected.take().joint
     loss = training.loss_of(model.forward_tensors(*selected.branch_rows(), joint=joint), selected.y)
     expected = torch.cat([grad.flatten() for grad in torch.autograd.grad(loss, list(model.parameters()))])
-    trainer = training.Trainer(model, learning_rate=0.0)
-    torch.testing.assert_close(trainer.step(selected), loss.detach())
-    gradient = trainer.optimizer.param_groups[0]["params"][0].grad
+    data, options = arguments_of(model, selected)
+    found, gradient = ops.training_step(*data, **options, ids=selected.storage_ids(slice(None)))
+    torch.testing.assert_close(found, loss.detach())
     torch.testing.assert_close(gradient, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max()))
+
+
+def arguments_of(model: SPIN, features: PowerFeatures) -> tuple[tuple, dict]:
+    """What both operations take of a model and of features; the parameters are a copy."""
+    data = (features.rows, model.flatten_parameters().detach().clone(), features.labels, features.ptr)
+    joint = None if model.joint is None else features.joint
+    return data, {"model": model.sizes, "index": features.index, "count": features.count, "joint": joint}
 
 
 @pytest.mark.parametrize("branches", BRANCHES)
@@ -81,6 +88,83 @@ def test_training_step_is_its_reference(backend: str, class_weight: list[float] 
     }
     for one, other in zip(ops.training_step(*data, **options), reference.training_step(*data, **options), strict=True):
         torch.testing.assert_close(one, other)
+
+
+def new_adam(parameters: torch.Tensor, **settings: float) -> ops.Adam:
+    values = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8} | settings
+    return ops.Adam(*(torch.zeros_like(parameters) for _ in range(3)), torch.zeros(()), **values)
+
+
+STEPS = [([3, 1, 0, 0, 2, 3, 1], 3), ([2, 2], 2**62), ([1, 3], 1), ([], 1), ([], 4)]
+
+
+@pytest.mark.parametrize(("ids", "batch_size"), STEPS)
+@pytest.mark.parametrize("branches", BRANCHES)
+def test_training_steps_are_their_reference(
+    backend: str, poison: None, branches: str, ids: list[int], batch_size: int
+) -> None:
+    if backend == "reference":
+        pytest.skip("there is no op then")
+    torch.manual_seed(0)
+    data, options = arguments_of(SPIN(5, 8, 2, 2, branches=branches).double(), labelled_features([30, 1, 0, 7], 5))
+    options |= {"ids": torch.tensor(ids, dtype=torch.int64), "batch_size": batch_size}
+    options["class_weight"] = torch.tensor([0.25, 3.0], dtype=torch.float64)
+    results = []
+    for way in (ops, reference):
+        parameters = data[1].clone()
+        adam = new_adam(parameters)
+        losses = way.training_steps(data[0], parameters, *data[2:], **options, adam=adam)
+        assert adam.num_steps == len(losses) == max(1, -(-len(ids) // batch_size))
+        results.append([losses, parameters, *adam[:3]])
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("num_features", [1, 5])
+def test_training_steps_are_steps_and_updates_of_torch(native, num_features: int) -> None:
+    """Bit for bit; parameters that threads share an update of, too."""
+    for width in (8, 150):
+        torch.manual_seed(0)
+        model = SPIN(num_features, width, 2, 2)
+        features = labelled_features([30, 1, 0, 7], num_features)
+        features = replace(features, rows=features.rows.float())
+        (rows, parameters, *data), options = arguments_of(model, features)
+        ids, expected = torch.tensor([3, 1, 0, 0, 2, 3, 1]), torch.nn.Parameter(parameters.clone())
+        optimizer = torch.optim.Adam([expected], lr=0.01, weight_decay=0.1, fused=True)
+        losses = []
+        for batch in ids.split(3):
+            loss, expected.grad = ops.training_step(rows, expected.detach(), *data, **options, ids=batch)
+            losses.append(loss)
+            optimizer.step()
+        adam = new_adam(parameters)
+        found = ops.training_steps(rows, parameters, *data, **options, ids=ids, batch_size=3, adam=adam)
+        state = optimizer.state[expected]
+        assert torch.equal(found, torch.stack(losses))
+        for one, other in zip(
+            (parameters, *adam[:4]),
+            (expected.detach(), expected.grad, state["exp_avg"], state["exp_avg_sq"], state["step"]),
+            strict=True,
+        ):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids": torch.tensor([0, 1, 4])}, r"ids must be in \[0, 4\), got ids\[2\] = 4"),
+        ({"labels": torch.tensor([0, 1, 0, 2])}, r"labels must be in \[0, 2\), got labels\[3\] = 2"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+    ],
+)
+def test_nothing_is_updated_where_a_later_batch_is_wrong(native, change: dict, message: str) -> None:
+    data, options = arguments_of(SPIN(5, 8, 2, 2).double(), labelled_features([30, 1, 0, 7], 5))
+    arguments = dict(zip(("rows", "parameters", "labels", "ptr"), data, strict=True))
+    adam, before = new_adam(data[1]), data[1].clone()
+    arguments |= {"ids": torch.tensor([0, 1, 3]), "batch_size": 1, "adam": adam} | change
+    with pytest.raises(ValueError, match=message):
+        ops.training_steps(**arguments, **options)
+    assert torch.equal(data[1], before)
+    assert adam.num_steps == adam.gradient.count_nonzero() == 0
 
 
 def test_training_step_without_joint_rows(backend: str) -> None:

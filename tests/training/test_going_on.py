@@ -14,14 +14,14 @@ from helpers.training import new_model, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spin_fast import SPIN, PowerFeatures, training
+from spin_fast import SPIN, PowerFeatures, ops, training
 from spin_fast._common import files
 from spin_fast.training import trainer as trainers
 
 
 def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[BaseException] = KeyboardInterrupt) -> None:
     """Raise when so many steps have been made."""
-    made, quick_step, plain_step = [], trainers._Adam.quick_step, trainers._Adam.step
+    made, bind, plain_step = [], ops.bind_training_step, trainers._Adam.step
 
     def counted(original, *arguments):
         if len(made) == step:
@@ -29,7 +29,12 @@ def interrupted_at(monkeypatch: pytest.MonkeyPatch, step: int, error: type[BaseE
         made.append(1)
         return original(*arguments)
 
-    monkeypatch.setattr(trainers._Adam, "quick_step", lambda self: counted(quick_step, self))
+    def counting(*arguments, **options):
+        bound = bind(*arguments, **options)
+        return bound._replace(steps=lambda *batch: counted(bound.steps, *batch))
+
+    monkeypatch.setattr(trainers, "CALL_SECONDS", 0)  # so a call makes one step
+    monkeypatch.setattr(ops, "bind_training_step", counting)
     monkeypatch.setattr(trainers._Adam, "step", lambda self: counted(plain_step, self))
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers.training import new_model
 
-from spin_fast import SPIN, PowerFeatures, training
+from spin_fast import SPIN, PowerFeatures, ops, training
 from spin_fast.training import trainer as trainers
 
 
@@ -39,6 +39,31 @@ def test_weighted_steps_are_those_of_autograd(native, digits: PowerFeatures, mon
         losses = [trainer.epoch(features, range(100), 32, torch.Generator().manual_seed(0)) for _ in range(3)]
         results.append(torch.cat([model.flatten_parameters(), torch.tensor(losses)]))
     torch.testing.assert_close(*results, rtol=1e-6, atol=1e-6)
+
+
+def test_calls_of_any_length_make_the_same_steps(
+    native, digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results, bind = [], ops.bind_training_step
+    for seconds in (0.0, 1e-3, 3600.0):
+        calls = []
+
+        def counting(*arguments, calls=calls, **options):
+            bound = bind(*arguments, **options)
+            return bound._replace(steps=lambda ids, *rest: calls.append(len(ids)) or bound.steps(ids, *rest))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(ops, "bind_training_step", counting)
+            patch.setattr(trainers, "CALL_SECONDS", seconds)
+            results.append(three_epochs(digits, torch.arange(100)))
+        assert sum(calls) == 300
+        if seconds == 0.0:
+            assert calls == [32, 32, 32, 4] * 3
+        if seconds == 3600.0:
+            assert calls == [32, 68] * 3
+    for losses, parameters in results[1:]:
+        assert losses == results[0][0]
+        assert torch.equal(parameters, results[0][1])
 
 
 def three_epochs(features: PowerFeatures, ids: torch.Tensor, **options) -> tuple[list[float], torch.Tensor]:
