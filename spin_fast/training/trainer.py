@@ -152,10 +152,11 @@ class Trainer:
 
     A step of the standard model (no dropout, no BatchNorm, classes as labels, and exactly what the constructor made,
     see ``SPIN.is_as_constructed``) is one operation that returns the loss and the gradient of every parameter,
-    ``ops.training_step``, and one of the optimiser; on a GPU both are captured in a CUDA graph. Other
-    models take autograd's way, which is decided at each epoch; both agree to rounding. Batches are ids of graphs in
-    the features: nothing is collated. Model and features are on one device; the order of the graphs is drawn on the
-    host, so it does not depend on the device, and the host waits for a GPU once an epoch, to read the loss.
+    ``ops.training_step``, and one of the optimiser; on a GPU both are captured in a CUDA graph, on the CPU many such
+    steps are one operation, ``ops.training_steps``. Other models take autograd's way, which is decided at each epoch;
+    both agree to rounding. Batches are ids of graphs in the features: nothing is collated. Model and features are on
+    one device; the order of the graphs is drawn on the host, so it does not depend on the device, and the host waits
+    for a GPU once an epoch, to read the loss.
 
     With a process group of several ranks all make the same calls, and each computes a range of every batch, see
     :func:`fit`; their steps are not captured.
@@ -313,7 +314,7 @@ class Trainer:
         return _one_by_one(self._captured)
 
     def _steps(self, call: Callable[[Tensor, int, ops.Adam], Tensor], ids: Tensor, batch_size: int) -> Tensor:
-        """Steps by ``ops.training_steps``, as many in a call as may take so long, by what those of the last took."""
+        """Steps by ``ops.training_steps``, in a call as many as take ``CALL_SECONDS`` at the rate of the last call."""
         adam, begin, number = self.optimizer.arguments, 0, 1
         losses: list[Tensor] = []
         torch_compat.mark_stepped(self.optimizer)
