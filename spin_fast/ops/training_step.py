@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -104,7 +103,7 @@ def training_steps(
 ) -> Tensor:
     """Make a :func:`training_step` on each batch of graphs, and an update of ``parameters`` by Adam, in one operation.
 
-    Of small batches a call each would take as long as the step. On the CPU alone: a GPU plays back what is captured.
+    A call for each takes up to a fifth of the time of small batches. For the CPU: a GPU plays back what is captured.
 
     Args:
         ids: ``[n]`` int64, the graphs of all batches; if there are none, the step is one on no graphs.
@@ -168,12 +167,14 @@ def bind_training_step(
         if check_invariants:
             check_sparse_rows(rows)
             _check_contents(len(rows), ptr, index, count, joint)
-        options: dict[str, Any] = {"index": index, "count": count, "joint": joint, "class_weight": class_weight}
-        data = partial(reference.training_step, rows, parameters, labels, ptr, model=model, **options)
-        all_steps = partial(reference.training_steps, rows, parameters, labels, ptr, model=model, **options)
+        data = (rows, parameters, labels, ptr)
+        options: dict[str, Any] = {"model": model, "class_weight": class_weight}
+        options |= {"index": index, "count": count, "joint": joint}
         return BoundTrainingStep(
-            lambda ids: data(ids=ids),
-            lambda ids, batch_size, adam: all_steps(ids=ids, batch_size=batch_size, adam=adam),
+            lambda ids: reference.training_step(*data, ids=ids, **options),
+            lambda ids, batch_size, adam: reference.training_steps(
+                *data, ids=ids, batch_size=batch_size, adam=adam, **options
+            ),
         )
     hops = (ptr, index, count) if model.branches != "joint" else (None,) * 3
     of = None if model.branches == "hops" else joint

@@ -90,9 +90,9 @@ def test_training_step_is_its_reference(backend: str, class_weight: list[float] 
         torch.testing.assert_close(one, other)
 
 
-def new_adam(parameters: torch.Tensor, **settings: float) -> ops.Adam:
-    values = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8} | settings
-    return ops.Adam(*(torch.zeros_like(parameters) for _ in range(3)), torch.zeros(()), **values)
+def new_adam(parameters: torch.Tensor) -> ops.Adam:
+    settings = {"learning_rate": 0.01, "beta1": 0.9, "beta2": 0.999, "weight_decay": 0.1, "eps": 1e-8}
+    return ops.Adam(*(torch.zeros_like(parameters) for _ in range(3)), torch.zeros(()), **settings)
 
 
 STEPS = [([3, 1, 0, 0, 2, 3, 1], 3), ([2, 2], 2**62), ([1, 3], 1), ([], 1), ([], 4)]
