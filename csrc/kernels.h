@@ -391,6 +391,8 @@ struct BranchKernels {
   void (*readout_backward)(const BranchChunk<T>&);
   // The gradients that rows [begin, begin + n) add, of w after those of the layers. Overwrites their dz.
   void (*backward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n, T* const* gradient);
+  // Adds partial sums [number, size] to the total [size]; size is a multiple of column_multiple.
+  void (*add_partials)(const T* partial, int64_t number, int64_t size, double* total);
   // Where units change their sign inside an interval: kinks [intervals, width], of each interval the first `number`.
   void (*find_kinks)(const AffineUnits<T>&, T* kinks, int64_t* number);
   // The units after their LeakyReLU on n intervals, each inside `interval` of those before and around x: offsets and

@@ -14,26 +14,38 @@
 
 namespace spin_fast {
 
-inline constexpr int64_t branch_chunk_bytes = 4 << 20;  // of activations and their gradients
+inline constexpr int64_t branch_chunk_bytes = 4 << 20;    // of activations and their gradients
+inline constexpr int64_t task_rows = 16 * mlp_tile_rows;  // at most
 inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
-inline constexpr int64_t task_rows = 16 * mlp_tile_rows;
 
 // The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
 // numbers in use.
 struct BranchEntries {
   int64_t rows = 0, entries = 0;
-  uint32_t stamp = 0;
   std::vector<int64_t> source, parts, ptr;  // of joint rows, `source` are these, and `parts` the rows of x
   std::vector<int32_t> row, count;
+  // Of each row of x, its row in the chunk, below the stamp of the chunk that this holds for. Pages that no row of the
+  // branch is on are never touched.
+  std::unique_ptr<uint64_t[], Free> marks;
+  int64_t marked = 0;
+  uint32_t stamp = 0;
 
-  void clear(uint32_t new_stamp) {
+  void clear(const Segments& seg) {
     rows = entries = 0;
-    stamp = new_stamp;
     ptr.assign(1, 0);
+    const int64_t most = seg.narrow_index || seg.wide_index ? seg.rows : 0;
+    if (most > marked || ++stamp == 0) {  // wrapped around: old marks would seem new
+      marked = std::max(marked, most);
+      marks.reset(static_cast<uint64_t*>(std::calloc(marked + 1, sizeof(uint64_t))));
+      if (!marks) {
+        marked = 0;
+        throw std::bad_alloc();
+      }
+      stamp = 1;
+    }
   }
-  // Adds the entries [begin, end) of the next graph. `marks` [rows of x] maps rows of x to rows of the chunk. The upper
-  // half of a mark is the stamp of the branch and chunk that it holds for, since branches may share rows of x.
-  void add(const Segments& seg, int64_t begin, int64_t end, uint64_t* marks) {
+  // Adds the entries [begin, end) of the next graph.
+  void add(const Segments& seg, int64_t begin, int64_t end) {
     const int64_t n = end - begin, at = entries;
     if (at + n > static_cast<int64_t>(row.size()))
       for (std::vector<int32_t>* of : {&count, &row}) of->resize(2 * (at + n));  // row last: it tells the room
@@ -149,8 +161,6 @@ inline int64_t entries_of(const Arguments& of, int64_t i) {
 struct Workspace {
   Arena arena;
   std::vector<Arena> branch_arenas;
-  std::vector<uint64_t> marks;  // as in BranchEntries::add
-  uint32_t stamp = 0;           // the last one given
   std::vector<BranchEntries> entries, joint_entries;
 };
 
@@ -224,8 +234,6 @@ class BranchPass : public PassBase<T> {
     // The backward pass keeps the inputs, too, of which most are zeros where they are wide.
     const int64_t inputs = backward ? padded_to(row_multiple, model_.features) / 16 : 0;
     chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (std::max(width, inputs) * sizeof(T)), 4 * mlp_tile_rows);
-    const bool indexed = seg_.narrow_index || seg_.wide_index;
-    if (indexed && static_cast<int64_t>(workspace.marks.size()) < seg_.rows) workspace.marks.resize(seg_.rows);
   }
 
   // Selects graphs of some thousand distinct rows at most, or a single one.
@@ -233,10 +241,14 @@ class BranchPass : public PassBase<T> {
     if (!begin_chunk()) return false;
     int64_t rows = 0, entries = 0, more = entries_of(arguments_, end_);
     while (!long_ && end_ < arguments_.graphs) {
-      rows += add_graph();
-      entries += more;
-      more = end_ < arguments_.graphs ? entries_of(arguments_, end_) : 0;
-      if (rows + more > chunk_rows_ || entries + more > 16 * chunk_rows_) break;
+      int64_t end = end_, fits = 0;  // graphs that fit whatever rows they share
+      do {
+        fits += more;
+        more = ++end < arguments_.graphs ? entries_of(arguments_, end) : 0;
+      } while (end < arguments_.graphs && rows + fits + more <= chunk_rows_ && entries + fits + more <= most_entries());
+      entries += fits;
+      rows = add_graphs(end, fits);
+      if (rows + more > chunk_rows_ || entries + more > most_entries()) break;
     }
     end_chunk();
     return true;
@@ -245,7 +257,11 @@ class BranchPass : public PassBase<T> {
   void take_to(int64_t end) {
     begin_chunk();
     long_ = long_ && end == begin_ + 1;
-    while (!long_ && end_ < end) add_graph();
+    if (!long_) {
+      int64_t entries = 0;
+      for (int64_t i = end_; i < end; ++i) entries += entries_of(arguments_, i);
+      add_graphs(end, entries);
+    }
     end_chunk();
   }
 
@@ -296,7 +312,7 @@ class BranchPass : public PassBase<T> {
 
  private:
   bool begin_chunk() {
-    for (BranchEntries& of : entries_) clear(of);
+    for (BranchEntries& of : entries_) of.clear(seg_);
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
     long_ = entries_of(arguments_, begin_) > 4 * chunk_rows_;
@@ -310,19 +326,22 @@ class BranchPass : public PassBase<T> {
       prepare();
   }
 
-  // Adds the next graph to the chunk; returns the number of rows that are new.
-  int64_t add_graph() {
-    const int64_t graph = graph_of(arguments_, end_);
+  int64_t most_entries() const { return 16 * chunk_rows_; }
+
+  // Adds the graphs up to `end`, of so many entries, to the chunk; returns the number of rows that it has then.
+  int64_t add_graphs(int64_t end, int64_t entries) {
+    parallel_branches(model_.branches, 1, threads_for(entry_cost * entries), [&](int64_t b, int64_t) {
+      for (int64_t i = end_; i < end; ++i) {
+        if (i + 2 * ahead < arguments_.graphs)
+          __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, i + 2 * ahead));
+        if (i + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, i + ahead));
+        const int64_t graph = graph_of(arguments_, i);
+        entries_[b].add(seg_, first_entry(seg_, b, graph), first_entry(seg_, b, graph + 1));
+      }
+    });
+    end_ = end;
     int64_t rows = 0;
-    for (int64_t b = 0; b < model_.branches; ++b) {
-      if (end_ + 2 * ahead < arguments_.graphs)
-        __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, end_ + 2 * ahead));
-      if (end_ + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, end_ + ahead));
-      rows -= entries_[b].rows;
-      entries_[b].add(seg_, first_entry(seg_, b, graph), first_entry(seg_, b, graph + 1), workspace_.marks.data());
-      rows += entries_[b].rows;
-    }
-    ++end_;
+    for (int64_t b = 0; b < model_.branches; ++b) rows += entries_[b].rows;
     return rows;
   }
 
@@ -346,9 +365,9 @@ class BranchPass : public PassBase<T> {
     for (int64_t at = 0, more = 1; more; at += most) {
       more = 0;
       for (int64_t b = 0; b < model_.branches; ++b) {
-        clear(entries_[b]);
+        entries_[b].clear(seg_);
         const int64_t first = first_entry(seg_, b, graph), last = first_entry(seg_, b, graph + 1);
-        entries_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last), workspace_.marks.data());
+        entries_[b].add(seg_, std::min(first + at, last), std::min(first + at + most, last));
         more |= first + at + most < last;
       }
       prepare();
@@ -388,7 +407,10 @@ class BranchPass : public PassBase<T> {
   // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order.
   void add_gradients() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
-    const std::vector<std::pair<int64_t, int64_t>> tasks = tasks_of(branches_, task_rows);
+    int64_t rows = 0;
+    for (const BranchChunk<T>& branch : branches_) rows += branch.rows;
+    const int64_t step = std::clamp(padded_to(mlp_tile_rows, rows / 8), 2 * mlp_tile_rows, task_rows);
+    const std::vector<std::pair<int64_t, int64_t>> tasks = tasks_of(branches_, step);
     const int64_t size = packed_[0].mlp.gradient_size, number = static_cast<int64_t>(tasks.size());
     if (static_cast<int64_t>(partial_.size()) < number * size) partial_.resize(number * size);
     parallel_tasks(number, threads_, [&](int64_t task) {
@@ -399,14 +421,14 @@ class BranchPass : public PassBase<T> {
       for (size_t l = 0; l < model_.widths.size(); ++l) gradient[l] = partial + packed_[b].mlp.places[l].gradient;
       gradient[model_.widths.size()] = partial + packed_[b].w_gradient;
       const TileScratch<T> scratch = tile_scratch(packed_[b].mlp);
-      const int64_t end = std::min(branches_[b].rows, first + task_rows);
+      const int64_t end = std::min(branches_[b].rows, first + step);
       for (int64_t i = first; i < end; i += mlp_tile_rows)
         kernels.backward(branches_[b], scratch, i, std::min(mlp_tile_rows, end - i), gradient);
     });
-    for (int64_t task = 0; task < number; ++task) {
-      const T* partial = partial_.data() + task * size;
-      double* total = total_.data() + tasks[task].first * size;
-      for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(partial[i]);
+    for (int64_t begin = 0, end = 0; begin < number; begin = end) {
+      while (end < number && tasks[end].first == tasks[begin].first) ++end;
+      kernels.add_partials(partial_.data() + begin * size, end - begin, size,
+                           total_.data() + tasks[begin].first * size);
     }
     for (int64_t b = 0; dx_ && b < model_.branches; ++b) add_row_gradients(branches_[b]);
   }
@@ -419,14 +441,6 @@ class BranchPass : public PassBase<T> {
       const T* from = branch.dx + i / branch.parts * first.below + i % branch.parts * width;
       for (int64_t k = 0; k < width; ++k) dx_[branch.source[i] * width + k] += from[k];
     }
-  }
-
-  void clear(BranchEntries& entries) {
-    if (++workspace_.stamp == 0) {  // wrapped around: old marks would seem new
-      std::fill(workspace_.marks.begin(), workspace_.marks.end(), 0);
-      workspace_.stamp = 1;
-    }
-    entries.clear(workspace_.stamp);
   }
 
   int64_t padded_width() const { return packed_[0].mlp.layers.back().stride; }
@@ -495,6 +509,8 @@ class BranchPass : public PassBase<T> {
 
   std::vector<BranchEntries>& entries_;
   T* dx_;
+  static constexpr int64_t entry_cost = 512;  // of its choice, in threads_for()
+
   int64_t chunk_rows_;
   bool long_ = false;             // the chunk is one graph, processed piece by piece
   std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums

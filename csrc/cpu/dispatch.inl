@@ -54,6 +54,7 @@ BranchKernels<T> branch_table() {
           branch_readout<T>,
           branch_readout_backward<T>,
           branch_backward<T>,
+          add_partials<T>,
           find_kinks<T>,
           bend<T>,
           piecewise_linear_readout<T>,

@@ -109,6 +109,16 @@ inline void add_up(const T* rows, int64_t stride, int64_t n, T* sum) {
 }
 
 template <class T>
+void add_partials(const T* partial, int64_t number, int64_t size, double* total) {
+  constexpr int L = lanes<double>;
+  for (int64_t i = 0; i < size; i += L) {
+    Vector<double> sum = load(total + i);
+    for (int64_t k = 0; k < number; ++k) sum += load<L, double>(partial + k * size + i);
+    store(total + i, sum);
+  }
+}
+
+template <class T>
 inline Vector<T> leaky(Vector<T> value, T slope) {
   return value > 0 ? value : slope * value;
 }

@@ -51,11 +51,12 @@ inline char* poisoned(char* memory, int64_t bytes) {
   return memory;
 }
 
+struct Free {
+  void operator()(void* memory) const { std::free(memory); }
+};
+
 // Memory that the calling thread keeps for its next call; grows as needed.
 inline char* thread_scratch(int64_t bytes) {
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
   thread_local std::unique_ptr<char, Free> memory;
   thread_local int64_t size = 0;
   if (bytes > size) {

@@ -36,21 +36,51 @@ class Arena {
   }
 
  private:
-  struct Free {
-    void operator()(char* memory) const { std::free(memory); }
-  };
   std::vector<std::pair<std::unique_ptr<char, Free>, int64_t>> allocations_;
   int64_t used_ = 0;
 };
+
+// Rows one after the other, into rows of `stride`, padded with zeros.
+template <class T>
+void copy_rows(const T* from, int64_t rows, int64_t columns, T* to, int64_t stride) {
+  if (columns == stride) {
+    std::copy_n(from, rows * columns, to);
+    return;
+  }
+  for (int64_t i = 0; i < rows; ++i)
+    std::fill_n(std::copy_n(from + i * columns, columns, to + i * stride), stride - columns, T{0});
+}
+
+// Rows of `from_stride` as columns, in rows of `stride` that are padded with zeros.
+template <class From, class T>
+void transpose(const From* from, int64_t rows, int64_t columns, int64_t from_stride, T* to, int64_t stride) {
+  constexpr int64_t size = 4;  // of blocks that fit into registers
+  int64_t i = 0;
+  for (; i + size <= rows; i += size) {
+    int64_t j = 0;
+    for (; j + size <= columns; j += size) {
+      T block[size][size];
+      for (int64_t r = 0; r < size; ++r)
+        for (int64_t c = 0; c < size; ++c) block[c][r] = static_cast<T>(from[(i + r) * from_stride + j + c]);
+      for (int64_t c = 0; c < size; ++c) std::copy_n(block[c], size, to + (j + c) * stride + i);
+    }
+    for (; j < columns; ++j)
+      for (int64_t r = 0; r < size; ++r) to[j * stride + i + r] = static_cast<T>(from[(i + r) * from_stride + j]);
+  }
+  for (int64_t j = 0; j < columns; ++j) {
+    for (int64_t r = i; r < rows; ++r) to[j * stride + r] = static_cast<T>(from[r * from_stride + j]);
+    std::fill_n(to + j * stride + rows, stride - rows, T{0});
+  }
+}
 
 // An MLP packed for the kernels, the places of its parameters in the flat parameters, and the layout of their
 // gradients.
 template <class T>
 struct Packed {
   struct Place {
-    int64_t weight, bias;       // in the flat vector
-    int64_t in_step, out_step;  // from one input (output) to the next
-    int64_t gradient;           // in a buffer of gradients
+    int64_t weight, bias;  // in the flat vector
+    bool by_input;         // whether the weight is [in, out] there, else [out, in]
+    int64_t gradient;      // in a buffer of gradients
   };
 
   std::vector<Layer<T>> layers;
@@ -66,25 +96,20 @@ struct Packed {
     Layer<T> layer{in,      out,     padded_to(column_multiple, in), padded_to(column_multiple, out), nullptr,
                    nullptr, nullptr, static_cast<T>(slope)};
     const T* from = parameters + place.weight;
-    T* weight = arena.take<T>(in * layer.stride);
-    T* bias = arena.take<T>(layer.stride);
-    for (int64_t i = 0; i < in; ++i) {
-      if (place.out_step == 1)
-        std::copy_n(from + i * place.in_step, out, weight + i * layer.stride);
-      else
-        for (int64_t j = 0; j < out; ++j) weight[i * layer.stride + j] = from[i * place.in_step + j * place.out_step];
-      for (int64_t j = out; j < layer.stride; ++j) weight[i * layer.stride + j] = 0;
-    }
-    for (int64_t j = 0; j < layer.stride; ++j) bias[j] = j < out ? parameters[place.bias + j] : 0;
-    if (with_transposed) {
-      T* transposed = arena.take<T>(out * layer.below);
-      for (int64_t j = 0; j < out; ++j) {
-        for (int64_t i = 0; i < in; ++i) transposed[j * layer.below + i] = weight[i * layer.stride + j];
-        for (int64_t i = in; i < layer.below; ++i) transposed[j * layer.below + i] = 0;
-      }
-      layer.transposed = transposed;
-    }
+    T* const weight = arena.take<T>(in * layer.stride);
+    T* const transposed = with_transposed ? arena.take<T>(out * layer.below) : nullptr;
+    T* const bias = arena.take<T>(layer.stride);
+    if (place.by_input)
+      copy_rows(from, in, out, weight, layer.stride);
+    else
+      transpose(from, out, in, in, weight, layer.stride);
+    if (transposed && place.by_input)
+      transpose(weight, in, out, layer.stride, transposed, layer.below);
+    else if (transposed)
+      copy_rows(from, out, in, transposed, layer.below);
+    copy_rows(parameters + place.bias, 1, out, bias, layer.stride);
     layer.weight = weight;
+    layer.transposed = transposed;
     layer.bias = bias;
     place.gradient = gradient_size;
     gradient_size += (padded_to(row_multiple, in) + 1) * layer.stride;
@@ -98,7 +123,7 @@ struct Packed {
                       double slope, bool with_transposed) {
     for (size_t l = 0; l < widths.size(); ++l) {
       const int64_t out = widths[l];
-      add(arena, parameters, {at, at + in * out, 1, in, 0}, in, out, l + 1 < widths.size() ? slope : 1.0,
+      add(arena, parameters, {at, at + in * out, false, 0}, in, out, l + 1 < widths.size() ? slope : 1.0,
           with_transposed);
       at += (in + 1) * out;
       in = out;
@@ -112,14 +137,12 @@ struct Packed {
       const Layer<T>& layer = layers[l];
       const Place& place = places[l];
       const From* from = gradient + place.gradient;
-      for (int64_t i = 0; i < layer.in && place.out_step == 1; ++i)
-        std::copy_n(from + i * layer.stride, layer.out, parameters + place.weight + i * place.in_step);
-      for (int64_t i = 0; i < layer.in && place.out_step != 1; ++i)
-        for (int64_t j = 0; j < layer.out; ++j)
-          parameters[place.weight + i * place.in_step + j * place.out_step] =
-              static_cast<T>(from[i * layer.stride + j]);
+      T* const weight = parameters + place.weight;
+      for (int64_t i = 0; i < layer.in && place.by_input; ++i)
+        std::copy_n(from + i * layer.stride, layer.out, weight + i * layer.out);
+      if (!place.by_input) transpose(from, layer.in, layer.out, layer.stride, weight, layer.in);
       from += padded_to(row_multiple, layer.in) * layer.stride;
-      for (int64_t j = 0; j < layer.out; ++j) parameters[place.bias + j] = static_cast<T>(from[j]);
+      std::copy_n(from, layer.out, parameters + place.bias);
     }
   }
 };
@@ -153,7 +176,7 @@ struct PackedBranch {
     for (size_t l = 0; l < model.widths.size(); ++l) {
       const int64_t in = model.below(l), out = model.widths[l];
       const int64_t weight = at + branch * in * out, bias = at + model.branches * in * out + branch * out;
-      mlp.add(arena, parameters, {weight, bias, out, 1, 0}, in, out, model.slope, l > 0 || input_gradient);
+      mlp.add(arena, parameters, {weight, bias, true, 0}, in, out, model.slope, l > 0 || input_gradient);
       at += model.branches * (in + 1) * out;
     }
     if (!model.attention) return;

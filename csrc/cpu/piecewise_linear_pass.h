@@ -34,7 +34,9 @@ class PiecewiseLinearPass : public PassBase<T> {
     workspace.branch_arenas.resize(model_.branches);
     int64_t chunks = 0;
     for (; take(); ++chunks)
-      for (BranchState& state : branches_) widen(state);
+      for (BranchState& state : branches_)
+        for (const Range& range : state.ranges) state.range.widen(range);
+    for (const BranchState& state : branches_) usable_ &= state.range.finite();
     taken_ = chunks == 1;
     begin_ = 0;
     if (!taken_) end_ = 0;
@@ -90,10 +92,30 @@ class PiecewiseLinearPass : public PassBase<T> {
   static constexpr int64_t entry_cost = 700, branch_cost = 1 << 20;  // in all loops
   static constexpr int64_t most_graphs = 256, most_entries = 1 << 18;
 
+  // Of values of the feature.
+  struct Range {
+    T low = std::numeric_limits<T>::infinity(), high = -low;
+    T zero = 0;  // unless a value is not finite
+
+    void widen(const Range& other) {
+      low = std::min(low, other.low);
+      high = std::max(high, other.high);
+      zero += other.zero;
+    }
+    // Whether the squares are, too, by the weight that the entries of a graph have at most. float32 has them in
+    // float64.
+    bool finite() const {
+      constexpr T most_weight = sizeof(T) == 4 ? 1 : 1e40;
+      const T most = low > high ? 0 : std::max(-low, high);
+      return zero == 0 && std::isfinite(most_weight * most * most);
+    }
+  };
+
   // The state of a branch.
   struct BranchState {
     PiecewiseLinearChunk<T> chunk{};
-    T low = std::numeric_limits<T>::infinity(), high = -low;
+    Range range;
+    std::vector<Range> ranges;  // of the tasks of the chunk
     bool usable = true;
     std::vector<int64_t> ptr;
     T *x = nullptr, *count = nullptr;
@@ -118,27 +140,23 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
   };
 
-  // Widens the range of a branch's feature by that of the chunk. Lanes side by side, since each comparison would wait
-  // for the one before.
-  void widen(BranchState& state) {
+  // Of some values. Lanes side by side, since each comparison would wait for the one before.
+  static Range range_of(const T* x, int64_t n) {
     constexpr int64_t lanes = 16;
-    constexpr T most_weight = sizeof(T) == 4 ? 1 : 1e40;  // of entries of a graph together; float32 has them in float64
-    T low[lanes], high[lanes], zero[lanes] = {};          // zero: unless a square by this weight is not finite
-    std::fill_n(low, lanes, state.low);
-    std::fill_n(high, lanes, state.high);
-    const auto add = [&](T x, int64_t k) {
-      low[k] = x < low[k] ? x : low[k];
-      high[k] = x > high[k] ? x : high[k];
-      zero[k] += most_weight * x * x - most_weight * x * x;
+    T low[lanes], high[lanes], zero[lanes] = {};
+    std::fill_n(low, lanes, Range{}.low);
+    std::fill_n(high, lanes, Range{}.high);
+    const auto add = [&](T value, int64_t k) {
+      low[k] = value < low[k] ? value : low[k];
+      high[k] = value > high[k] ? value : high[k];
+      zero[k] += value - value;
     };
-    const int64_t n = state.ptr.back();
     int64_t e = 0;
     for (; e + lanes <= n; e += lanes)
-      for (int64_t k = 0; k < lanes; ++k) add(state.x[e + k], k);
-    for (; e < n; ++e) add(state.x[e], 0);
-    state.low = *std::min_element(low, low + lanes);
-    state.high = *std::max_element(high, high + lanes);
-    usable_ &= std::all_of(zero, zero + lanes, [](T value) { return value == 0; });
+      for (int64_t k = 0; k < lanes; ++k) add(x[e + k], k);
+    for (; e < n; ++e) add(x[e], 0);
+    return {*std::min_element(low, low + lanes), *std::max_element(high, high + lanes),
+            std::accumulate(zero, zero + lanes, T{0})};
   }
 
   // Memory for the selected chunk.
@@ -191,12 +209,15 @@ class PiecewiseLinearPass : public PassBase<T> {
         state.x = arena.take<T>(state.room);
         if (seg_.count) state.count = arena.take<T>(state.room);
       }
+      state.ranges.resize((end_ - begin_ + task_graphs - 1) / task_graphs);
       entries += state.ptr.back();
     }
     threads_ = threads_for(entry_cost * entries + branch_cost * model_.branches);
     const auto gather_by = [&](auto index) {
       for_each_task([&](int64_t b, int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) gather(b, i, index);
+        BranchState& state = branches_[b];
+        state.ranges[begin / task_graphs] = range_of(state.x + state.ptr[begin], state.ptr[end] - state.ptr[begin]);
       });
     };
     if (seg_.narrow_index) return gather_by(seg_.narrow_index);
@@ -299,7 +320,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     chunk.mlp = packed_[b].mlp.mlp();
     chunk.w = packed_[b].w;
     chunk.with_spread = backward_ && chunk.w;
-    std::vector<Units> units = {feature(arena, state.low, state.high)};
+    std::vector<Units> units = {feature(arena, state.range.low, state.range.high)};
     int64_t most = kinks_per_unit;
     for (int64_t l = 0; l < chunk.mlp.depth; ++l) {
       const Layer<T>& layer = chunk.mlp.layers[l];
@@ -387,8 +408,7 @@ class PiecewiseLinearPass : public PassBase<T> {
         std::fill_n(gradient[l] + padded_to(row_multiple, chunk.mlp.layers[l].in) * chunk.mlp.layers[l].stride,
                     chunk.mlp.layers[l].stride, T{0});
     }
-    double* total = total_.data() + b * size;
-    for (int64_t i = 0; i < size; ++i) total[i] += static_cast<double>(gradients[i]);
+    kernels.add_partials(gradients, 1, size, total_.data() + b * size);
   }
 
   bool usable_ = true;

@@ -16,15 +16,15 @@
 namespace spin_fast {
 namespace {
 
-// Softmax cross-entropy of one graph with its weight in the mean; the scores become their gradient.
+// Softmax cross-entropy of one graph with its weight in the mean; the scores become their gradient. `exps` [classes] is
+// scratch.
 template <class T>
-double cross_entropy(T* scores, int64_t classes, int64_t label, double weight) {
+double cross_entropy(T* scores, double* exps, int64_t classes, int64_t label, double weight) {
   double top = scores[0], total = 0;
   for (int64_t c = 1; c < classes; ++c) top = std::max<double>(top, scores[c]);
-  for (int64_t c = 0; c < classes; ++c) total += std::exp(scores[c] - top);
+  for (int64_t c = 0; c < classes; ++c) total += exps[c] = std::exp(scores[c] - top);
   const double loss = std::log(total) + top - scores[label];
-  for (int64_t c = 0; c < classes; ++c)
-    scores[c] = static_cast<T>((std::exp(scores[c] - top) / total - (c == label)) * weight);
+  for (int64_t c = 0; c < classes; ++c) scores[c] = static_cast<T>((exps[c] / total - (c == label)) * weight);
   return loss * weight;
 }
 
@@ -91,11 +91,12 @@ class Classifier {
     for (int k = 0; k < 3; ++k) spare[k] = spare_[k] + begin * packed_.widest;
     kernels.mlp_forward(packed_.mlp(), readout, stride, graphs, activations);
     const Layer<T>& last = packed_.layers.back();
+    std::vector<double> exps(last.out);
     double loss = 0;
     for (int64_t i = 0; i < graphs; ++i) {
       T* scores = spare[0] + i * last.stride;
       std::memcpy(scores, activations[packed_.layers.size() - 1] + i * last.stride, last.stride * sizeof(T));
-      loss += cross_entropy(scores, last.out, label(begin + i), weight(label(begin + i)));
+      loss += cross_entropy(scores, exps.data(), last.out, label(begin + i), weight(label(begin + i)));
     }
     kernels.mlp_backward(packed_.mlp(), readout, stride, graphs, activations, activations, spare[0], spare[1], spare[2],
                          gradient, grad_ + begin * stride);
