@@ -258,6 +258,15 @@ struct AffineUnits {
   const T *offset, *slope;  // [intervals, stride]
 };
 
+// The same after it. Each interval is part of one of the units below.
+template <class T>
+struct BentUnits {
+  int64_t stride, intervals;
+  const int64_t* below;     // [intervals]
+  const T *offset, *slope;  // [intervals padded to row_multiple, stride]
+  const T* middle;          // the same: before the LeakyReLU, in the middles of the intervals
+};
+
 // Of the entries of a graph on an interval the sum of alpha, the mean of x weighted by alpha, and the sum of
 // alpha (x - mean)^2, which is 0 unless the chunk is with_spread.
 template <class T>
@@ -406,6 +415,10 @@ struct BranchKernels {
   // The gradients of the offsets and slopes of what goes into the last LeakyReLU, dz [2, intervals, stride]; adds to
   // that of w; dlogit: as large as dz.
   void (*piecewise_linear_backward)(const PiecewiseLinearChunk<T>&, const T* grad, T* dz, T* dlogit, T* dw);
+  // From that dz, on the intervals of the last of `units` (x, each layer, and maybe the logit), adds to the gradient of
+  // each layer. dz and spare: [2, tile] each; a tile has all intervals of the widest layer.
+  void (*bent_backward)(const Mlp<T>&, const BentUnits<T>* units, bool logit, T* dz, T* spare, int64_t tile,
+                        T* const* gradient);
 };
 
 // The kernels compiled for each instruction set; `Kernels` is one of the tables above.

@@ -58,7 +58,8 @@ BranchKernels<T> branch_table() {
           find_kinks<T>,
           bend<T>,
           piecewise_linear_readout<T>,
-          piecewise_linear_backward<T>};
+          piecewise_linear_backward<T>,
+          bent_backward<T>};
 }
 
 #define SPIN_FAST_TABLE(make, ...) \

@@ -136,25 +136,31 @@ void mlp_forward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, T* co
   }
 }
 
+// From dz [n, stride of the layer]: adds to the layer's gradient, and writes that of what goes into the LeakyReLU below
+// it, of slope `slope` and with the sign of `gate` (null: none), unless dx is null.
+template <class T>
+inline void layer_backward(const Layer<T>& layer, const T* below, int64_t stride, int64_t n, const T* dz, T* gradient,
+                           const T* gate, T slope, T* dx) {
+  add_outer(below, stride, layer.in, dz, layer.stride, n, gradient);
+  add_up(dz, layer.stride, n, gradient + padded_to(row_multiple, layer.in) * layer.stride);
+  if (!dx) return;
+  product(dz, layer.stride, layer.transposed, layer.below, layer.out, nullptr, padded_to(row_multiple, n),
+          [&](int64_t i, int64_t j, Vector<T> value) {
+            const int64_t at = i * layer.below + j;
+            if (gate) value = load(gate + at) > 0 ? value : slope * value;
+            store(dx + at, value);
+          });
+}
+
 template <class T>
 void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, const T* const* activations,
                   const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx) {
   for (int64_t l = mlp.depth - 1; l >= 0; --l) {
     const Layer<T>& layer = mlp.layers[l];
-    const T* below = l ? activations[l - 1] : x;
-    add_outer(below, l ? layer.below : stride, layer.in, dz, layer.stride, n, gradient[l]);
-    add_up(dz, layer.stride, n, gradient[l] + padded_to(row_multiple, layer.in) * layer.stride);
-    if (l == 0 && !dx) return;
-    T* out = l ? first : dx;
-    const T slope = l ? mlp.layers[l - 1].slope : 1;
-    const T* gate = l ? gates[l - 1] : nullptr;
-    product(dz, layer.stride, layer.transposed, layer.below, layer.out, nullptr, padded_to(row_multiple, n),
-            [&](int64_t i, int64_t j, Vector<T> value) {
-              const int64_t at = i * layer.below + j;
-              if (gate) value = load(gate + at) > 0 ? value : slope * value;
-              store(out + at, value);
-            });
+    if (l == 0) return layer_backward<T>(layer, x, stride, n, dz, gradient[0], nullptr, 1, dx);
+    layer_backward<T>(layer, activations[l - 1], layer.below, n, dz, gradient[l], gates[l - 1], mlp.layers[l - 1].slope,
+                      first);
+    dz = first;
     std::swap(first, second);
-    dz = out;
   }
 }

@@ -223,3 +223,40 @@ void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const T* g
     }
   }
 }
+
+// Replaces the rows of each interval below by their sum, in its row, which is none of those after them.
+template <class T>
+void add_up_intervals(const BentUnits<T>& units, int64_t stride, T* rows) {
+  for (int64_t i = 1; i < units.intervals; ++i) {
+    const bool begins = units.below[i] > units.below[i - 1];
+    for (int64_t j = 0; j < stride; j += lanes<T>) {
+      T* const to = rows + units.below[i] * stride + j;
+      const Vector<T> row = load(rows + i * stride + j);
+      store(to, begins ? row : load(to) + row);
+    }
+  }
+}
+
+template <class T>
+void bent_backward(const Mlp<T>& mlp, const BentUnits<T>* units, bool logit, T* dz, T* spare, int64_t tile,
+                   T* const* gradient) {
+  const int64_t stride = mlp.layers[mlp.depth - 1].stride;
+  T *from = dz, *to = spare;
+  int64_t step =
+      padded_to(row_multiple, units[mlp.depth + logit].intervals) * stride;  // from the offsets to the slopes
+  for (int side = 0; logit && side < 2; ++side) add_up_intervals(units[mlp.depth + 1], stride, from + side * step);
+  for (int64_t l = mlp.depth - 1; l >= 0; --l) {
+    const Layer<T>& layer = mlp.layers[l];
+    const BentUnits<T>& below = units[l];
+    for (const int side : {1, 0}) {
+      T* const rows = from + side * step;
+      add_up_intervals(units[l + 1], layer.stride, rows);
+      layer_backward<T>(layer, side ? below.slope : below.offset, below.stride, below.intervals, rows, gradient[l],
+                        l ? below.middle : nullptr, l ? mlp.layers[l - 1].slope : 1, l ? to + side * tile : nullptr);
+      if (side)  // a slope has no bias
+        __builtin_memset(gradient[l] + padded_to(row_multiple, layer.in) * layer.stride, 0, layer.stride * sizeof(T));
+    }
+    std::swap(from, to);
+    step = tile;
+  }
+}

@@ -111,6 +111,26 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
   };
 
+  // Ascending intervals on which some units are affine functions of x.
+  struct Units {
+    int64_t stride = 0;
+    std::vector<T> left{}, right{};                            // of each interval
+    std::vector<int64_t> below{};                              // the interval of the units below that contains it
+    T *offset = nullptr, *slope = nullptr, *middle = nullptr;  // [padded intervals, stride]; the values in the middles
+
+    int64_t size() const { return static_cast<int64_t>(left.size()); }
+    void reserve(int64_t intervals) {
+      left.reserve(intervals);
+      right.reserve(intervals);
+      below.reserve(intervals);
+    }
+    void add(T from, T to, int64_t part_of) {
+      left.push_back(from);
+      right.push_back(to);
+      below.push_back(part_of);
+    }
+  };
+
   // The state of a branch.
   struct BranchState {
     PiecewiseLinearChunk<T> chunk{};
@@ -121,23 +141,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     T *x = nullptr, *count = nullptr;
     int64_t room = 0, prepared = 0;  // capacities in entries: of x and count, and of the moments
     int64_t graphs = 0;              // capacity in graphs
-    // Of x, then of the units of each layer: offsets and slopes [2 * intervals, stride], values in the middles.
-    T *values[most_layers + 1] = {}, *middles[most_layers + 1] = {};
-  };
-
-  // Ascending intervals on which some units are affine functions of x.
-  struct Units {
-    int64_t stride = 0;
-    std::vector<T> left{}, right{};                            // of each interval
-    std::vector<int64_t> below{};                              // the interval of the units below that contains it
-    T *offset = nullptr, *slope = nullptr, *middle = nullptr;  // [padded intervals, stride]; the values in the middles
-
-    int64_t size() const { return static_cast<int64_t>(left.size()); }
-    void add(T from, T to, int64_t part_of) {
-      left.push_back(from);
-      right.push_back(to);
-      below.push_back(part_of);
-    }
+    std::vector<Units> units;        // of x, of each layer, and with attention of the logit
   };
 
   // Of some values. Lanes side by side, since each comparison would wait for the one before.
@@ -286,6 +290,7 @@ class PiecewiseLinearPass : public PassBase<T> {
                                    below.right.data(), before,       rise};
     kernels.find_kinks(affine, kinks, found);
     Units units{layer.stride};
+    units.reserve(number + std::accumulate(found, found + number, int64_t{0}));
     for (int64_t i = 0; i < number; ++i, kinks += layer.out) {
       std::sort(kinks, kinks + found[i]);
       units.add(below.left[i], below.right[i], i);
@@ -320,7 +325,8 @@ class PiecewiseLinearPass : public PassBase<T> {
     chunk.mlp = packed_[b].mlp.mlp();
     chunk.w = packed_[b].w;
     chunk.with_spread = backward_ && chunk.w;
-    std::vector<Units> units = {feature(arena, state.range.low, state.range.high)};
+    std::vector<Units>& units = state.units;
+    units.assign(1, feature(arena, state.range.low, state.range.high));
     int64_t most = kinks_per_unit;
     for (int64_t l = 0; l < chunk.mlp.depth; ++l) {
       const Layer<T>& layer = chunk.mlp.layers[l];
@@ -331,55 +337,50 @@ class PiecewiseLinearPass : public PassBase<T> {
     }
     if (chunk.w)
       units.push_back(cut(arena, units.back(), logit(arena, chunk.mlp.layers[chunk.mlp.depth - 1], chunk.w)));
-    lay_out(arena, state, units);
+    lay_out(arena, state);
   }
 
   // Writes the arrays of the kernels, on the intervals of the last units. Positive denormals count as 0.
-  void lay_out(Arena& arena, BranchState& state, const std::vector<Units>& layers) const {
+  void lay_out(Arena& arena, BranchState& state) const {
     constexpr T infinity = std::numeric_limits<T>::infinity();
     PiecewiseLinearChunk<T>& chunk = state.chunk;
-    const Units& last = layers.back();
-    const int64_t number = last.size(), depth = chunk.mlp.depth, intervals = padded_to(row_multiple, number);
-    const int64_t starts = padded_to(column_multiple, number);
+    const Units &last = state.units.back(), &units = state.units[chunk.mlp.depth];
+    const int64_t number = last.size(), intervals = padded_to(row_multiple, number);
+    const int64_t starts = padded_to(column_multiple, number), stride = units.stride, size = intervals * stride;
     chunk.intervals = intervals;
     chunk.spans = padded_to(column_multiple, starts / column_multiple);
     T *start = arena.take<T>(starts), *coarse = arena.take<T>(chunk.spans);
+    T *z = arena.take<T>(2 * size), *gate = arena.take<T>(size);
     Affine<T>* beta = arena.take<Affine<T>>(intervals);
     std::fill_n(start, starts, infinity);
     std::fill_n(coarse, chunk.spans, infinity);
     std::fill_n(beta, intervals, Affine<T>{});
-    std::vector<int64_t> row(number);
     for (int64_t i = 0; i < number; ++i) {
       const bool after_zero = last.left[i] == 0 && last.right[i] > 0;
       start[i] = i == 0 ? -infinity : after_zero ? std::numeric_limits<T>::min() : last.left[i];
       if (i % column_multiple == 0) coarse[i / column_multiple] = start[i];
       if (chunk.w) beta[i] = {last.offset[i * last.stride], last.slope[i * last.stride]};
       state.usable = state.usable && std::isfinite(beta[i].offset) && std::isfinite(beta[i].slope);
-      row[i] = chunk.w ? last.below[i] : i;
     }
-    for (int64_t l = depth; l >= (backward_ ? 0 : depth); --l) {
-      const Units& units = layers[l];
-      const int64_t stride = units.stride, size = intervals * stride;
-      state.values[l] = arena.take<T>(2 * size);
-      state.middles[l] = arena.take<T>(size);
-      const auto copy = [&](const T* from, T* to) {
-        std::fill_n(to, size, T{0});
-        for (int64_t i = 0; from && i < number; ++i) std::copy_n(from + row[i] * stride, stride, to + i * stride);
-      };
-      copy(units.offset, state.values[l]);
-      copy(units.slope, state.values[l] + size);
-      copy(units.middle, state.middles[l]);
-      for (int64_t& i : row) i = units.below[i];
-    }
-    const int64_t stride = layers[depth].stride;
+    const auto copy = [&](const T* from, T* to) {
+      for (int64_t i = 0; i < number; ++i) {
+        const T* const row = from + (chunk.w ? last.below[i] : i) * stride;
+        for (int64_t j = 0; j < stride; j += column_multiple)
+          std::copy_n(row + j, column_multiple, to + i * stride + j);
+      }
+      std::fill_n(to + number * stride, size - number * stride, T{0});
+    };
+    copy(units.offset, z);
+    copy(units.slope, z + size);
+    copy(units.middle, gate);
     chunk.start = start;
     chunk.coarse = coarse;
     chunk.beta = beta;
-    chunk.z = state.values[depth];
-    chunk.gate = state.middles[depth];
+    chunk.z = z;
+    chunk.gate = gate;
     T zero[column_multiple] = {};  // unless a number is not finite
-    for (int64_t i = 0; i < 2 * intervals * stride; i += column_multiple)
-      for (int64_t k = 0; k < column_multiple; ++k) zero[k] += chunk.z[i + k] - chunk.z[i + k];
+    for (int64_t i = 0; i < 2 * size; i += column_multiple)
+      for (int64_t k = 0; k < column_multiple; ++k) zero[k] += z[i + k] - z[i + k];
     state.usable &= std::all_of(zero, zero + column_multiple, [](T value) { return value == 0; });
   }
 
@@ -388,26 +389,21 @@ class PiecewiseLinearPass : public PassBase<T> {
     BranchState& state = branches_[b];
     PiecewiseLinearChunk<T>& chunk = state.chunk;
     const Packed<T>& packed = packed_[b].mlp;
-    const int64_t size = packed.gradient_size, depth = chunk.mlp.depth, intervals = chunk.intervals;
-    const int64_t tile = intervals * packed.widest;
+    const int64_t size = packed.gradient_size, depth = chunk.mlp.depth;
+    const int64_t tile = chunk.intervals * packed.widest;
     T* memory = reinterpret_cast<T*>(thread_scratch((size + 4 * tile) * static_cast<int64_t>(sizeof(T))));
-    T *dz = memory, *first = dz + 2 * tile, *second = first + tile, *gradients = second + tile;
+    T *dz = memory, *spare = dz + 2 * tile, *gradients = spare + 2 * tile;
     std::memset(gradients, 0, size * sizeof(T));
     T* gradient[most_layers];
     for (int64_t l = 0; l < depth; ++l) gradient[l] = gradients + packed.places[l].gradient;
-    T* const dlogit = first;  // two tiles
+    T* const dlogit = spare;
     kernels.piecewise_linear_backward(chunk, grad + b * model_.width(), dz, dlogit, gradients + packed_[b].w_gradient);
-    for (const int64_t side : {1, 0}) {
-      const T* values[most_layers];
-      for (int64_t l = 0; l < depth; ++l)
-        values[l] = state.values[l + 1] + side * intervals * chunk.mlp.layers[l].stride;
-      kernels.mlp_backward(chunk.mlp, state.values[0] + side * intervals * row_multiple, row_multiple, intervals,
-                           values, state.middles + 1, dz + side * intervals * chunk.mlp.layers[depth - 1].stride, first,
-                           second, gradient, nullptr);
-      for (int64_t l = 0; side == 1 && l < depth; ++l)  // a slope has no bias
-        std::fill_n(gradient[l] + padded_to(row_multiple, chunk.mlp.layers[l].in) * chunk.mlp.layers[l].stride,
-                    chunk.mlp.layers[l].stride, T{0});
+    BentUnits<T> units[most_layers + 2];
+    for (size_t l = 0; l < state.units.size(); ++l) {
+      const Units& of = state.units[l];
+      units[l] = {of.stride, of.size(), of.below.data(), of.offset, of.slope, of.middle};
     }
+    kernels.bent_backward(chunk.mlp, units, chunk.w != nullptr, dz, spare, tile, gradient);
     kernels.add_partials(gradients, 1, size, total_.data() + b * size);
   }
 
