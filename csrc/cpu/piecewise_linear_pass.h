@@ -25,7 +25,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     int64_t units = 1, entries = 0;
     for (const int64_t width : model.widths) units += width;
     for (int64_t i = 0; i < arguments.graphs; ++i) entries += entries_of(arguments, i);
-    return entries > entries_per_unit * units * model.branches;
+    return entries > units * model.branches;
   }
 
   PiecewiseLinearPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward)
@@ -86,7 +86,6 @@ class PiecewiseLinearPass : public PassBase<T> {
   }
 
  private:
-  static constexpr int64_t entries_per_unit = 2;
   static constexpr int64_t kinks_per_unit = 4;                       // at most: one or less is usual
   static constexpr int64_t task_graphs = 16;                         // graphs of one task
   static constexpr int64_t entry_cost = 700, branch_cost = 1 << 20;  // in all loops
