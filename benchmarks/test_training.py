@@ -201,7 +201,7 @@ def check_forms(family: str, model: gnn.Classifier, data: list[Data]) -> None:
 
 def predict_from_features(model: SPIN, features: PowerFeatures) -> Tensor:
     """Class probabilities ``[G, C]`` where the precomputation is over."""
-    return training.predict(model, features, batch_size=BATCH_SIZE).softmax(1)
+    return training.predict(model, features).softmax(1)
 
 
 def test_prediction(race: RaceRunner, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN]) -> None:
