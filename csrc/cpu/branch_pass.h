@@ -24,8 +24,8 @@ struct BranchEntries {
   int64_t rows = 0, entries = 0;
   std::vector<int64_t> source, parts, ptr;  // of joint rows, `source` are these, and `parts` the rows of x
   std::vector<int32_t> row, count;
-  // Of each row of x, its row in the chunk, below the stamp of the chunk that this holds for. Pages that no row of the
-  // branch is on are never touched.
+  // [rows of x] Lower half: the row of the chunk; upper half: the stamp of the chunk that this holds for. Pages without
+  // a row of the branch are never touched.
   std::unique_ptr<uint64_t[], Free> marks;
   int64_t marked = 0;
   uint32_t stamp = 0;
@@ -311,6 +311,8 @@ class BranchPass : public PassBase<T> {
   }
 
  private:
+  static constexpr int64_t entry_cost = 512;  // of adding an entry to a chunk
+
   bool begin_chunk() {
     for (BranchEntries& of : entries_) of.clear(seg_);
     begin_ = end_;
@@ -509,8 +511,6 @@ class BranchPass : public PassBase<T> {
 
   std::vector<BranchEntries>& entries_;
   T* dx_;
-  static constexpr int64_t entry_cost = 512;  // of its choice, in threads_for()
-
   int64_t chunk_rows_;
   bool long_ = false;             // the chunk is one graph, processed piece by piece
   std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums

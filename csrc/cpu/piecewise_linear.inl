@@ -224,7 +224,7 @@ void piecewise_linear_backward(const PiecewiseLinearChunk<T>& branch, const T* g
   }
 }
 
-// Replaces the rows of each interval below by their sum, in its row, which is none of those after them.
+// Adds up the rows [intervals, stride] of each interval below, in place: it never has a higher number than its parts.
 template <class T>
 void add_up_intervals(const BentUnits<T>& units, int64_t stride, T* rows) {
   for (int64_t i = 1; i < units.intervals; ++i) {
