@@ -9,6 +9,8 @@
 //
 // Of the gradients, dlogit_e = alpha_e <ds, z_e - s>; the gradients of the logit's offset and slope, its sum over an
 // interval and that of dlogit_e x_e, are M <ds, z(c) - s> and M c <ds, z(c) - s> + V <ds, slope>.
+// What goes into a layer is affine on each interval of the layer below, so the layer's gradient takes the sum of dz
+// over the intervals inside of it, and dx is found there, too.
 //
 // Layout: entries graph by graph; of a graph the moments of the intervals that it has entries on, which are few.
 // Parallel axis: branches and, forward, ranges of graphs. Accumulator: of moments float64, else T.
