@@ -240,15 +240,15 @@ class BranchPass : public PassBase<T> {
   bool next() {
     if (!begin_chunk()) return false;
     int64_t rows = 0, entries = 0, more = entries_of(arguments_, end_);
-    while (!long_ && end_ < arguments_.graphs) {
-      int64_t end = end_, fits = 0;  // graphs that fit whatever rows they share
-      do {
-        fits += more;
+    const auto fit = [&](int64_t n) { return rows + n <= chunk_rows_ && entries + n <= 16 * chunk_rows_; };
+    for (bool room = !long_; room; room = end_ < arguments_.graphs && fit(more)) {
+      int64_t end = end_, added = 0;
+      do {  // graphs that fit whatever rows they share
+        added += more;
         more = ++end < arguments_.graphs ? entries_of(arguments_, end) : 0;
-      } while (end < arguments_.graphs && rows + fits + more <= chunk_rows_ && entries + fits + more <= most_entries());
-      entries += fits;
-      rows = add_graphs(end, fits);
-      if (rows + more > chunk_rows_ || entries + more > most_entries()) break;
+      } while (end < arguments_.graphs && fit(added + more));
+      rows = add_graphs(end, added);
+      entries += added;
     }
     end_chunk();
     return true;
@@ -311,10 +311,10 @@ class BranchPass : public PassBase<T> {
   }
 
  private:
-  static constexpr int64_t entry_cost = 512;  // of adding an entry to a chunk
+  static constexpr int64_t entry_cost = 512;  // of adding an entry to a chunk, in multiply-adds
 
   bool begin_chunk() {
-    for (BranchEntries& of : entries_) of.clear(seg_);
+    for (int64_t b = 0; b < model_.branches; ++b) entries_[b].clear(seg_);
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
     long_ = entries_of(arguments_, begin_) > 4 * chunk_rows_;
@@ -327,8 +327,6 @@ class BranchPass : public PassBase<T> {
     else
       prepare();
   }
-
-  int64_t most_entries() const { return 16 * chunk_rows_; }
 
   // Adds the graphs up to `end`, of so many entries, to the chunk; returns the number of rows that it has then.
   int64_t add_graphs(int64_t end, int64_t entries) {
@@ -406,7 +404,8 @@ class BranchPass : public PassBase<T> {
     evaluate_branches(branches_, packed, 4 * mlp_tile_rows, threads_);
   }
 
-  // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order.
+  // Adds the gradients of the chunk's rows: each task into memory of its own, then all in order. There are some eight
+  // tasks or more, of like size: of the three or four of a small chunk one thread would get half as many again.
   void add_gradients() {
     const auto kernels = isa_kernels<BranchKernels<T>>();
     int64_t rows = 0;

@@ -99,14 +99,13 @@ struct Packed {
     T* const weight = arena.take<T>(in * layer.stride);
     T* const transposed = with_transposed ? arena.take<T>(out * layer.below) : nullptr;
     T* const bias = arena.take<T>(layer.stride);
-    if (place.by_input)
+    if (place.by_input) {
       copy_rows(from, in, out, weight, layer.stride);
-    else
+      if (transposed) transpose(from, in, out, out, transposed, layer.below);
+    } else {
       transpose(from, out, in, in, weight, layer.stride);
-    if (transposed && place.by_input)
-      transpose(weight, in, out, layer.stride, transposed, layer.below);
-    else if (transposed)
-      copy_rows(from, out, in, transposed, layer.below);
+      if (transposed) copy_rows(from, out, in, transposed, layer.below);
+    }
     copy_rows(parameters + place.bias, 1, out, bias, layer.stride);
     layer.weight = weight;
     layer.transposed = transposed;
@@ -138,9 +137,10 @@ struct Packed {
       const Place& place = places[l];
       const From* from = gradient + place.gradient;
       T* const weight = parameters + place.weight;
-      for (int64_t i = 0; i < layer.in && place.by_input; ++i)
-        std::copy_n(from + i * layer.stride, layer.out, weight + i * layer.out);
-      if (!place.by_input) transpose(from, layer.in, layer.out, layer.stride, weight, layer.in);
+      if (place.by_input)
+        for (int64_t i = 0; i < layer.in; ++i) std::copy_n(from + i * layer.stride, layer.out, weight + i * layer.out);
+      else
+        transpose(from, layer.in, layer.out, layer.stride, weight, layer.in);
       from += padded_to(row_multiple, layer.in) * layer.stride;
       std::copy_n(from, layer.out, parameters + place.bias);
     }

@@ -22,7 +22,10 @@ template <class T>
 double cross_entropy(T* scores, double* exps, int64_t classes, int64_t label, double weight) {
   double top = scores[0], total = 0;
   for (int64_t c = 1; c < classes; ++c) top = std::max<double>(top, scores[c]);
-  for (int64_t c = 0; c < classes; ++c) total += exps[c] = std::exp(scores[c] - top);
+  for (int64_t c = 0; c < classes; ++c) {
+    exps[c] = std::exp(scores[c] - top);
+    total += exps[c];
+  }
   const double loss = std::log(total) + top - scores[label];
   for (int64_t c = 0; c < classes; ++c) scores[c] = static_cast<T>((exps[c] / total - (c == label)) * weight);
   return loss * weight;
