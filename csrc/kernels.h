@@ -49,14 +49,15 @@ template <class T, class I>
 struct Powers {
   Hop<Compute<T>, I> hop;  // graphs in cache read left and right only if `by_edge`
   Operator op;
-  bool by_edge;   // each edge has a factor of its own; else the factors follow from the degrees
-  int64_t nodes;  // N
-  int64_t hops;   // R
-  const T* x;     // [N, d]
-  T* out;         // [R + 1, N, d]
-  bool with_x;    // write plane 0 of `out`, too
-  bool stream;    // write `out` past the caches
-  bool check;     // whether indices stay inside their graph; where one does not, the kernel stops and returns false
+  bool by_edge;        // each edge has a factor of its own; else the factors follow from the degrees
+  int64_t nodes;       // N
+  int64_t hops;        // R
+  const T* x;          // [N, d]
+  T* out;              // [R + 1, N, d]
+  int64_t full_width;  // columns of the rows whose sums these are to be equal to, of which x may have some
+  bool with_x;         // write plane 0 of `out`, too
+  bool stream;         // write `out` past the caches
+  bool check;  // whether indices stay inside their graph; where one does not, the kernel stops and returns false
 };
 
 // Small graphs are one chunk while their sources and edges fit these.
@@ -219,6 +220,7 @@ struct BranchChunk {
   T* const* activations;   // per layer [rows, stride]; the last is z, the others are null where none is kept
   T* inputs;               // [rows, padded d] or null: of each tile the columns that are not all 0, without gaps
   int32_t* columns;        // [tiles, d + 1], the number of these columns, and which they are
+  bool all_columns;        // none is looked for that is 0 in a tile
   T* beta;                 // [rows], ReLU(<w, z>)
   T* mass;                 // [rows], exp(beta), which may be infinite
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
@@ -392,6 +394,9 @@ struct BranchKernels {
   // LeakyReLU a unit is; `first` and `second` take n rows each.
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
+  // x [rows, width] without the columns that are 0 in every row: which are left, and, if these are at most half of
+  // them, their values [rows, columns]. Returns how many they are. used: [width], scratch.
+  int64_t (*nonzero_columns)(const T* x, int64_t rows, int64_t width, T* used, int32_t* columns, T* values);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
   void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).

@@ -30,8 +30,11 @@ struct RowParts {
         parts(branch.parts),
         width(branch.mlp.layers[0].in / branch.parts),
         rows_left(branch.rows - begin) {}
+  // Dense rows, one after the other.
+  RowParts(const T* x_, int64_t rows, int64_t width_)
+      : x(x_), row_begin(nullptr), column_of(nullptr), source(nullptr), parts(1), width(width_), rows_left(rows) {}
 
-  const T* operator()(int64_t i, int64_t part) const { return x + source[i * parts + part] * width; }
+  const T* operator()(int64_t i, int64_t part) const { return x + (source ? source[i * parts + part] : i) * width; }
   // Calls f(column) for the values of n sparse rows, in one loop for rows that lie one after the other: a loop for each
   // short row ends in a mispredicted branch.
   template <class F>
@@ -136,6 +139,30 @@ void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int
     for (int64_t k = columns; k < stride; ++k) to[i * stride + k] = 0;
 }
 
+// Lists the columns, of `width`, that are used; returns how many.
+template <class T>
+int32_t list_columns(const Bits<T>* used, int64_t width, int32_t* columns) {
+  int32_t number = 0;
+  for (int64_t k = 0; k < width; ++k) {
+    const bool is_used = used[k] != 0;
+    columns[number] = static_cast<int32_t>(k);
+    number += is_used;
+  }
+  return number;
+}
+
+template <class T>
+int64_t nonzero_columns(const T* x, int64_t rows, int64_t width, T* used, int32_t* columns, T* values) {
+  auto* bits = reinterpret_cast<Bits<T>*>(used);
+  used_bits(RowParts<T>(x, rows, width), rows, bits);
+  const int64_t number = list_columns<T>(bits, width, columns);
+  for (int64_t i = 0; 2 * number <= width && i < rows; i += mlp_tile_rows) {
+    const int64_t n = rows - i < mlp_tile_rows ? rows - i : mlp_tile_rows;
+    copy_columns(RowParts<T>(x + i * width, n, width), n, columns, number, number, bits, values + i * number);
+  }
+  return number;
+}
+
 // `kept`: the forward pass has kept its inputs.
 template <class T>
 RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scratch, int64_t begin, int64_t n,
@@ -149,14 +176,11 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   const RowParts<T> rows(branch, begin);
   auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
   if (!kept) {
-    const bool all = width <= row_multiple;  // of a few columns it does not pay to leave some out
-    if (!all) used_bits(rows, n, used);
-    int32_t number = 0;
-    for (int64_t k = 0; k < width; ++k) {
-      columns[number + 1] = static_cast<int32_t>(k);
-      number += all || used[k];
-    }
-    columns[0] = number;
+    if (branch.all_columns || width <= row_multiple)  // of a few columns it does not pay to leave some out
+      for (int64_t k = 0; k < width; ++k) used[k] = 1;
+    else
+      used_bits(rows, n, used);
+    columns[0] = list_columns<T>(used, width, columns + 1);
   }
   first.in = columns[0];
   // The backward pass reads its own copy; a product reads rows up to a multiple, which may lie beyond the end of x.

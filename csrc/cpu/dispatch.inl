@@ -50,6 +50,7 @@ template <class T>
 BranchKernels<T> branch_table() {
   return {mlp_forward<T>,
           mlp_backward<T>,
+          nonzero_columns<T>,
           branch_forward<T>,
           branch_readout<T>,
           branch_readout_backward<T>,

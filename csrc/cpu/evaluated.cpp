@@ -61,12 +61,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     choose_columns(x, nodes);
     const auto width = static_cast<int64_t>(columns_.empty() ? model.features : columns_.size());
     GraphRange of_columns = graphs;
-    if (!columns_.empty()) {
-      narrow_.resize(nodes * width);
-      for (int64_t v = 0; v < nodes; ++v)
-        for (int64_t k = 0; k < width; ++k) narrow_[v * width + k] = x[v * model.features + columns_[k]];
-      of_columns.x = narrow_.data() - graphs.ptr[0] * width;
-    }
+    if (!columns_.empty()) of_columns.x = narrow_.data() - graphs.ptr[0] * width;
     write_hops(of_columns, operators_, num_hops(), width, model.features, dtype, hops_);
     return readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * nodes * width : x; }, ptr_of(graphs).data(),
                             graphs.graphs);
@@ -111,24 +106,19 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   int64_t threads_for_nodes(int64_t nodes) const { return threads_for(model.branches * nodes * row_cost_); }
 
   // A column that is 0 in all nodes of a chunk is 0 in its hops, too. Where these rows are not compared, and half of
-  // the columns or more are such, the hops are made of the other ones, columns_, of x.
+  // the columns or more are such, the hops are made of the other ones, columns_, of x: of two at least, since the sums
+  // of one alone may be rounded otherwise.
   void choose_columns(const T* x, int64_t nodes) {
-    // More than two registers, on which the rounding of the sums of many neighbours depends.
-    const int64_t width = model.features, least = (current_isa() == Isa::avx512 ? 128 : 64) / sizeof(T) + 1;
+    const int64_t width = model.features;
     columns_.clear();
     const bool compared = std::any_of(branches_.begin() + 1, branches_.end(), [](auto& of) { return of.without == 0; });
-    if (compared || width < 2 * least) return;
-    used_.assign(width, 0);
-    const W* bits = reinterpret_cast<const W*>(x);
-    for (int64_t v = 0; v < nodes; ++v)
-      for (int64_t k = 0; k < width; ++k) used_[k] |= bits[v * width + k];
-    const auto add = [&](bool used, int64_t most) {
-      for (int64_t k = 0; k < width && static_cast<int64_t>(columns_.size()) < most; ++k)
-        if ((used_[k] != 0) == used) columns_.push_back(k);
-    };
-    add(true, width);
-    add(false, least);
-    if (2 * static_cast<int64_t>(columns_.size()) > width) columns_.clear();
+    if (compared || width <= column_multiple) return;
+    columns_.resize(width);
+    used_.resize(width);
+    narrow_.resize(nodes * (width / 2));
+    const int64_t number =
+        isa_kernels<BranchKernels<T>>().nonzero_columns(x, nodes, width, used_.data(), columns_.data(), narrow_.data());
+    columns_.resize(number < 2 || 2 * number > width ? 0 : number);
   }
 
   // The readouts of nodes, whose rows(branch) are one after the other.
@@ -181,12 +171,12 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     }
 
     // The layers for rows of these columns.
-    const Layer<T>* layers_of(const std::vector<int64_t>& columns) {
+    const Layer<T>* layers_of(const std::vector<int32_t>& columns) {
       some_columns = packed.mlp.layers;
       Layer<T>& first = some_columns[0];
       first.in = static_cast<int64_t>(columns.size());
       some_weights.clear();
-      for (const int64_t k : columns) {
+      for (const int32_t k : columns) {
         const T* of = first.weight + k * first.stride;
         some_weights.insert(some_weights.end(), of, of + first.stride);
       }
@@ -263,7 +253,10 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     Branch& of = branches_[b];
     BranchChunk<T> chunk = {};
     chunk.mlp = of.packed.mlp.mlp();
-    if (b && !columns_.empty()) chunk.mlp.layers = of.layers_of(columns_);
+    if (b && !columns_.empty()) {
+      chunk.mlp.layers = of.layers_of(columns_);
+      chunk.all_columns = true;
+    }
     std::fill_n(activations, most_layers, nullptr);
     activations[chunk.mlp.depth - 1] = of.z;
     chunk.w = of.packed.w;
@@ -283,9 +276,9 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   int64_t row_cost_ = 0;
   Arena arena_;
   T* hops_ = nullptr;             // [branches - 1, room, d], once they are needed
-  std::vector<int64_t> columns_;  // of x that the hops of the chunk are made of; none where these are all
-  std::vector<W> used_;           // [d], not 0 where a column of x is not
+  std::vector<int32_t> columns_;  // of x that the hops of the chunk are made of; none where these are all
   std::vector<T> narrow_;         // [nodes, columns], those of x
+  std::vector<T> used_;           // [d], scratch
   const std::vector<Operator> operators_;
   const std::vector<uint32_t> keys_;
   std::optional<Patterns<T, T>> patterns_;

@@ -100,8 +100,8 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 }
 
 // Nodes [first, last), all or those of a range of graphs; `out` has a row for each, its plane 0 not written unless
-// `with_x`. `check`, of graphs: false where an index is outside its graph, which is not followed. `full_width`: decides
-// which graphs go hop by hop, whose sums are rounded otherwise.
+// `with_x`. `check`, of graphs: false where an index is outside its graph, which is not followed. `full_width`: of
+// the rows whose bits these are to have.
 template <class T, class I, class A>
 bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
             const T* x, int64_t width, int64_t full_width, int64_t hops, bool float64_sums, bool with_x, bool check,
@@ -129,7 +129,7 @@ bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   const Scales scales = any_large || by_edge ? scales_of(a, op, first, last) : Scales{};
   const bool stream = (hops + 1) * (last - first) * width * static_cast<int64_t>(sizeof(T)) > stream_bytes;
   const Powers<T, I> task = {
-      make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, with_x, stream, check};
+      make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, full_width, with_x, stream, check};
   if (!ptr) {
     powers_of_large(a, task.hop, first, last, x, hops, plane, with_x, out);
     return true;

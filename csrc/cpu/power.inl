@@ -26,6 +26,7 @@ struct GraphChunk {
   A *y, *next;            // [1 + n, stride] a row of zeros, then the sources of this hop and the next
   A* left;                // [n]
   bool scaled;            // whether right = left, else 1
+  bool wide;              // rows of more than two vectors, of which these may be some columns
   int32_t places;         // of a row; 0 where all rows are sorted
   int32_t* neighbours;    // [n, places] where the rows of neighbours begin in y, then those of the sorted rows in order
   A* factors;             // beside `neighbours`, or null for ones
@@ -55,6 +56,7 @@ bool scales_sources(const Powers<T, I>& powers) {
 template <class A, class T, class I>
 void set_scales(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
   chunk.scaled = scales_sources(powers);
+  chunk.wide = powers.full_width > 2 * lanes<A>;
   for (int c = 0; c < classes; ++c) chunk.scale[c] = scale_of<A>(powers, c);
 }
 
@@ -368,12 +370,11 @@ inline void add_wide(double* sum, Lanes<L, A> values) {
   }
 }
 
-// One row of many neighbours: sums side by side, and those of pieces in double, so that the error does not grow with
-// the degree.
-template <int L, int K, bool Factors, class T, class A>
+// One row of many neighbours: sums side by side, in `chains`, and those of pieces in double, so that the error does not
+// grow with the degree.
+template <int L, int K, int chains, bool Factors, class T, class A>
 void hop_long_row(const GraphChunk<A>& chunk, const HopVectors<T, A>& of, int64_t v, int32_t degree,
                   const int32_t* neighbours) {
-  constexpr int chains = K <= 2 ? 4 : 1;
   constexpr int32_t piece = 64;
   const A* factors = Factors ? chunk.factors + (neighbours - chunk.neighbours) : nullptr;
   double wide[K * L] = {};
@@ -409,7 +410,10 @@ void hop_vectors(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
   const int32_t long_begin = chunk.class_begin[long_class];
   for (int32_t i = long_begin; i < chunk.sorted; ++i) {
     const int32_t degree = chunk.long_degrees[i - long_begin];
-    hop_long_row<L, K, Factors>(chunk, of, chunk.order[i], degree, neighbours);
+    if (K > 2 || chunk.wide)
+      hop_long_row<L, K, 1, Factors>(chunk, of, chunk.order[i], degree, neighbours);
+    else if constexpr (K <= 2)
+      hop_long_row<L, K, 4, Factors>(chunk, of, chunk.order[i], degree, neighbours);
     neighbours += degree;
   }
 }
