@@ -300,10 +300,9 @@ struct PiecewiseLinearChunk {
   int64_t readout_stride;     // of the gradient too
 };
 
-// A slot of a table of rows is 0, or holds part of the hash of a row and its number.
-constexpr int slot_number_bits = 40;
-// The part of a hash that a slot has: not its low bits, which choose the first slot to try.
-constexpr uint64_t slot_tag(uint32_t hash) { return (uint64_t{1} << 63) | uint64_t{hash >> 9} << slot_number_bits; }
+// A slot of a table of rows is 0, or holds the hash of a row and its number.
+constexpr int slot_number_bits = 31;
+constexpr uint64_t slot_tag(uint32_t hash) { return (uint64_t{1} << 63) | uint64_t{hash} << slot_number_bits; }
 constexpr uint64_t slot_number(uint64_t slot) { return slot & ((uint64_t{1} << slot_number_bits) - 1); }
 
 // The rows of a branch that have been met, numbered as they came, and what finds them again.
@@ -347,8 +346,8 @@ struct PowerKernels {
 
 template <class W, class I>
 struct DistinctKernels {
-  // The number of each of n rows; those that are new join the known ones. Returns how many, and which in `fresh`,
-  // unless it is null.
+  // The number of each of n rows; those that are new join the known ones, of which there is room for n more. Returns
+  // how many, and which in `fresh`, unless it is null.
   int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, I* number, int64_t* fresh);
   // The rows of n nodes, at most short_list: each once, ascending, and how often. Returns how many. Up to short_list
   // places after those of the nodes are read, whatever is there.

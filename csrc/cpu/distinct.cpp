@@ -61,7 +61,8 @@ struct Store {
 
   // Makes room for so many rows more.
   void grow_table(int64_t more) {
-    const uint64_t needed = std::bit_ceil(static_cast<uint64_t>(2 * (size + more)));
+    const int64_t rows = size + more, slots_of_row = rows < 1 << 13 ? 4 : 2;  // more where that is little memory
+    const uint64_t needed = std::bit_ceil(static_cast<uint64_t>(slots_of_row * rows));
     if (needed <= slots.size()) return;
     slots = std::vector<uint64_t>();  // before there is another
     slots = std::vector<uint64_t>(needed);
@@ -69,44 +70,45 @@ struct Store {
   }
 };
 
-// Writes the rows of n nodes, each once, ascending, and how often; returns how many.
+// Writes the rows of n nodes, each once, ascending, and how often; returns how many. Rows from `known` on, which no
+// graph before has, are numbered in the order of these nodes.
 template <class I>
-int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
+int64_t list_rows(const I* of_node, int64_t n, I known, I* row, int32_t* count) {
   struct Entry {
     I row;
     int32_t count;
   };
+  constexpr int64_t spare = 8;  // counters for the other rows: one alone would be waited for
   const auto slots = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(2 * n)));
   const int shift = 64 - std::countr_zero(static_cast<uint64_t>(slots));
-  char* const memory = thread_scratch(2 * n * sizeof(Entry) + slots * sizeof(I));
-  Entry *const ascending = reinterpret_cast<Entry*>(memory), *const others = ascending + n;
-  I* const slot = reinterpret_cast<I*>(others + n);  // 1 + the place of an entry
+  char* const memory = thread_scratch(n * sizeof(Entry) + (slots + n) * sizeof(I) + (n + spare) * sizeof(int32_t));
+  Entry* const entries = reinterpret_cast<Entry*>(memory);
+  I *const slot = reinterpret_cast<I*>(entries + n), *const others = slot + slots;  // slot: 1 + the place of an entry
+  int32_t* const of_new = reinterpret_cast<int32_t*>(others + n);
+  std::memset(of_new, 0, (n + spare) * sizeof(int32_t));
+  int64_t num_others = 0, num_new = 0;
+  for (int64_t v = 0; v < n; ++v) {  // no conditional jumps, which would be mispredicted
+    const int64_t place = of_node[v] - known, is_other = place < 0;
+    ++of_new[(place & (is_other - 1)) | ((n + v % spare) & -is_other)];
+    num_new = std::max(num_new, place + 1);
+    others[num_others] = of_node[v];
+    num_others += is_other;
+  }
   std::memset(slot, 0, slots * sizeof(I));
   I size = 0;
-  for (int64_t v = 0; v < n; ++v) {
-    uint64_t at = static_cast<uint64_t>(of_node[v]) * 0x9e3779b97f4a7c15 >> shift;
-    while (slot[at] && others[slot[at] - 1].row != of_node[v]) at = (at + 1) & (slots - 1);
+  for (int64_t v = 0; v < num_others; ++v) {
+    uint64_t at = static_cast<uint64_t>(others[v]) * 0x9e3779b97f4a7c15 >> shift;
+    while (slot[at] && entries[slot[at] - 1].row != others[v]) at = (at + 1) & (slots - 1);
     if (!slot[at]) {
-      others[size] = {of_node[v], 0};
+      entries[size] = {others[v], 0};
       slot[at] = ++size;
     }
-    ++others[slot[at] - 1].count;
+    ++entries[slot[at] - 1].count;
   }
-  // Rows that no earlier graph has come in order: the others are sorted and merged with them.
-  int64_t num_ascending = 0, num_others = 0;
-  for (I e = 0; e < size; ++e) {
-    const bool ascends = num_ascending == 0 || others[e].row > ascending[num_ascending - 1].row;
-    ascending[num_ascending] = others[num_others] = others[e];
-    num_ascending += ascends;
-    num_others += !ascends;
-  }
-  std::sort(others, others + num_others, [](const Entry& a, const Entry& b) { return a.row < b.row; });
-  for (int64_t e = 0, i = 0, j = 0; e < size; ++e) {
-    const bool first = j == num_others || (i < num_ascending && ascending[i].row < others[j].row);
-    const Entry& next = first ? ascending[i++] : others[j++];
-    row[e] = next.row, count[e] = next.count;
-  }
-  return size;
+  std::sort(entries, entries + size, [](const Entry& a, const Entry& b) { return a.row < b.row; });
+  for (I e = 0; e < size; ++e) row[e] = entries[e].row, count[e] = entries[e].count;
+  for (int64_t e = 0; e < num_new; ++e) row[size + e] = known + static_cast<I>(e), count[size + e] = of_new[e];
+  return size + num_new;
 }
 
 template <class W, class I>
@@ -144,8 +146,9 @@ class TypedDistinctRows final : public DistinctRows {
     const W* rows = static_cast<const W*>(powers);
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
     for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
+      const int64_t known = stores_[b].size;
       number(stores_[b], rows + b * nodes * width, nodes, row_of_node);
-      list(stores_[b], ptr, graphs, row_of_node);
+      list(stores_[b], known, ptr, graphs, row_of_node);
     });
   }
 
@@ -167,12 +170,13 @@ class TypedDistinctRows final : public DistinctRows {
       for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
       for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
         const int64_t hop = patterns_->hop_of(b), fresh = patterns_->fresh(hop), first = patterns_->first_fresh(hop);
+        const int64_t known = stores_[b].size;
         std::vector<I>& row_of_pattern = row_of_pattern_[b];
         row_of_pattern.resize(first + fresh);
         number(stores_[b], reinterpret_cast<const W*>(patterns_->rows(b)), fresh, row_of_pattern.data() + first);
         const int32_t* pattern = patterns_->of_nodes(hop);
         for (int64_t v = 0; v < nodes; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
-        list(stores_[b], ptr.data(), graphs.graphs, row_of_node);
+        list(stores_[b], known, ptr.data(), graphs.graphs, row_of_node);
       });
       patterns_are_whole_ = true;
       return true;
@@ -255,6 +259,8 @@ class TypedDistinctRows final : public DistinctRows {
     const auto kernels = isa_kernels<DistinctKernels<W, I>>();
     for (int64_t v = 0; v < nodes; v += rows_at_once) {
       const int64_t n = std::min(rows_at_once, nodes - v);
+      require(store.size + n < int64_t{1} << slot_number_bits, "powers must have fewer than 2^", slot_number_bits,
+              " distinct rows a branch");
       store.grow_table(n);
       const KnownRows<W> known = {keys_.data(),
                                   hash_mask_,
@@ -280,8 +286,8 @@ class TypedDistinctRows final : public DistinctRows {
     }
   }
 
-  // Keeps the entries of each graph, in the order of their rows.
-  void list(Store<W, I>& store, const int64_t* ptr, int64_t graphs, const I* row_of_node) const {
+  // Keeps the entries of each graph, in the order of their rows, of which so many were known before these graphs.
+  void list(Store<W, I>& store, int64_t known, const int64_t* ptr, int64_t graphs, const I* row_of_node) const {
     const auto kernels = isa_kernels<DistinctKernels<W, I>>();
     int64_t* const sizes = store.lists.add(graphs);
     for (int64_t g = 0; g < graphs; ++g) {
@@ -289,7 +295,8 @@ class TypedDistinctRows final : public DistinctRows {
       I* const row = store.index.begin() + store.index.size();
       int32_t* const count = store.count.begin() + store.count.size();
       sizes[g] = n <= short_list ? kernels.list_rows(row_of_node + ptr[g], n, row, count)
-                                 : list_rows(row_of_node + ptr[g], n, row, count);
+                                 : list_rows(row_of_node + ptr[g], n, static_cast<I>(known), row, count);
+      if (sizes[g] > 0) known = std::max<int64_t>(known, row[sizes[g] - 1] + 1);
       store.index.add(sizes[g]);
       store.count.add(sizes[g]);
     }

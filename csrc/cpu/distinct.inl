@@ -119,6 +119,20 @@ int64_t pack_row(const W* row, int64_t width, W* value, int32_t* column) {
   int64_t size = 0;
   for (int64_t j = 0; j < width; j += L) {
     const int64_t end = width - j < L ? width - j : L;
+#if defined(SPIN_FAST_AVX512)
+    if constexpr (sizeof(W) == 4) {
+      const auto first = [](int64_t n) { return static_cast<__mmask16>((1u << n) - 1); };
+      const __m512i bits = _mm512_maskz_loadu_epi32(first(end), row + j);
+      const __m512i columns =
+          (__m512i)(counting<int32_t>(std::make_integer_sequence<int, L>{}) + static_cast<int32_t>(j));
+      const __mmask16 used = _mm512_test_epi32_mask(bits, _mm512_set1_epi32(INT32_MAX));
+      const __mmask16 target = first(__builtin_popcount(used));
+      _mm512_mask_storeu_epi32(value + size, target, _mm512_maskz_compress_epi32(used, bits));
+      _mm512_mask_storeu_epi32(column + size, target, _mm512_maskz_compress_epi32(used, columns));
+      size += __builtin_popcount(used);
+      continue;
+    }
+#endif
     uint32_t mask = 0;
     for (int64_t k = 0; k < end; ++k) mask |= uint32_t{static_cast<W>(row[j + k] << 1) != 0} << k;
     for (; mask; mask &= mask - 1, ++size) {
@@ -269,11 +283,46 @@ int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64
   return size - known.size;
 }
 
+// Another word for each word.
+inline uint32_t mixed(uint32_t bits) {
+  bits = (bits ^ (bits >> 16)) * 0x7feb352d;
+  bits = (bits ^ (bits >> 15)) * 0x846ca68b;
+  return bits ^ (bits >> 16);
+}
+
+// The same of rows of one word. Words are equal if their hashes are, so none is compared, and new ones are kept without
+// a conditional jump, which would be mispredicted.
+template <class W, class I>
+int64_t number_words(const KnownRows<W>& known, const W* words, int64_t n, I* number, int64_t* fresh) {
+  constexpr int64_t at_once = 64;  // whose slots are on their way together
+  const uint64_t mask = known.slot_mask;
+  uint64_t* const slots = known.slots;
+  int64_t size = known.size;
+  for (int64_t begin = 0; begin < n; begin += at_once) {
+    const int64_t here = n - begin < at_once ? n - begin : at_once;
+    uint32_t hash[at_once];
+    for (int64_t i = 0; i < here; ++i) hash[i] = mixed(positive_zeros<1>(words + begin + i));
+    for (int64_t i = 0; i < here; ++i) __builtin_prefetch(slots + (hash[i] & mask));
+    for (int64_t i = 0; i < here; ++i) {
+      const uint64_t tag = slot_tag(hash[i]);
+      uint64_t at = hash[i] & mask, slot = slots[at];
+      for (; slot && (slot ^ tag) >> slot_number_bits != 0; slot = slots[at]) at = (at + 1) & mask;
+      if (!slot) {
+        known.rows[size] = positive_zeros<1>(words + begin + i);
+        if (known.hashes) known.hashes[size] = hash[i];
+        if (fresh) fresh[size - known.size] = begin + i;
+        slots[at] = slot = tag | static_cast<uint64_t>(size++);
+      }
+      number[begin + i] = static_cast<I>(slot_number(slot));
+    }
+  }
+  return size - known.size;
+}
+
 // Calls f with the widest vector that a row fills, and its width, a constant where that is faster.
 template <class W, int L = vector_bytes / sizeof(W), class F>
 inline auto with_vectors(int64_t width, F f) {
   if constexpr (L == 1) {
-    if (width == 1) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 1>{});
     if (width == 2) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 2>{});
     if (width == 3) return f(std::integral_constant<int, 1>{}, std::integral_constant<int64_t, 3>{});
     return f(std::integral_constant<int, 1>{}, width);
@@ -285,6 +334,9 @@ inline auto with_vectors(int64_t width, F f) {
 
 template <class W, class I>
 int64_t number_rows(const KnownRows<W>& known, const W* rows, int64_t n, I* number, int64_t* fresh) {
+  if constexpr (sizeof(W) <= 4)
+    if (known.width == 1 && ~known.hash_mask == 0 && !known.row_begin)
+      return number_words(known, rows, n, number, fresh);
   return with_vectors<W>(known.width, [&]<int L>(std::integral_constant<int, L>, auto width) {
     return number_rows<L>(known, width, rows, n, number, fresh);
   });
