@@ -55,14 +55,24 @@ void copy_rows(const T* from, int64_t rows, int64_t columns, T* to, int64_t stri
 template <class From, class T>
 void transpose(const From* from, int64_t rows, int64_t columns, int64_t from_stride, T* to, int64_t stride) {
   constexpr int64_t size = 4;  // of blocks that fit into registers
+  typedef From FromFour __attribute__((vector_size(size * sizeof(From)), aligned(alignof(From)), may_alias));
+  typedef T Four __attribute__((vector_size(size * sizeof(T)), aligned(alignof(T)), may_alias));
   int64_t i = 0;
   for (; i + size <= rows; i += size) {
     int64_t j = 0;
     for (; j + size <= columns; j += size) {
-      T block[size][size];
+      Four row[size], half[size];
       for (int64_t r = 0; r < size; ++r)
-        for (int64_t c = 0; c < size; ++c) block[c][r] = static_cast<T>(from[(i + r) * from_stride + j + c]);
-      for (int64_t c = 0; c < size; ++c) std::copy_n(block[c], size, to + (j + c) * stride + i);
+        row[r] = __builtin_convertvector(*reinterpret_cast<const FromFour*>(from + (i + r) * from_stride + j), Four);
+      for (int64_t r = 0; r < size; r += 2) {
+        half[r] = __builtin_shufflevector(row[r], row[r + 1], 0, 4, 1, 5);
+        half[r + 1] = __builtin_shufflevector(row[r], row[r + 1], 2, 6, 3, 7);
+      }
+      T* const at = to + j * stride + i;
+      for (int64_t c = 0; c < 2; ++c) {
+        *reinterpret_cast<Four*>(at + 2 * c * stride) = __builtin_shufflevector(half[c], half[c + 2], 0, 1, 4, 5);
+        *reinterpret_cast<Four*>(at + (2 * c + 1) * stride) = __builtin_shufflevector(half[c], half[c + 2], 2, 3, 6, 7);
+      }
     }
     for (; j < columns; ++j)
       for (int64_t r = 0; r < size; ++r) to[j * stride + i + r] = static_cast<T>(from[(i + r) * from_stride + j]);
