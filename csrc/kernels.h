@@ -54,7 +54,7 @@ struct Powers {
   int64_t hops;        // R
   const T* x;          // [N, d]
   T* out;              // [R + 1, N, d]
-  int64_t full_width;  // columns of the rows whose sums these are to be equal to, of which x may have some
+  int64_t full_width;  // columns of the whole rows, of which x may have some; sums are rounded as theirs
   bool with_x;         // write plane 0 of `out`, too
   bool stream;         // write `out` past the caches
   bool check;  // whether indices stay inside their graph; where one does not, the kernel stops and returns false
@@ -220,7 +220,7 @@ struct BranchChunk {
   T* const* activations;   // per layer [rows, stride]; the last is z, the others are null where none is kept
   T* inputs;               // [rows, padded d] or null: of each tile the columns that are not all 0, without gaps
   int32_t* columns;        // [tiles, d + 1], the number of these columns, and which they are
-  bool all_columns;        // none is looked for that is 0 in a tile
+  bool all_columns;        // those that are 0 in a tile are kept, too
   T* beta;                 // [rows], ReLU(<w, z>)
   T* mass;                 // [rows], exp(beta), which may be infinite
   T *top, *scale;          // [graphs]: alpha_e = count_e exp(beta_e - top) scale
@@ -346,8 +346,8 @@ struct PowerKernels {
 
 template <class W, class I>
 struct DistinctKernels {
-  // The number of each of n rows; those that are new join the known ones, of which there is room for n more. Returns
-  // how many, and which in `fresh`, unless it is null.
+  // The number of each of n rows; those that are new join the known ones. Returns how many, and which in `fresh`,
+  // unless it is null.
   int64_t (*number)(const KnownRows<W>&, const W* rows, int64_t n, I* number, int64_t* fresh);
   // The rows of n nodes, at most short_list: each once, ascending, and how often. Returns how many. Up to short_list
   // places after those of the nodes are read, whatever is there.
@@ -393,8 +393,8 @@ struct BranchKernels {
   // LeakyReLU a unit is; `first` and `second` take n rows each.
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
-  // x [rows, width] without the columns that are 0 in every row: which are left, and, if these are at most half of
-  // them, their values [rows, columns]. Returns how many they are. used: [width], scratch.
+  // Lists in columns [width] those of x [rows, width] that are not 0 in every row, and returns how many they are. If at
+  // most half of all, writes them to values, which has room for [rows, width / 2]. used: [width], scratch.
   int64_t (*nonzero_columns)(const T* x, int64_t rows, int64_t width, T* used, int32_t* columns, T* values);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
   void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);

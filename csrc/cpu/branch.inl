@@ -31,8 +31,8 @@ struct RowParts {
         width(branch.mlp.layers[0].in / branch.parts),
         rows_left(branch.rows - begin) {}
   // Dense rows, one after the other.
-  RowParts(const T* x_, int64_t rows, int64_t width_)
-      : x(x_), row_begin(nullptr), column_of(nullptr), source(nullptr), parts(1), width(width_), rows_left(rows) {}
+  RowParts(const T* dense, int64_t rows, int64_t columns)
+      : x(dense), row_begin(nullptr), column_of(nullptr), source(nullptr), parts(1), width(columns), rows_left(rows) {}
 
   const T* operator()(int64_t i, int64_t part) const { return x + (source ? source[i * parts + part] : i) * width; }
   // Calls f(column) for the values of n sparse rows, in one loop for rows that lie one after the other: a loop for each
@@ -156,7 +156,8 @@ int64_t nonzero_columns(const T* x, int64_t rows, int64_t width, T* used, int32_
   auto* bits = reinterpret_cast<Bits<T>*>(used);
   used_bits(RowParts<T>(x, rows, width), rows, bits);
   const int64_t number = list_columns<T>(bits, width, columns);
-  for (int64_t i = 0; 2 * number <= width && i < rows; i += mlp_tile_rows) {
+  if (2 * number > width) return number;
+  for (int64_t i = 0; i < rows; i += mlp_tile_rows) {
     const int64_t n = rows - i < mlp_tile_rows ? rows - i : mlp_tile_rows;
     copy_columns(RowParts<T>(x + i * width, n, width), n, columns, number, number, bits, values + i * number);
   }
@@ -176,11 +177,13 @@ RowTile<T> make_row_tile(const BranchChunk<T>& branch, const TileScratch<T>& scr
   const RowParts<T> rows(branch, begin);
   auto* used = reinterpret_cast<Bits<T>*>(scratch.weight);
   if (!kept) {
-    if (branch.all_columns || width <= row_multiple)  // of a few columns it does not pay to leave some out
-      for (int64_t k = 0; k < width; ++k) used[k] = 1;
-    else
+    if (branch.all_columns || width <= row_multiple) {  // of a few columns it does not pay to leave some out
+      columns[0] = static_cast<int32_t>(width);
+      for (int64_t k = 0; k < width; ++k) columns[1 + k] = static_cast<int32_t>(k);
+    } else {
       used_bits(rows, n, used);
-    columns[0] = list_columns<T>(used, width, columns + 1);
+      columns[0] = list_columns<T>(used, width, columns + 1);
+    }
   }
   first.in = columns[0];
   // The backward pass reads its own copy; a product reads rows up to a multiple, which may lie beyond the end of x.

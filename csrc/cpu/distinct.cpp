@@ -1,10 +1,12 @@
 // distinct_rows: which rows of a branch are equal, and how often each graph has each.
 //
-// A hash only proposes: rows are equal if their bits are, -0 read as +0. They are numbered in the order of the nodes,
-// by one thread a branch, so neither the number of threads nor that of chunks changes the result.
+// Rows are equal if their bits are, -0 read as +0. A hash only proposes, but for rows of one word. They are numbered in
+// the order of the nodes, by one thread a branch, so neither the number of threads nor that of chunks changes the
+// result.
 
 #include "distinct.h"
 
+#include <atomic>
 #include <bit>
 #include <type_traits>
 #include <utility>
@@ -147,8 +149,9 @@ class TypedDistinctRows final : public DistinctRows {
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
     for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
       const int64_t known = stores_[b].size;
-      number(stores_[b], rows + b * nodes * width, nodes, row_of_node);
+      if (!number(stores_[b], rows + b * nodes * width, nodes, row_of_node)) return false;
       list(stores_[b], known, ptr, graphs, row_of_node);
+      return true;
     });
   }
 
@@ -173,10 +176,12 @@ class TypedDistinctRows final : public DistinctRows {
         const int64_t known = stores_[b].size;
         std::vector<I>& row_of_pattern = row_of_pattern_[b];
         row_of_pattern.resize(first + fresh);
-        number(stores_[b], reinterpret_cast<const W*>(patterns_->rows(b)), fresh, row_of_pattern.data() + first);
+        const W* rows = reinterpret_cast<const W*>(patterns_->rows(b));
+        if (!number(stores_[b], rows, fresh, row_of_pattern.data() + first)) return false;
         const int32_t* pattern = patterns_->of_nodes(hop);
         for (int64_t v = 0; v < nodes; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
         list(stores_[b], known, ptr.data(), graphs.graphs, row_of_node);
+        return true;
       });
       patterns_are_whole_ = true;
       return true;
@@ -244,23 +249,24 @@ class TypedDistinctRows final : public DistinctRows {
   using NodePatterns = Patterns<std::conditional_t<sizeof(W) == 8, double, float>, double>;
 
   // Runs f(branch, the rows of its nodes, to be written), each branch by one thread: nothing goes from core to core
-  // then but the powers.
+  // then but the powers. f returns whether the rows of the branch can be numbered.
   template <class F>
   void for_each_branch(int64_t nodes, F f) {
     const int64_t room = nodes + short_list;
     if (!node_rows_) rows_of_nodes_.resize(branches * room);
+    std::atomic<bool> all = true;
     parallel_branches(branches, 1, threads_for(nodes * branches * search_cost(width)), [&](int64_t b, int64_t) {
-      f(b, node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * room);
+      if (!f(b, node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * room)) all = false;
     });
+    require(all, "powers must have fewer than 2^", slot_number_bits, " distinct rows in a branch");
   }
 
-  // Numbers rows of a branch, and keeps those that are new.
-  void number(Store<W, I>& store, const W* rows, int64_t nodes, I* row_of_node) const {
+  // Numbers rows of a branch, and keeps those that are new; false if there are too many.
+  bool number(Store<W, I>& store, const W* rows, int64_t nodes, I* row_of_node) const {
     const auto kernels = isa_kernels<DistinctKernels<W, I>>();
     for (int64_t v = 0; v < nodes; v += rows_at_once) {
       const int64_t n = std::min(rows_at_once, nodes - v);
-      require(store.size + n < int64_t{1} << slot_number_bits, "powers must have fewer than 2^", slot_number_bits,
-              " distinct rows a branch");
+      if (store.size + n >= int64_t{1} << slot_number_bits) return false;
       store.grow_table(n);
       const KnownRows<W> known = {keys_.data(),
                                   hash_mask_,
@@ -284,6 +290,7 @@ class TypedDistinctRows final : public DistinctRows {
       store.rows.add(values);
       store.column.add(values);
     }
+    return true;
   }
 
   // Keeps the entries of each graph, in the order of their rows, of which so many were known before these graphs.

@@ -1,7 +1,7 @@
 // distinct_rows: the number of each node's row among those that are known.
 //
 // Layout: rows row-major [N, d], as bits. Parallel axis: branches, by the caller; lanes are features. Rows are equal if
-// their bits are, -0 read as +0. A hash only proposes.
+// their bits are, -0 read as +0. A hash only proposes, but for rows of one word.
 
 // L words, those of -0 made those of +0.
 template <int L, class W>
@@ -247,8 +247,16 @@ int64_t list_rows(const I* of_node, int64_t n, I* row, int32_t* count) {
   return size;
 }
 
-// Gives each of n rows its number among those that are known, which the new ones join.
-template <int L, class W, class I, class Width>
+// A hash that no two words share: each step can be undone.
+inline uint32_t mixed(uint32_t bits) {
+  bits = (bits ^ (bits >> 16)) * 0x7feb352d;
+  bits = (bits ^ (bits >> 15)) * 0x846ca68b;
+  return bits ^ (bits >> 16);
+}
+
+// Gives each of n rows its number among those that are known, which the new ones join. Rows of one word are told apart
+// by their hashes alone.
+template <int L, bool Words, class W, class I, class Width>
 int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n, I* number, int64_t* fresh) {
   constexpr int64_t at_once = 64;  // whose slots are on their way together
   const uint64_t mask = known.slot_mask;
@@ -259,7 +267,10 @@ int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64
   for (int64_t begin = 0; begin < n; begin += at_once) {
     const int64_t here = n - begin < at_once ? n - begin : at_once;
     uint64_t hash[at_once];
-    hash_rows<L>(rows + begin * width, here, width, known.keys, known.hash_mask, hash);
+    if constexpr (Words)
+      for (int64_t i = 0; i < here; ++i) hash[i] = mixed(positive_zeros<1>(rows + begin + i));
+    else
+      hash_rows<L>(rows + begin * width, here, width, known.keys, known.hash_mask, hash);
     for (int64_t i = 0; i < here; ++i) __builtin_prefetch(slots + (static_cast<uint32_t>(hash[i]) & mask));
     for (int64_t i = 0; i < here; ++i) {
       const W* row = rows + (begin + i) * width;
@@ -267,6 +278,7 @@ int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64
       const uint64_t tag = slot_tag(h);
       const auto same = [&](uint64_t slot) {
         if ((slot ^ tag) >> slot_number_bits != 0) return false;
+        if constexpr (Words) return true;
         const auto u = static_cast<int64_t>(slot_number(slot));
         return sparse ? is_sparse_row(known, u, row) : equal_rows<L>(known_rows + u * width, row, width);
       };
@@ -274,42 +286,6 @@ int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64
       for (; slot && !same(slot); slot = slots[at]) at = (at + 1) & mask;
       if (!slot) {
         keep_row(known, size, width, row, h);
-        if (fresh) fresh[size - known.size] = begin + i;
-        slots[at] = slot = tag | static_cast<uint64_t>(size++);
-      }
-      number[begin + i] = static_cast<I>(slot_number(slot));
-    }
-  }
-  return size - known.size;
-}
-
-// Another word for each word.
-inline uint32_t mixed(uint32_t bits) {
-  bits = (bits ^ (bits >> 16)) * 0x7feb352d;
-  bits = (bits ^ (bits >> 15)) * 0x846ca68b;
-  return bits ^ (bits >> 16);
-}
-
-// The same of rows of one word. Words are equal if their hashes are, so none is compared, and new ones are kept without
-// a conditional jump, which would be mispredicted.
-template <class W, class I>
-int64_t number_words(const KnownRows<W>& known, const W* words, int64_t n, I* number, int64_t* fresh) {
-  constexpr int64_t at_once = 64;  // whose slots are on their way together
-  const uint64_t mask = known.slot_mask;
-  uint64_t* const slots = known.slots;
-  int64_t size = known.size;
-  for (int64_t begin = 0; begin < n; begin += at_once) {
-    const int64_t here = n - begin < at_once ? n - begin : at_once;
-    uint32_t hash[at_once];
-    for (int64_t i = 0; i < here; ++i) hash[i] = mixed(positive_zeros<1>(words + begin + i));
-    for (int64_t i = 0; i < here; ++i) __builtin_prefetch(slots + (hash[i] & mask));
-    for (int64_t i = 0; i < here; ++i) {
-      const uint64_t tag = slot_tag(hash[i]);
-      uint64_t at = hash[i] & mask, slot = slots[at];
-      for (; slot && (slot ^ tag) >> slot_number_bits != 0; slot = slots[at]) at = (at + 1) & mask;
-      if (!slot) {
-        known.rows[size] = positive_zeros<1>(words + begin + i);
-        if (known.hashes) known.hashes[size] = hash[i];
         if (fresh) fresh[size - known.size] = begin + i;
         slots[at] = slot = tag | static_cast<uint64_t>(size++);
       }
@@ -336,8 +312,8 @@ template <class W, class I>
 int64_t number_rows(const KnownRows<W>& known, const W* rows, int64_t n, I* number, int64_t* fresh) {
   if constexpr (sizeof(W) <= 4)
     if (known.width == 1 && ~known.hash_mask == 0 && !known.row_begin)
-      return number_words(known, rows, n, number, fresh);
+      return number_rows<1, true>(known, std::integral_constant<int64_t, 1>{}, rows, n, number, fresh);
   return with_vectors<W>(known.width, [&]<int L>(std::integral_constant<int, L>, auto width) {
-    return number_rows<L>(known, width, rows, n, number, fresh);
+    return number_rows<L, false>(known, width, rows, n, number, fresh);
   });
 }

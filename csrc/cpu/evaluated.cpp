@@ -61,7 +61,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     choose_columns(x, nodes);
     const auto width = static_cast<int64_t>(columns_.empty() ? model.features : columns_.size());
     GraphRange of_columns = graphs;
-    if (!columns_.empty()) of_columns.x = narrow_.data() - graphs.ptr[0] * width;
+    if (!columns_.empty()) of_columns.x = narrow_.get() - graphs.ptr[0] * width;
     write_hops(of_columns, operators_, num_hops(), width, model.features, dtype, hops_);
     return readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * nodes * width : x; }, ptr_of(graphs).data(),
                             graphs.graphs);
@@ -106,8 +106,8 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   int64_t threads_for_nodes(int64_t nodes) const { return threads_for(model.branches * nodes * row_cost_); }
 
   // A column that is 0 in all nodes of a chunk is 0 in its hops, too. Where these rows are not compared, and half of
-  // the columns or more are such, the hops are made of the other ones, columns_, of x: of two at least, since the sums
-  // of one alone may be rounded otherwise.
+  // the columns or more are such, the hops are made of the other ones, columns_, of x. One alone is not taken: its sums
+  // may be rounded otherwise.
   void choose_columns(const T* x, int64_t nodes) {
     const int64_t width = model.features;
     columns_.clear();
@@ -115,9 +115,8 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     if (compared || width <= column_multiple) return;
     columns_.resize(width);
     used_.resize(width);
-    narrow_.resize(nodes * (width / 2));
-    const int64_t number =
-        isa_kernels<BranchKernels<T>>().nonzero_columns(x, nodes, width, used_.data(), columns_.data(), narrow_.data());
+    const int64_t number = isa_kernels<BranchKernels<T>>().nonzero_columns(
+        x, nodes, width, used_.data(), columns_.data(), narrow_.of(nodes * (width / 2)));
     columns_.resize(number < 2 || 2 * number > width ? 0 : number);
   }
 
@@ -277,7 +276,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
   Arena arena_;
   T* hops_ = nullptr;             // [branches - 1, room, d], once they are needed
   std::vector<int32_t> columns_;  // of x that the hops of the chunk are made of; none where these are all
-  std::vector<T> narrow_;         // [nodes, columns], those of x
+  Room<T> narrow_;                // [nodes, columns], those of x
   std::vector<T> used_;           // [d], scratch
   const std::vector<Operator> operators_;
   const std::vector<uint32_t> keys_;

@@ -55,23 +55,27 @@ void copy_rows(const T* from, int64_t rows, int64_t columns, T* to, int64_t stri
 template <class From, class T>
 void transpose(const From* from, int64_t rows, int64_t columns, int64_t from_stride, T* to, int64_t stride) {
   constexpr int64_t size = 4;  // of blocks that fit into registers
-  typedef From FromFour __attribute__((vector_size(size * sizeof(From)), aligned(alignof(From)), may_alias));
-  typedef T Four __attribute__((vector_size(size * sizeof(T)), aligned(alignof(T)), may_alias));
+  typedef From FourFrom __attribute__((vector_size(size * sizeof(From))));
+  typedef T Four __attribute__((vector_size(size * sizeof(T))));
+  typedef FourFrom Unaligned __attribute__((aligned(alignof(From)), may_alias));
+  typedef Four UnalignedTo __attribute__((aligned(alignof(T)), may_alias));
   int64_t i = 0;
   for (; i + size <= rows; i += size) {
     int64_t j = 0;
     for (; j + size <= columns; j += size) {
       Four row[size], half[size];
       for (int64_t r = 0; r < size; ++r)
-        row[r] = __builtin_convertvector(*reinterpret_cast<const FromFour*>(from + (i + r) * from_stride + j), Four);
+        row[r] = __builtin_convertvector(*reinterpret_cast<const Unaligned*>(from + (i + r) * from_stride + j), Four);
       for (int64_t r = 0; r < size; r += 2) {
         half[r] = __builtin_shufflevector(row[r], row[r + 1], 0, 4, 1, 5);
         half[r + 1] = __builtin_shufflevector(row[r], row[r + 1], 2, 6, 3, 7);
       }
       T* const at = to + j * stride + i;
       for (int64_t c = 0; c < 2; ++c) {
-        *reinterpret_cast<Four*>(at + 2 * c * stride) = __builtin_shufflevector(half[c], half[c + 2], 0, 1, 4, 5);
-        *reinterpret_cast<Four*>(at + (2 * c + 1) * stride) = __builtin_shufflevector(half[c], half[c + 2], 2, 3, 6, 7);
+        *reinterpret_cast<UnalignedTo*>(at + 2 * c * stride) =
+            __builtin_shufflevector(half[c], half[c + 2], 0, 1, 4, 5);
+        *reinterpret_cast<UnalignedTo*>(at + (2 * c + 1) * stride) =
+            __builtin_shufflevector(half[c], half[c + 2], 2, 3, 6, 7);
       }
     }
     for (; j < columns; ++j)

@@ -192,7 +192,7 @@ class Patterns {
     Powers<T, I> powers = {};
     powers.hop.indptr = indptr;
     powers.hop.indices = static_cast<const I*>(graphs.indices);
-    powers.hop.width = width_;
+    powers.hop.width = powers.full_width = width_;
     powers.hop.edges = graphs.edges;
     powers.x = static_cast<const T*>(graphs.x);
     const bool tells = nodes >= at_once;  // whether they pay

@@ -101,7 +101,7 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 
 // Nodes [first, last), all or those of a range of graphs; `out` has a row for each, its plane 0 not written unless
 // `with_x`. `check`, of graphs: false where an index is outside its graph, which is not followed. `full_width`: of
-// the rows whose bits these are to have.
+// the whole rows, of which x may have some columns; sums are rounded as theirs.
 template <class T, class I, class A>
 bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
             const T* x, int64_t width, int64_t full_width, int64_t hops, bool float64_sums, bool with_x, bool check,

@@ -5,7 +5,7 @@
 // the results. One thread per item; to read values, a group of up to 32 lanes per item, over columns. All numbers are
 // 64-bit integers, so the result does not depend on the order of threads.
 //
-// As on the CPU, a hash only proposes candidates: rows are equal if their bits are, with -0 read as +0.
+// A hash only proposes candidates: rows are equal if their bits are, with -0 read as +0.
 
 #include <bit>
 #include <cub/cub.cuh>

@@ -23,7 +23,8 @@ def distinct_rows(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Find the distinct rows of each branch, and which of them each graph has how often.
 
-    Rows are equal if their bits are, with -0 made +0; a NaN equals a NaN of the same bits. Not differentiable.
+    Rows are equal if their bits are, with -0 made +0; a NaN equals a NaN of the same bits. Not differentiable. On a
+    CPU a branch must have fewer than 2^31 distinct rows.
 
     Args:
         powers: ``[R + 1, N, d]`` float32, float64, bfloat16 or float16, at least one branch.

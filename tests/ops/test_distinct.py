@@ -161,7 +161,8 @@ def test_parts_are_as_one(
 def test_many_parts(native, num_branches: int, width: int, threads: None) -> None:
     """The table of all rows is made anew as it fills; the result does not depend on threads.
 
-    Two threads share each of two branches, but take five one by one.
+    Two threads share each of two branches, but take five one by one. Lists of up to 128 nodes are sorted, longer ones
+    counted.
     """
     generator = torch.Generator().manual_seed(width)
     sizes = torch.tensor([30] * 9 + [300]).repeat(300)

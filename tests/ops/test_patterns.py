@@ -242,12 +242,19 @@ def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
 @pytest.mark.parametrize("operator", ["sym", "sym+adj,rw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_columns_that_are_zero_in_a_chunk(backend: str, operator: str, dtype: torch.dtype, threads: None) -> None:
-    """Hops are made without them where rows are not compared: chunks of no column, of one, few, others, most, all."""
-    parts, width = [], 100
-    for columns in ((0, 100), (3, 4), (0, 20), (10, 40), (0, 0), (0, 80), (50, 52), (20, 70)):
-        part = molecules([40] * 30, torch.randn(500, width, dtype=dtype), hubs=9)
-        part.x[:, : columns[0]] = part.x[:, columns[1] :] = 0
+@pytest.mark.parametrize("width", [30, 100])
+def test_columns_that_are_zero_in_a_chunk(
+    backend: str, operator: str, dtype: torch.dtype, width: int, threads: None
+) -> None:
+    """Hops are made without them where rows are not compared: chunks of no column, of one, few, others, most, all.
+
+    The last chunk is a graph that goes hop by hop.
+    """
+    parts = []
+    for columns in ((0, 100), (3, 4), (0, 20), (10, 40), (0, 0), (0, 80), (50, 52), (20, 70), (0, 10)):
+        sizes = [40] * 30 if columns != (0, 10) else [270_000 // width]
+        part = molecules(sizes, torch.randn(500, width, dtype=dtype), hubs=9)
+        part.x[:, : columns[0] * width // 100] = part.x[:, -(-columns[1] * width // 100) :] = 0
         parts.append(part)
     graphs = GraphBatch.concatenate(parts)
     mlp = new_mlp(num_branches_of(2, operator), [width, 16, 8], True, dtype)
