@@ -317,8 +317,11 @@ struct KnownRows {
   uint32_t* hashes;    // [*], to make a larger table from, or null
   uint64_t* slots;     // [slot_mask + 1], at most half of them taken
   uint64_t slot_mask;
-  int64_t size;  // rows
+  int64_t size;            // rows
+  int32_t* row_of_column;  // [d], of the rows with a 1 in this column and nothing but 0, or -1; or null
 };
+
+constexpr int64_t one_hot_columns = 1 << 11;  // rows of fewer may be found by their column
 
 constexpr int64_t short_list = 128;  // of rows, that are sorted in registers
 
@@ -393,9 +396,13 @@ struct BranchKernels {
   // LeakyReLU a unit is; `first` and `second` take n rows each.
   void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
                        const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
-  // Lists in columns [width] those of x [rows, width] that are not 0 in every row, and returns how many they are. If at
-  // most half of all, writes them to values, which has room for [rows, width / 2]. used: [width], scratch.
-  int64_t (*nonzero_columns)(const T* x, int64_t rows, int64_t width, T* used, int32_t* columns, T* values);
+  // Of so many rows of x [*, width], those with the numbers `of_rows` or, if it is null, the first: lists the columns
+  // that are not 0 in every one, and returns how many they are. used: [width], scratch.
+  int64_t (*nonzero_columns)(const T* x, const int64_t* of_rows, int64_t rows, int64_t width, T* used,
+                             int32_t* columns);
+  // Copies so many of their columns to values [rows, number].
+  void (*narrow_rows)(const T* x, const int64_t* of_rows, int64_t rows, int64_t width, const int32_t* columns,
+                      int64_t number, T* values);
   // Rows [begin, begin + n) through the MLP, with their beta and mass.
   void (*forward)(const BranchChunk<T>&, const TileScratch<T>&, int64_t begin, int64_t n);
   // The readouts of graphs [begin, end).

@@ -214,11 +214,13 @@ void in_parallel(int64_t n, F f) {
   if (error) std::rethrow_exception(error);
 }
 
-// Of consecutive graphs of a batch, chunk by chunk, None where one does not fit, or patterns do not pay and not
-// `by_powers`. A thread for each of the rows takes one chunk after the other.
+// Of consecutive graphs of a batch, chunk by chunk, and which chunks have them: not one that does not fit, nor, but for
+// `by_powers`, one whose patterns do not pay. A thread for each of the rows takes one chunk after the other.
 template <class I>
-py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array<I>& indptr, const Array<I>& indices,
-                            const py::array& x, const std::vector<Array<int64_t>>& ptrs, bool by_powers) {
+std::pair<py::array, std::vector<bool>> readouts_of_graphs(const std::vector<EvaluatedRows*>& rows,
+                                                           const Array<I>& indptr, const Array<I>& indices,
+                                                           const py::array& x, const std::vector<Array<int64_t>>& ptrs,
+                                                           bool by_powers) {
   const auto chunks = static_cast<int64_t>(ptrs.size());
   require(!rows.empty() && std::set(rows.begin(), rows.end()).size() == rows.size(), "rows must be different objects");
   const int64_t features = rows[0]->model.features, bytes = rows[0]->bytes, room = rows[0]->room;
@@ -226,8 +228,12 @@ py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array
     require(of->model.features == features && of->bytes == bytes && of->room == room, "rows must be alike");
   std::vector<spin_fast::GraphRange> graphs;
   for (const Array<int64_t>& ptr : ptrs) graphs.push_back(graph_range(indptr, indices, x, ptr, features, bytes));
-  std::vector<std::optional<Tensor>> found(chunks);
-  const auto fits = [&](int64_t i) { return graphs[i].nodes() <= room; };
+  std::vector<int64_t> first = {0};  // graph of each chunk
+  for (const auto& chunk : graphs) first.push_back(first.back() + chunk.graphs);
+  const int64_t width = rows[0]->model.readout_width();
+  Tensor readouts = spin_fast::empty({first.back(), width}, word_of(bytes));
+  char* const out = static_cast<char*>(readouts.mutable_data_ptr());
+  std::vector<char> is_made(chunks);  // threads write to it
   {
     const py::gil_scoped_release others_may_run;
     std::atomic<int64_t> taken = 0;
@@ -235,16 +241,16 @@ py::list readouts_of_graphs(const std::vector<EvaluatedRows*>& rows, const Array
     in_parallel(threads, [&](int64_t t) {
       const spin_fast::Serial serial(threads > 1);
       for (int64_t i = taken++; i < chunks; i = taken++) {
-        if (!fits(i)) continue;
-        found[i] = rows[t]->readout_by_patterns(graphs[i]);
-        if (!found[i] && by_powers) found[i] = rows[t]->readout(graphs[i]);
+        if (graphs[i].nodes() > room) continue;
+        void* const to = out + first[i] * width * bytes;
+        is_made[i] = rows[t]->readout_by_patterns(graphs[i], to);
+        if (is_made[i] || !by_powers) continue;
+        rows[t]->readout(graphs[i], to);
+        is_made[i] = true;
       }
     });
   }
-  py::list readouts;
-  for (const std::optional<Tensor>& readout : found)
-    readouts.append(readout ? py::object(array_of(*readout)) : py::none());
-  return readouts;
+  return {array_of(readouts), std::vector<bool>(is_made.begin(), is_made.end())};
 }
 
 py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Array<int64_t>& ptr) {
@@ -253,10 +259,12 @@ py::array readout_of_rows(EvaluatedRows& rows, const py::array& powers, const Ar
   require(powers.shape(1) <= rows.room, "powers must have at most ", rows.room, " nodes, got ", powers.shape(1));
   const void* values = powers.data();
   const int64_t *offsets = ptr.data(), graphs = ptr.size() - 1;
-  return array_of([&] {
+  Tensor readouts = spin_fast::empty({graphs, rows.model.readout_width()}, word_of(rows.bytes));
+  {
     const py::gil_scoped_release others_may_run;
-    return rows.readout(values, offsets, graphs);
-  }());
+    rows.readout(values, offsets, graphs, readouts.mutable_data_ptr());
+  }
+  return array_of(readouts);
 }
 
 template <class T>

@@ -30,9 +30,9 @@ struct RowParts {
         parts(branch.parts),
         width(branch.mlp.layers[0].in / branch.parts),
         rows_left(branch.rows - begin) {}
-  // Dense rows, one after the other.
-  RowParts(const T* dense, int64_t rows, int64_t columns)
-      : x(dense), row_begin(nullptr), column_of(nullptr), source(nullptr), parts(1), width(columns), rows_left(rows) {}
+  // Dense rows of `x`: those with the numbers `of_rows`, or one after the other.
+  RowParts(const T* x, const int64_t* of_rows, int64_t rows, int64_t columns)
+      : x(x), row_begin(nullptr), column_of(nullptr), source(of_rows), parts(1), width(columns), rows_left(rows) {}
 
   const T* operator()(int64_t i, int64_t part) const { return x + (source ? source[i * parts + part] : i) * width; }
   // Calls f(column) for the values of n sparse rows, in one loop for rows that lie one after the other: a loop for each
@@ -152,16 +152,20 @@ int32_t list_columns(const Bits<T>* used, int64_t width, int32_t* columns) {
 }
 
 template <class T>
-int64_t nonzero_columns(const T* x, int64_t rows, int64_t width, T* used, int32_t* columns, T* values) {
+int64_t nonzero_columns(const T* x, const int64_t* of_rows, int64_t rows, int64_t width, T* used, int32_t* columns) {
   auto* bits = reinterpret_cast<Bits<T>*>(used);
-  used_bits(RowParts<T>(x, rows, width), rows, bits);
-  const int64_t number = list_columns<T>(bits, width, columns);
-  if (2 * number > width) return number;
+  used_bits(RowParts<T>(x, of_rows, rows, width), rows, bits);
+  return list_columns<T>(bits, width, columns);
+}
+
+template <class T>
+void narrow_rows(const T* x, const int64_t* of_rows, int64_t rows, int64_t width, const int32_t* columns,
+                 int64_t number, T* values) {
   for (int64_t i = 0; i < rows; i += mlp_tile_rows) {
     const int64_t n = rows - i < mlp_tile_rows ? rows - i : mlp_tile_rows;
-    copy_columns(RowParts<T>(x + i * width, n, width), n, columns, number, number, bits, values + i * number);
+    const RowParts<T> from(of_rows ? x : x + i * width, of_rows ? of_rows + i : nullptr, n, width);
+    copy_columns<T>(from, n, columns, number, number, nullptr, values + i * number);
   }
-  return number;
 }
 
 // `kept`: the forward pass has kept its inputs.

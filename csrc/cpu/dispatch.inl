@@ -51,6 +51,7 @@ BranchKernels<T> branch_table() {
   return {mlp_forward<T>,
           mlp_backward<T>,
           nonzero_columns<T>,
+          narrow_rows<T>,
           branch_forward<T>,
           branch_readout<T>,
           branch_readout_backward<T>,

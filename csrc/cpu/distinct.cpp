@@ -60,6 +60,7 @@ struct Store {
   Filled<int32_t> column;            // [nnz]
   int64_t size = 0;                  // U
   std::vector<uint64_t> slots = {};  // at most half of them taken
+  std::vector<int32_t> row_of_column = {};
 
   // Makes room for so many rows more.
   void grow_table(int64_t more) {
@@ -129,7 +130,10 @@ class TypedDistinctRows final : public DistinctRows {
       stores_.push_back({Filled<W>(nodes * width), Filled<uint32_t>(nodes), Filled<int64_t>(graphs), Filled<I>(nodes),
                          Filled<int32_t>(nodes), Filled<I>(node_rows ? nodes + short_list : 0),
                          Filled<int64_t>(nodes + 1), Filled<int32_t>(layout == RowLayout::dense ? 0 : nodes * width)});
-    for (Store<W, I>& store : stores_) *store.row_begin.add(1) = 0;
+    for (Store<W, I>& store : stores_) {
+      *store.row_begin.add(1) = 0;
+      if (width < one_hot_columns) store.row_of_column.assign(width, -1);
+    }
     if constexpr (has_patterns) {
       if (operators.empty()) return;
       const int64_t bytes = branches * (sizeof(PatternBucket) + padded_to(column_multiple, width) * sizeof(double));
@@ -277,7 +281,8 @@ class TypedDistinctRows final : public DistinctRows {
                                   store.hashes.begin(),
                                   store.slots.data(),
                                   store.slots.size() - 1,
-                                  store.size};
+                                  store.size,
+                                  store.row_of_column.empty() ? nullptr : store.row_of_column.data()};
       const int64_t fresh = kernels.number(known, rows + v * width, n, row_of_node + v, nullptr);
       store.size += fresh;
       store.hashes.add(fresh);

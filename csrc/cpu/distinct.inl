@@ -152,6 +152,17 @@ bool is_sparse_row(const KnownRows<W>& known, int64_t u, const W* row) {
   return differ == 0 && nonzeros(row, known.width) == known.row_begin[u + 1] - known.row_begin[u];
 }
 
+// The column of the only 1 in a row of fewer than one_hot_columns, the others 0; or -1.
+template <class W>
+inline int64_t one_hot_column(const W* row, int64_t width) {
+  constexpr W one = sizeof(W) == 4 ? 0x3f800000 : 0x3ff0000000000000;
+  constexpr W of_one = 1 << 20, of_other = 2 << 20;  // columns sum up to less
+  W sum = 0;
+  for (int64_t j = 0; j < width; ++j)  // without conditional jumps, which would be mispredicted
+    sum += (-W{row[j] != 0} & of_other) + (-W{row[j] == one} & (of_one - of_other + static_cast<W>(j)));
+  return sum >> 20 == 1 ? static_cast<int64_t>(sum & (of_one - 1)) : -1;
+}
+
 // Keeps a row as the one numbered u. Not inlined, since the loop over rows, of which few are new, needs the registers.
 template <class W, class Width>
 __attribute__((noinline)) void keep_row(const KnownRows<W>& known, int64_t u, Width width, const W* row,
@@ -254,6 +265,19 @@ inline uint32_t mixed(uint32_t bits) {
   return bits ^ (bits >> 16);
 }
 
+// Gives the first of n rows their numbers, up to one that is not known by its column; returns how many they are, and
+// the column of the only 1 in that one, or -1. Not inlined, since the loop over other rows needs the registers.
+template <class W, class I, class Width>
+__attribute__((noinline)) int64_t one_hot_rows(const KnownRows<W>& known, Width width, const W* rows, int64_t n,
+                                               I* number, int64_t& column) {
+  for (int64_t i = 0; i < n; ++i) {
+    column = one_hot_column(rows + i * width, width);
+    if (column < 0 || known.row_of_column[column] < 0) return i;
+    number[i] = known.row_of_column[column];
+  }
+  return n;
+}
+
 // Gives each of n rows its number among those that are known, which the new ones join. Rows of one word are told apart
 // by their hashes alone.
 template <int L, bool Words, class W, class I, class Width>
@@ -263,8 +287,12 @@ int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64
   uint64_t* const slots = known.slots;
   const W* const known_rows = known.rows;
   const bool sparse = known.row_begin != nullptr;
+  constexpr bool may_be_one_hot = !Words && sizeof(W) >= 4;
+  int64_t column = may_be_one_hot && known.row_of_column ? 0 : -1;  // -1: rows are not one-hot
   int64_t size = known.size;
-  for (int64_t begin = 0; begin < n; begin += at_once) {
+  for (int64_t begin = 0; begin < n;) {
+    if constexpr (may_be_one_hot)
+      if (column >= 0) begin += one_hot_rows(known, width, rows + begin * width, n - begin, number + begin, column);
     const int64_t here = n - begin < at_once ? n - begin : at_once;
     uint64_t hash[at_once];
     if constexpr (Words)
@@ -291,6 +319,8 @@ int64_t number_rows(const KnownRows<W>& known, Width width, const W* rows, int64
       }
       number[begin + i] = static_cast<I>(slot_number(slot));
     }
+    if (column >= 0 && here > 0) known.row_of_column[column] = static_cast<int32_t>(number[begin]);
+    begin += here;
   }
   return size - known.size;
 }

@@ -47,34 +47,36 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     if (spare().size() < most_spare) spare().push_back(std::move(arena_));
   }
 
-  Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) override {
+  void readout(const void* powers, const int64_t* ptr, int64_t graphs, void* out) override {
     const int64_t size = ptr[graphs] * model.features;
     columns_.clear();
-    return readout_of_nodes([&](int64_t b) { return static_cast<const T*>(powers) + b * size; }, ptr, graphs);
+    make_room(ptr[graphs]);
+    readout_of_nodes([&](int64_t b) { return static_cast<const T*>(powers) + b * size; }, 0, ptr, graphs, out);
   }
 
-  Tensor readout(const GraphRange& graphs) override {
+  void readout(const GraphRange& graphs, void* out) override {
     require(!operators_.empty(), "rows must have operators, to take graphs");
     const int64_t nodes = graphs.nodes();
     const T* x = static_cast<const T*>(graphs.x) + graphs.ptr[0] * model.features;
     if (!hops_) hops_ = arena_.take<T>((model.branches - 1) * room * model.features);
-    choose_columns(x, nodes);
+    make_room(nodes);
+    choose_columns(x, nodes, search(0, x, nodes, number_.data(), false));
     const auto width = static_cast<int64_t>(columns_.empty() ? model.features : columns_.size());
     GraphRange of_columns = graphs;
     if (!columns_.empty()) of_columns.x = narrow_.get() - graphs.ptr[0] * width;
     write_hops(of_columns, operators_, num_hops(), width, model.features, dtype, hops_);
-    return readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * nodes * width : x; }, ptr_of(graphs).data(),
-                            graphs.graphs);
+    readout_of_nodes([&](int64_t b) { return b ? hops_ + (b - 1) * nodes * width : x; }, 1, ptr_of(graphs).data(),
+                     graphs.graphs, out);
   }
 
-  std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) override {
+  bool readout_by_patterns(const GraphRange& graphs, void* out) override {
     const int64_t nodes = graphs.nodes();
-    if (!patterns_) return std::nullopt;
+    if (!patterns_) return false;
     columns_.clear();
     make_room(nodes);
     if (!patterns_->add(graphs)) {
       is_whole_ = true;
-      return std::nullopt;
+      return false;
     }
     const int64_t threads = threads_for_nodes(nodes);
     const auto rows = [&](int64_t b) { return patterns_->rows(b); };
@@ -85,7 +87,8 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       const int32_t* pattern = patterns_->of_nodes(hop);
       for (int64_t v = 0; v < nodes; ++v) number_[b * nodes + v] = of_pattern[pattern[v]];
     });
-    return readout_of_rows(rows, ptr_of(graphs).data(), graphs.graphs, threads);
+    readout_of_rows(rows, ptr_of(graphs).data(), graphs.graphs, threads, out);
+    return true;
   }
 
  private:
@@ -107,34 +110,46 @@ class TypedEvaluatedRows final : public EvaluatedRows {
 
   // A column that is 0 in all nodes of a chunk is 0 in its hops, too. Where these rows are not compared, and half of
   // the columns or more are such, the hops are made of the other ones, columns_, of x. One alone is not taken: its sums
-  // may be rounded otherwise.
-  void choose_columns(const T* x, int64_t nodes) {
+  // may be rounded otherwise. `known`: rows of x lie in the table, too, of which few are read again and again.
+  void choose_columns(const T* x, int64_t nodes, bool known) {
     const int64_t width = model.features;
     columns_.clear();
     const bool compared = std::any_of(branches_.begin() + 1, branches_.end(), [](auto& of) { return of.without == 0; });
     if (compared || width <= column_multiple) return;
     columns_.resize(width);
     used_.resize(width);
-    const int64_t number = isa_kernels<BranchKernels<T>>().nonzero_columns(
-        x, nodes, width, used_.data(), columns_.data(), narrow_.of(nodes * (width / 2)));
+    const auto kernels = isa_kernels<BranchKernels<T>>();
+    std::vector<int64_t> of_nodes, met;  // numbers of rows of x, of which few are met
+    if (known) {
+      of_nodes.assign(number_.begin(), number_.begin() + nodes);
+      std::vector<char> is_met(branches_[0].num_known);
+      for (const int64_t u : of_nodes)
+        if (!std::exchange(is_met[u], 1)) met.push_back(u);
+      x = reinterpret_cast<const T*>(branches_[0].known.rows);
+    }
+    const auto rows = static_cast<int64_t>(known ? met.size() : nodes);
+    const int64_t number =
+        kernels.nonzero_columns(x, known ? met.data() : nullptr, rows, width, used_.data(), columns_.data());
     columns_.resize(number < 2 || 2 * number > width ? 0 : number);
+    if (!columns_.empty())
+      kernels.narrow_rows(x, known ? of_nodes.data() : nullptr, nodes, width, columns_.data(), number,
+                          narrow_.of(nodes * number));
   }
 
-  // The readouts of nodes, whose rows(branch) are one after the other.
+  // The readouts of nodes, whose rows(branch) are one after the other. Those of the first `searched` have numbers.
   template <class Rows>
-  Tensor readout_of_nodes(Rows rows, const int64_t* ptr, int64_t graphs) {
+  void readout_of_nodes(Rows rows, int64_t searched, const int64_t* ptr, int64_t graphs, void* out) {
     const int64_t nodes = ptr[graphs], threads = threads_for_nodes(nodes);
-    make_room(nodes);
-    parallel_branches(model.branches, 1, threads,
-                      [&](int64_t b, int64_t) { search(b, rows(b), nodes, number_.data() + b * nodes, false); });
-    return readout_of_rows(rows, ptr, graphs, threads);
+    parallel_branches(model.branches - searched, 1, threads, [&](int64_t b, int64_t) {
+      search(b + searched, rows(b + searched), nodes, number_.data() + (b + searched) * nodes, false);
+    });
+    readout_of_rows(rows, ptr, graphs, threads, out);
   }
 
   // The readouts of the nodes, whose rows have numbers; those that are new go through the MLP of their branch.
   template <class Rows>
-  Tensor readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, int64_t threads) {
+  void readout_of_rows(Rows rows, const int64_t* ptr, int64_t graphs, int64_t threads, void* out) {
     graph_values_.resize(2 * model.branches * graphs);
-    Tensor readouts = empty({graphs, model.readout_width()}, dtype);
     std::vector<BranchChunk<T>> chunks;
     std::vector<std::array<T*, most_layers>> activations(model.branches);
     for (int64_t b = 0; b < model.branches; ++b) {
@@ -143,7 +158,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       chunk.graphs = graphs;
       chunk.top = graph_values_.data() + 2 * b * graphs;
       chunk.scale = chunk.top + graphs;
-      chunk.readout = readouts.mutable_data_ptr<T>() + b * model.width();
+      chunk.readout = static_cast<T*>(out) + b * model.width();
       chunk.readout_stride = model.readout_width();
       chunks.push_back(chunk);
     }
@@ -151,7 +166,6 @@ class TypedEvaluatedRows final : public EvaluatedRows {
         chunks, [&](int64_t b) -> const Packed<T>& { return branches_[b].packed.mlp; }, task_rows, threads);
     for (Branch& of : branches_) of.known.size = of.num_known;
     is_whole_ = true;
-    return readouts;
   }
 
   struct Branch {
@@ -184,8 +198,8 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     }
 
     void forget() {
-      std::memset(known.slots, 0, (known.slot_mask + 1) * sizeof(uint64_t));
-      known.size = num_known = 0;
+      forget_rows(known);
+      num_known = 0;
     }
 
     // Makes room for so many rows more than these: clearing slots that are not needed takes longer than to fill anew.
@@ -222,9 +236,9 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     is_whole_ = false;
   }
 
-  // Numbers rows of a branch: by the table, or each anew while that does not pay. What becomes of the latter is kept
-  // for later chunks only with `keep`.
-  void search(int64_t b, const T* values, int64_t nodes, int32_t* number, bool keep) {
+  // Numbers rows of a branch: by the table, or each anew while that does not pay; returns whether all are in the table.
+  // What becomes of the others is kept for later chunks only with `keep`.
+  bool search(int64_t b, const T* values, int64_t nodes, int32_t* number, bool keep) {
     Branch& of = branches_[b];
     const W* rows = reinterpret_cast<const W*>(values);
     int64_t* fresh = fresh_.data() + b * nodes_;
@@ -245,6 +259,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     of.without = std::max<int64_t>(of.without - (nodes - v), 0);
     std::iota(number + v, number + nodes, static_cast<int32_t>(known.size));
     std::iota(fresh, fresh + (nodes - v), v);
+    return v == nodes;
   }
 
   // The rows that have been met, and what has become of those before this chunk.

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "../model.h"
@@ -15,12 +14,13 @@ class EvaluatedRows {
  public:
   EvaluatedRows(Model model, int64_t room, int64_t bytes) : model(std::move(model)), room(room), bytes(bytes) {}
   virtual ~EvaluatedRows() = default;
-  // The readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs + 1] from
-  // 0 to N. By one thread at a time.
-  virtual Tensor readout(const void* powers, const int64_t* ptr, int64_t graphs) = 0;
-  // The same of graphs, of at most `room` nodes, by their powers; or by their patterns, where these pay.
-  virtual Tensor readout(const GraphRange& graphs) = 0;
-  virtual std::optional<Tensor> readout_by_patterns(const GraphRange& graphs) = 0;
+  // Writes the readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs + 1]
+  // from 0 to N. By one thread at a time.
+  virtual void readout(const void* powers, const int64_t* ptr, int64_t graphs, void* out) = 0;
+  // The same of graphs, of at most `room` nodes, by their powers.
+  virtual void readout(const GraphRange& graphs, void* out) = 0;
+  // By their patterns; false, and nothing is written, where these do not pay.
+  virtual bool readout_by_patterns(const GraphRange& graphs, void* out) = 0;
 
   const Model model;
   const int64_t room, bytes;  // rows of a branch that are remembered, and the size of a value

@@ -50,7 +50,15 @@ KnownRows<W> memory_for_rows(Arena& arena, const std::vector<uint32_t>& keys, in
   known.rows = arena.take<W>(rows * known.width);
   known.slots = arena.take<uint64_t>(slots);
   known.slot_mask = static_cast<uint64_t>(slots - 1);
+  if (known.width < one_hot_columns) known.row_of_column = arena.take<int32_t>(known.width);
   return known;
+}
+
+template <class W>
+void forget_rows(KnownRows<W>& known) {
+  std::memset(known.slots, 0, (known.slot_mask + 1) * sizeof(uint64_t));
+  if (known.row_of_column) std::fill_n(known.row_of_column, known.width, -1);
+  known.size = 0;
 }
 
 // T: of x; A: of the sums.
@@ -135,8 +143,7 @@ class Patterns {
       if (r > 0) {
         empty_table(hops_[r]);
       } else {
-        std::memset(x_.slots, 0, (x_.slot_mask + 1) * sizeof(uint64_t));
-        x_.size = 0;
+        forget_rows(x_);
         std::fill_n(pattern_of_row_, std::min(room_, most_rows) * degrees, -1);
       }
     }

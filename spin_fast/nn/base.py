@@ -103,13 +103,12 @@ class GraphModel(nn.Module):
 
         A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN.
         """
-        finite = scores.isfinite()
+        scores = scores + 0 * scores  # which is NaN where they are not finite
         # On one thread: where the share of another ends, and fills no vector, torch rounds exponentials differently.
         if self.has_tasks(scores):
-            return native.on_this_thread(scores.sigmoid).where(finite, torch.nan)
+            return native.on_this_thread(scores.sigmoid)
         few = scores.shape[1] < FEW_CLASSES
-        softmax = native.on_this_thread(partial(scores.t().softmax, 0)).t().contiguous() if few else scores.softmax(1)
-        return softmax.where(finite.all(1, keepdim=True), torch.nan)
+        return native.on_this_thread(partial(scores.t().softmax, 0)).t().contiguous() if few else scores.softmax(1)
 
 
 class GraphClassifier(GraphModel):

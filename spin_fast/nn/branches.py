@@ -78,8 +78,9 @@ class Branches(nn.Module):
 
     def _folded(self) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and biases of the layers, with BatchNorm in them."""
-        weights: list[Tensor] = [layer.weight for layer in self._linears]
-        biases: list[Tensor] = [layer.bias for layer in self._linears]
+        linears = self._linears
+        weights: list[Tensor] = [layer.weight for layer in linears]
+        biases: list[Tensor] = [layer.bias for layer in linears]
         for depth, norm in enumerate(cast("list[BranchNorm]", [*self.norms])):
             weights[depth], biases[depth] = norm.folded(weights[depth], biases[depth])
         return weights, biases

@@ -20,8 +20,6 @@ from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
 READOUT_BYTES = 8 << 20
-SCORES_AT_ONCE = 1024  # of graphs in prediction: whoever takes fewer has as much work with each call
-MOST_CHUNKS = 16  # whose scores come together, lest whoever waits for them sees none for long
 CALIBRATION_GRAPHS = 512  # enough to estimate means and deviations
 
 
@@ -360,7 +358,7 @@ class SPIN(GraphClassifier):
             (self.hops is not None and self.in_features == 1)  # of one number branch_readout has a faster way
             or type(self).forward_tensors is not SPIN.forward_tensors
             or "forward_tensors" in vars(self)
-            or any(value.dtype != graphs.x.dtype for group in self._groups for value in group.parameters())
+            or any(value.dtype != graphs.x.dtype for value in torch_compat.parameters_by_name(self).values())
             or self.training
             or torch.is_grad_enabled()
             or not graphs.x.is_cpu
@@ -374,37 +372,33 @@ class SPIN(GraphClassifier):
         rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, of_hops)
         classify = self._classifier_for(graphs.x)
 
-        def readouts_of(chunks: list[PowerChunk]) -> list[Tensor | None]:
-            if rows is None or not of_graphs_alone:
-                return [None] * len(chunks)
-            return rows.readouts_of_graphs(graphs, [chunk.node_ptr for chunk in chunks])
+        def sized(readouts: Tensor, ptrs: list[Tensor]) -> Tensor:
+            if not self.config["size_aware"]:
+                return readouts
+            return readouts * torch.cat([ptr.diff() for ptr in ptrs])[:, None].to(readouts.dtype)
 
-        def readout(chunk: PowerChunk, of_graphs: Tensor | None) -> Tensor:
-            if rows is not None and of_graphs is None and not rows.takes(chunk.num_nodes):
+        def readout(chunk: PowerChunk) -> Tensor:
+            if rows is not None and not rows.takes(chunk.num_nodes):
                 return torch.cat(self._readouts_of_dense(chunk.powers, chunk.ptr), dim=1)
-            readouts = []
-            if rows is not None:
-                readouts.append(rows.readout(chunk.powers, chunk.ptr) if of_graphs is None else of_graphs)
+            readouts = [] if rows is None else [rows.readout(chunk.powers, chunk.ptr)]
             if joint is not None:
                 readouts.append(joint(chunk.powers.flatten(0, 1), _parts_of(chunk.powers), chunk.ptr))
-            both = torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0]
-            return both * chunk.ptr.diff()[:, None].to(both.dtype) if self.config["size_aware"] else both
+            return sized(torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0], [chunk.ptr])
 
-        def score_each(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
-            remaining = iter(chunks)
-            while some := [*islice(remaining, 1 if rows is None else rows.chunks_at_once)]:
-                for chunk, of_graphs in zip(some, readouts_of(some), strict=True):
-                    yield classify(readout(chunk, of_graphs))
+        def readouts_of(chunks: list[PowerChunk]) -> Tensor:
+            if rows is None or not of_graphs_alone:
+                return torch.cat([*map(readout, chunks)])
+            ptrs = [chunk.node_ptr for chunk in chunks]
+            found, is_made = rows.readouts_of_graphs(graphs, ptrs)
+            found = sized(found, ptrs)
+            for number in [number for number, made in enumerate(is_made) if not made]:
+                found.split([*map(len, chunks)])[number].copy_(readout(chunks[number]))
+            return found
 
         def score(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
-            scores: list[Tensor] = []
-            for of_chunk in score_each(chunks):
-                scores.append(of_chunk)
-                if sum(map(len, scores)) >= SCORES_AT_ONCE or len(scores) == MOST_CHUNKS:
-                    yield torch.cat(scores)
-                    scores = []
-            if scores:
-                yield torch.cat(scores)
+            remaining = iter(chunks)
+            while some := [*islice(remaining, ops.chunks_at_once())]:
+                yield classify(readouts_of(some))
 
         bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
         return score, 0 if rows is None else max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)

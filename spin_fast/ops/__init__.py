@@ -14,7 +14,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 
 from .branch import bind_branch_readout, branch_readout
 from .distinct import DistinctRows, distinct_rows
-from .evaluated import EvaluatedRows, classifier_of
+from .evaluated import EvaluatedRows, chunks_at_once, classifier_of
 from .invariants import check_csr, check_parts, check_segments, check_sparse_rows
 from .joint import JointRows, joint_rows
 from .native import may_use_tf32
@@ -40,6 +40,7 @@ __all__ = [
     "check_parts",
     "check_segments",
     "check_sparse_rows",
+    "chunks_at_once",
     "classifier_of",
     "distinct_rows",
     "joint_rows",

@@ -19,6 +19,11 @@ LEAST_CHUNKS_PER_THREAD = 4  # of all graphs
 LEAST_NODES = 1024  # of chunks that are made smaller for that
 
 
+def chunks_at_once() -> int:
+    """How many chunks of graphs to score together; a thread of :class:`EvaluatedRows` takes one after the other."""
+    return CHUNKS_PER_THREAD * torch.get_num_threads()
+
+
 class EvaluatedRows:
     """:func:`spin_fast.branch_readout` of the powers of graphs that come chunk by chunk, to predict.
 
@@ -38,9 +43,6 @@ class EvaluatedRows:
     Args:
         num_nodes: of all chunks together: no more rows are remembered.
         operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readouts_of_graphs`, empty without.
-
-    Attributes:
-        chunks_at_once: that :meth:`readouts_of_graphs` should get, of which every thread takes one after the other.
     """
 
     def __init__(
@@ -67,7 +69,6 @@ class EvaluatedRows:
         operators = operator.split(",") if operator else []
         self._make = partial(native.library.EvaluatedRows, parameters, *model, self._room, operators)  # type: ignore[union-attr]
         self._rows = [self._make()]  # and of each thread, where it is needed
-        self.chunks_at_once = CHUNKS_PER_THREAD * torch.get_num_threads()
 
     def bytes_of_node(self, num_bytes: int) -> int:
         """What a node must count in chunks of ``num_bytes``: two fit into the memory, and each thread gets some."""
@@ -93,21 +94,23 @@ class EvaluatedRows:
 
     def readouts_of_graphs(
         self, graphs: Any, node_ptrs: Sequence[Tensor], *, by_powers: bool = True
-    ) -> list[Tensor | None]:
-        """The same of chunks of graphs, ``node_ptrs``, ``[g + 1]`` each, their nodes in a batch.
+    ) -> tuple[Tensor, list[bool]]:
+        """The same of graphs that it :meth:`may take <may_take>`, and which chunks have them.
 
-        None for a chunk for whose rows there is no memory, for all that it :meth:`may <may_take>` not take, and without
-        ``by_powers`` for those in which patterns do not pay.
+        Not one for whose rows there is no memory, nor, without ``by_powers``, one in which patterns do not pay.
+
+        Args:
+            graphs: a batch.
+            node_ptrs: of each chunk of its graphs ``[g + 1]``, their nodes.
+            by_powers: of graphs whose patterns do not pay, too.
         """
-        if not self.may_take(graphs):
-            return [None] * len(node_ptrs)
         while len(self._rows) < min(len(node_ptrs), torch.get_num_threads()):
             self._rows.append(self._make())
         readouts_of_graphs: Any = native.library.readouts_of_graphs  # type: ignore[union-attr]
         pointers = [ptr.numpy() for ptr in node_ptrs]
         arrays = (array.numpy() for array in (graphs.indptr, graphs.indices, graphs.x.detach()))
-        readouts = readouts_of_graphs(self._rows, *arrays, pointers, by_powers)
-        return [None if readout is None else torch.from_numpy(readout) for readout in readouts]
+        readouts, is_made = readouts_of_graphs(self._rows, *arrays, pointers, by_powers)
+        return torch.from_numpy(readouts), is_made
 
 
 def classifier_of(

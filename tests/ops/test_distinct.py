@@ -215,6 +215,23 @@ def test_compares_bits(backend: str) -> None:
     assert ops.distinct_rows(tiny, torch.tensor([0, 3]))[5].tolist() == [[0, 1, 0]]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 2, 3, 16, 89, 2047, 2048])
+def test_one_hot_rows_among_others(backend: str, width: int, dtype: torch.dtype) -> None:
+    """A row with a single 1 is known by its column: not one with another value, with several, with none or with -0."""
+    generator = torch.Generator().manual_seed(width)
+    columns = torch.randint(0, width, (12,), generator=generator)
+    one_hot = torch.nn.functional.one_hot(columns, width).to(dtype)
+    odd = torch.stack([one_hot[0] * 2, one_hot[:6].sum(0), one_hot[0] * 0, -one_hot[1], one_hot[2] * -0.0, one_hot[3]])
+    odd[-1, 0] += 1
+    for share in (0, 0.02, 0.5):
+        is_odd = torch.rand(2, 700, generator=generator) < share
+        numbers = torch.where(is_odd, torch.randint(12, 18, (2, 700), generator=generator), torch.arange(700) % 12)
+        powers = torch.cat([one_hot, odd])[numbers]
+        ptr = torch.tensor([0, 1, 300, 300, 700])
+        assert_same(ops.distinct_rows(powers, ptr), reference.distinct_rows(powers, ptr))
+
+
 @pytest.mark.parametrize("index_dtype", [torch.int32, torch.int64])
 def test_lists_of_every_length(backend: str, index_dtype: torch.dtype) -> None:
     """Rows of a small graph are sorted in registers, which some lengths fill."""

@@ -60,14 +60,18 @@ def readouts(
     rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
     ptrs = [graphs.ptr[begin : end + 1] for begin, end in pairwise([0, *cuts, len(graphs)])]
     chunks, taken = [], 0
-    while some := [ptrs.pop(0) for _ in range(min(len(ptrs), rows.chunks_at_once))]:
-        of_graphs = rows.readouts_of_graphs(graphs, some, by_powers=False) if by_patterns else [None] * len(some)
-        for ptr, readout in zip(some, of_graphs, strict=True):
-            taken += readout is not None
-            if readout is None:
+    while some := [ptrs.pop(0) for _ in range(min(len(ptrs), ops.chunks_at_once()))]:
+        if by_patterns:
+            found, is_made = rows.readouts_of_graphs(graphs, some, by_powers=False)
+            made = [*found.split([len(ptr) - 1 for ptr in some])]
+        else:
+            is_made, made = [False] * len(some), [torch.empty(0)] * len(some)
+        for number, ptr in enumerate(some):
+            taken += is_made[number]
+            if not is_made[number]:
                 powers = powers_of(graphs, num_hops, operator, False)[:, int(ptr[0]) : int(ptr[-1])].contiguous()
-                readout = rows.readout(powers, ptr - ptr[0])
-            chunks.append(readout)
+                made[number] = rows.readout(powers, ptr - ptr[0])
+        chunks += made
     return torch.cat(chunks), taken
 
 
@@ -104,7 +108,7 @@ def test_readouts_are_those_of_all_rows(native, case: tuple) -> None:
     assert torch.equal(found, expected)
     rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=room, operator=operator)
     ptrs = [graphs.ptr[begin : end + 1] for begin, end in pairwise([0, *cuts, len(graphs)])]
-    assert torch.equal(torch.cat(rows.readouts_of_graphs(graphs, ptrs)), expected)
+    assert torch.equal(rows.readouts_of_graphs(graphs, ptrs)[0], expected)
 
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
@@ -140,7 +144,7 @@ def test_threads_take_chunks_without_patterns(native, threads: None, width: int)
         without = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes)  # whose chunks threads share
         assert (rows.bytes_of_node(1 << 20) > without.bytes_of_node(1 << 20)) == (number > 1)
         ptrs = [graphs.ptr[begin : begin + 41] for begin in range(0, 400, 40)]
-        found = torch.cat([*rows.readouts_of_graphs(graphs, ptrs[:1]), *rows.readouts_of_graphs(graphs, ptrs[1:])])
+        found = torch.cat([rows.readouts_of_graphs(graphs, some)[0] for some in (ptrs[:1], ptrs[1:])])
         expected = found if expected is None else expected
         assert torch.equal(found, expected)
 
@@ -229,31 +233,31 @@ def test_left_out_where_they_do_not_pay(native) -> None:
 
 def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
     graphs = molecules([30] * 10, torch.eye(16)[:3])
-    rows = ops.EvaluatedRows(*new_mlp(3, [16, 8], False), negative_slope=0.1, num_nodes=2000, operator="sym")
-    assert rows.readouts_of_graphs(graphs, [graphs.ptr])[0] is not None
+    assert ops.EvaluatedRows.may_take(graphs)
     weights = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x, edge_weight=torch.ones(graphs.num_edges))
-    assert rows.readouts_of_graphs(weights, [graphs.ptr]) == [None]
+    assert not ops.EvaluatedRows.may_take(weights)
     strided = copy.copy(graphs)
     object.__setattr__(strided, "x", graphs.x.repeat(1, 2)[:, ::2])
     assert not strided.x.is_contiguous()
-    assert rows.readouts_of_graphs(strided, [graphs.ptr]) == [None]
+    assert not ops.EvaluatedRows.may_take(strided)
 
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
 @pytest.mark.parametrize("operator", ["sym", "sym+adj,rw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("width", [30, 100])
+@pytest.mark.parametrize(("width", "kinds"), [(30, 500), (100, 500), (100, 5000)])
 def test_columns_that_are_zero_in_a_chunk(
-    backend: str, operator: str, dtype: torch.dtype, width: int, threads: None
+    backend: str, operator: str, dtype: torch.dtype, width: int, kinds: int, threads: None
 ) -> None:
     """Hops are made without them where rows are not compared: chunks of no column, of one, few, others, most, all.
 
-    The last chunk is a graph that goes hop by hop.
+    Rows of ``x`` are compared, and few of them looked at, but where there are many kinds. The last chunk is a graph
+    that goes hop by hop.
     """
     parts = []
     for columns in ((0, 100), (3, 4), (0, 20), (10, 40), (0, 0), (0, 80), (50, 52), (20, 70), (0, 10)):
         sizes = [40] * 30 if columns != (0, 10) else [270_000 // width]
-        part = molecules(sizes, torch.randn(500, width, dtype=dtype), hubs=9)
+        part = molecules(sizes, torch.randn(kinds, width, dtype=dtype), hubs=9)
         part.x[:, : columns[0] * width // 100] = part.x[:, -(-columns[1] * width // 100) :] = 0
         parts.append(part)
     graphs = GraphBatch.concatenate(parts)
@@ -289,10 +293,11 @@ def test_arguments_of_the_library_are_checked(native) -> None:
         native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["nosuch"])
     rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 1024, ["sym"])
 
-    def readouts_of(rows: Any, *arrays: Any) -> list:
+    def readouts_of(rows: Any, *arrays: Any) -> tuple[np.ndarray, list[bool]]:
         return native.readouts_of_graphs([rows], *arrays[:3], [arrays[3]], False)
 
-    assert [readout.shape for readout in readouts_of(rows, *good)] == [(2, 24)]
+    found, is_made = readouts_of(rows, *good)
+    assert (found.shape, found.dtype, is_made) == ((2, 24), np.float32, [True])
     wide = offsets(torch.tensor([9])).numpy()
     for place, value, message in (
         (0, good[0][:-1], "indptr must have 9 entries, got 8"),
@@ -305,14 +310,15 @@ def test_arguments_of_the_library_are_checked(native) -> None:
         with pytest.raises(ValueError, match=f"^{message}"):
             readouts_of(rows, *good[:place], value, *good[place + 1 :])
     few = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, ["sym"])
-    assert readouts_of(few, *good) == [None]
+    assert readouts_of(few, *good)[1] == [False]
     with pytest.raises(ValueError, match="rows must be alike"):
         native.readouts_of_graphs([rows, few], *good[:3], [good[3]] * 2, True)
     with pytest.raises(ValueError, match="rows must be different objects"):
         native.readouts_of_graphs([], *good[:3], [good[3]], True)
     with pytest.raises(ValueError, match="rows must be different objects"):
         native.readouts_of_graphs([rows, rows], *good[:3], [good[3]] * 2, True)
-    assert readouts_of(native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"]), *good) == [None]  # no room
+    few = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 4, ["sym"])
+    assert native.readouts_of_graphs([few], *good[:3], [good[3]], True)[1] == [False]  # no room
     rows = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, [])
     others = native.EvaluatedRows(flat, 16, 3, [8], False, 0.1, 8, [])
     for some in ([rows], [rows, others]):  # in threads, too

@@ -61,7 +61,8 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         checked.clear()
     assert [len(scores) for scores in training.predict_chunks(model, graphs, "rw")] == [len(graphs)]
     many = random_graphs([4] * 20, dtype=torch.float32)  # a chunk each
-    assert [len(scores) for scores in training.predict_chunks(model, many, "rw")] == [16, 4]
+    found = [len(scores) for scores in training.predict_chunks(model, many, "rw")]
+    assert found == [len(some) for some in torch.arange(20).split(ops.chunks_at_once())]
     assert training.predict_proba(model, graphs[:0], "rw").shape == (0, 4)
     with pytest.raises(TypeError, match="graphs must be a GraphBatch, got PowerFeatures"):
         training.predict_proba(model, features)
@@ -80,7 +81,7 @@ def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, option
     readouts, of_graphs = ops.EvaluatedRows.readout, ops.EvaluatedRows.readouts_of_graphs
     read: list[int] = []
 
-    def recorded(rows: ops.EvaluatedRows, graphs: GraphBatch, ptrs: list[torch.Tensor]) -> list:
+    def recorded(rows: ops.EvaluatedRows, graphs: GraphBatch, ptrs: list[torch.Tensor]) -> tuple:
         read.extend(map(len, ptrs))
         return of_graphs(rows, graphs, ptrs)
 
@@ -151,7 +152,7 @@ def test_probabilities_of_many_graphs_take_no_more_memory(monkeypatch: pytest.Mo
     expected = training.predict_proba(model, graphs)
     sizes, of_graphs = [], ops.EvaluatedRows.readouts_of_graphs
 
-    def recorded(rows: ops.EvaluatedRows, graphs: GraphBatch, ptrs: list[torch.Tensor]) -> list:
+    def recorded(rows: ops.EvaluatedRows, graphs: GraphBatch, ptrs: list[torch.Tensor]) -> tuple:
         sizes.extend(int(ptr[-1] - ptr[0]) * model.num_branches * graphs.num_features * 4 for ptr in ptrs)
         return of_graphs(rows, graphs, ptrs)
 
