@@ -53,9 +53,13 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
     if chosen.dim() != 1 or (chosen.numel() and chosen.dtype.is_floating_point):
         raise TypeError(f"graph ids must be one-dimensional integers, got {chosen.dtype} of shape {list(chosen.shape)}")
     chosen = chosen.to(torch.int64)
-    if chosen.is_cpu and chosen.numel() and (chosen.min() < -num_graphs or chosen.max() >= num_graphs):
-        bad = chosen[(chosen < -num_graphs) | (chosen >= num_graphs)][0].item()
-        raise IndexError(f"graph id {bad} is out of range for {num_graphs} graphs")
+    if chosen.is_cpu and chosen.numel():
+        low, high = map(int, chosen.aminmax())
+        if low < -num_graphs or high >= num_graphs:
+            bad = chosen[(chosen < -num_graphs) | (chosen >= num_graphs)][0].item()
+            raise IndexError(f"graph id {bad} is out of range for {num_graphs} graphs")
+        if low >= 0:
+            return without_waiting(chosen.clone(), device)
     return without_waiting(torch.where(chosen < 0, chosen + num_graphs, chosen), device)
 
 

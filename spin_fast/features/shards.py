@@ -246,12 +246,11 @@ class ShardedFeatures:
         for shard in self.shards:
             if not isinstance(shard, PowerFeatures):
                 raise TypeError(f"shards must hold PowerFeatures, got {type(shard).__name__}")
-            if shard._kind != self.shards[0]._kind:
+            if shard is not self.shards[0] and shard._kind != self.shards[0]._kind:
                 raise ValueError(f"shards must be alike, got {self.shards[0]._kind} and {shard._kind}")
-        self._ptr = offsets(torch.tensor([len(shard) for shard in self.shards]))
 
     def __len__(self) -> int:
-        return int(self._ptr[-1])
+        return sum(map(len, self.shards))
 
     def __repr__(self) -> str:
         return f"ShardedFeatures({len(self.shards)} shards, {len(self)} graphs, {self.shards[0]._kind})"
@@ -292,6 +291,10 @@ class ShardedFeatures:
         num_nodes = sum(int(shard.node_ptr[-1]) for shard in self.shards)
         stored = torch.stack([shard.row_ptr.diff() for shard in self.shards]).sum(0)
         return [num_nodes / size if size else 1.0 for size in stored.tolist()]
+
+    @cached_property
+    def _ptr(self) -> Tensor:
+        return offsets(torch.tensor([len(shard) for shard in self.shards]))
 
     @cached_property
     def y(self) -> Tensor | None:

@@ -118,9 +118,9 @@ def check_labels(y: Tensor | None, num_outputs: int, *, read: bool = False) -> N
         known, highest, what = y[~y.isnan()], 1, "tasks of 0, 1 and NaN, got values from"
     else:
         known, highest, what = y, num_outputs - 1, f"classes in [0, {num_outputs}), the model's outputs, got"
-    if known.numel() and not 0 <= known.min() <= known.max() <= highest:
-        low, high = (value.item() if not are_tasks else f"{value:g}" for value in (known.min(), known.max()))
-        raise ValueError(f"y must be {what} {low} to {high}")
+    low, high = (value.item() for value in known.aminmax()) if known.numel() else (0, 0)
+    if not 0 <= low <= high <= highest:
+        raise ValueError(f"y must be {what} {low:g} to {high:g}" if are_tasks else f"y must be {what} {low} to {high}")
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:

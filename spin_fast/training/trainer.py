@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._common import check, torch_compat
-from .._common.indexing import GraphIds, graph_ids
+from .._common.indexing import GraphIds, graph_ids, without_waiting
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures, sharded
 from ..nn import SPIN, GraphClassifier
@@ -186,6 +188,7 @@ class Trainer:
         self._flat = nn.Parameter(model.flatten_parameters())
         self._shapes = _shapes(model)
         self._captured: _Captured | None = None
+        self._step_seconds: dict[tuple[int, int], float] = {}  # of the last features and size of batches
         self._num_outputs: int | None = None
         self.optimizer = _Adam(self._flat, learning_rate=learning_rate, weight_decay=weight_decay)
 
@@ -224,17 +227,18 @@ class Trainer:
     ) -> tuple[float, float]:
         """A step on each batch of the graphs ``order``; returns the sum of their losses, and of what they weigh."""
         steps = self._prepared(features, graph_weight is not None)
-        stored = features.storage_ids(order)
+        stored = without_waiting(order, features.node_ptr.device)
+        if features.ids is not None:
+            stored = features.ids[stored]
         losses = self._ranks.sum(steps(stored, batch_size, *([] if graph_weight is None else [graph_weight])))
         assert features.labels is not None
-        shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
-        if shares is None:
-            sizes = [min(batch_size, len(stored) - i) for i in range(0, len(stored), batch_size)]
-            weights = torch.tensor(sizes, dtype=torch.float64)
+        if features.labels.is_floating_point() or self.class_weight is not None or graph_weight is not None:
+            shares = shares_of(features.labels[stored], self.class_weight, graph_weight)
+            assert shares is not None
+            weights = torch.stack([share.sum() for share in shares.split(batch_size)]).tolist()
         else:
-            weights = torch.stack([share.sum() for share in shares.split(batch_size)]).double().cpu()
-        losses = losses.cpu().double()  # autocast would round a product in float32
-        return (losses @ weights).item(), weights.sum().item()
+            weights = [min(batch_size, len(stored) - i) for i in range(0, len(stored), batch_size)]
+        return math.fsum(map(mul, losses.tolist(), weights)), math.fsum(weights)
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
@@ -248,11 +252,14 @@ class Trainer:
         if self._num_outputs is None:
             self._num_outputs = model.num_outputs(features)
         check_labels(features.y, self._num_outputs)
-        model.operator = features.operator
-        model.node_features = features.node_features or model.node_features
         assert features.labels is not None
-        model.multilabel = features.labels.is_floating_point()
-        model.train()
+        facts = {"operator": features.operator, "multilabel": features.labels.is_floating_point()}
+        facts["node_features"] = features.node_features or model.node_features
+        for name, fact in facts.items():
+            if getattr(model, name) != fact:  # which a module tells faster than it takes the same once more
+                setattr(model, name, fact)
+        if not all(module.training for module in model.modules()):  # telling each anew takes longer than a small step
+            model.train()
         flat = model.flatten_parameters()
         is_same = flat.data_ptr() == self._flat.data_ptr()  # memory that this still holds
         if not is_same and _shapes(model) != self._shapes:
@@ -297,7 +304,7 @@ class Trainer:
 
         is_captured = _is_captured(flat.device)
         if flat.is_cpu and self._ranks.number == 1 and not is_captured:
-            return partial(self._steps, bound.steps)
+            return partial(self._steps, bound.steps, id(features))
         gradient_of = self._shared(bound.step, features)
 
         def step(ids: Tensor) -> Tensor:
@@ -313,16 +320,20 @@ class Trainer:
             self._captured = _Captured(step, memory)
         return _one_by_one(self._captured)
 
-    def _steps(self, call: Callable[[Tensor, int, ops.Adam], Tensor], ids: Tensor, batch_size: int) -> Tensor:
+    def _steps(
+        self, call: Callable[[Tensor, int, ops.Adam], Tensor], features_id: int, ids: Tensor, batch_size: int
+    ) -> Tensor:
         """Steps by ``ops.training_steps``, in a call as many as take ``CALL_SECONDS`` at the rate of the last call."""
-        adam, begin, number = self.optimizer.arguments, 0, 1
+        adam, begin, of = self.optimizer.arguments, 0, (features_id, batch_size)
         losses: list[Tensor] = []
         torch_compat.mark_stepped(self.optimizer)
         while begin < len(ids) or not losses:
-            start, end = time.perf_counter(), begin + number * batch_size
-            losses.append(call(ids[begin:end], batch_size, adam))
-            seconds = max(time.perf_counter() - start, 1e-6)
-            begin, number = end, max(1, int(number * CALL_SECONDS / seconds))
+            seconds = self._step_seconds.get(of, math.inf)
+            end = begin + max(1, int(CALL_SECONDS / seconds)) * batch_size
+            start, some = time.perf_counter(), ids[begin:end]
+            losses.append(call(some, batch_size, adam))
+            begin, number = end, max(1, -(-len(some) // batch_size))
+            self._step_seconds = {of: max(time.perf_counter() - start, 1e-6) / number}
         return torch.cat(losses)
 
     def _by_autograd(self, features: PowerFeatures) -> Callable[..., Tensor]:
