@@ -80,6 +80,26 @@ class PowerFeatures(GraphArrays):
         if self.rows.is_cpu:
             self._check_entries()
 
+    @classmethod
+    def _made(
+        cls,
+        rows: Tensor,
+        row_ptr: Tensor,
+        ptr: Tensor,
+        index: Tensor | None,
+        count: Tensor | None,
+        row_of_node: Tensor | None,
+        *,
+        node_ptr: Tensor,
+        labels: Tensor | None,
+        operator: str,
+    ) -> PowerFeatures:
+        """Of arrays that operations have made: they are not checked."""
+        made = cls.__new__(cls)
+        arrays = {"rows": rows, "ptr": ptr, "index": index, "count": count, "row_of_node": row_of_node}
+        vars(made).update(arrays, row_ptr=row_ptr.cpu(), node_ptr=node_ptr, labels=labels, operator=operator, _found={})
+        return made
+
     def _check_shapes(self) -> None:
         """Check all but the contents of the arrays that grow with the nodes, which are not read."""
         check_ragged("rows", self.rows, check.FLOATS)
@@ -241,7 +261,7 @@ class PowerFeatures(GraphArrays):
             chunks = power_chunks(graphs, num_hops, operator, *limits, float64_sums=True)
             last = _add(found, chunks, advance)
             if last is None:
-                return cls(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+                return cls._made(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
             advance("", len(graphs) - found.num_graphs)
             del found
         powers = last if last.shape[1] == graphs.num_nodes else powers_of(graphs, num_hops, operator, True)
@@ -292,7 +312,7 @@ class PowerFeatures(GraphArrays):
         if last is None:
             kept = row_of_node if node_rows else None
             arrays = (rows, row_ptr, ptr, index, count, kept)
-            return cls(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
+            return cls._made(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
         known = take_dense(rows, row_of_node)
         del rows, row_ptr, ptr, index, count, row_of_node
         dense = [known, *map(lambda chunk: chunk.powers.clone(), more)]  # keeps no chunk
@@ -304,7 +324,7 @@ class PowerFeatures(GraphArrays):
         """One row per node and branch, from ``powers [R + 1, N, d]``."""
         num_branches, num_nodes, _ = powers.shape
         starts = torch.arange(num_branches, device=node_ptr.device)[:, None] * num_nodes + node_ptr[:-1]
-        return cls(
+        return cls._made(
             rows=powers.flatten(0, 1),
             row_ptr=torch.arange(num_branches + 1) * num_nodes,
             ptr=torch.nn.functional.pad(starts.flatten(), (0, 1), value=num_branches * num_nodes),
@@ -359,7 +379,7 @@ class PowerFeatures(GraphArrays):
         for part in parts:
             for begin, end in chunks_of(part.node_ptr, num_bytes // bytes_per_node):
                 found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
-        joined = cls(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
+        joined = cls._made(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
         return joined.prepared_by(parts[0].node_features)
 
     def prepared_by(self, node_features: NodeFeatures | None) -> PowerFeatures:
@@ -549,7 +569,7 @@ class PowerFeatures(GraphArrays):
         if index is not None and self.index is not None:
             index = index.to(self.index.dtype)
         found = (rows, row_ptr, ptr, index, count, row_of_node)
-        taken = PowerFeatures(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
+        taken = self._made(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
         return taken.prepared_by(self.node_features)
 
     def identical_graphs(self, *, joint: bool = False) -> Tensor:
@@ -567,7 +587,7 @@ class PowerFeatures(GraphArrays):
         whole = self.of_storage(None)
         if self.index is None or self.count is None:
             found = ops.distinct_rows(whole.dense_rows(), self.node_ptr, check_invariants=False)
-            whole = PowerFeatures(*found, node_ptr=self.node_ptr, labels=None, operator=self.operator)
+            whole = self._made(*found, node_ptr=self.node_ptr, labels=None, operator=self.operator)
         segments: PowerFeatures | ops.JointRows = whole.joint if joint else whole
         assert segments.index is not None
         assert segments.count is not None
