@@ -151,11 +151,8 @@ class TypedDistinctRows final : public DistinctRows {
     graphs_left_ -= graphs;
     const W* rows = static_cast<const W*>(powers);
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
-    for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
-      const int64_t known = stores_[b].size;
-      if (!number(stores_[b], rows + b * nodes * width, nodes, row_of_node)) return false;
-      list(stores_[b], known, ptr, graphs, row_of_node);
-      return true;
+    for_each_branch(nodes, ptr, graphs, [&](int64_t b, I* row_of_node) {
+      return number(stores_[b], rows + b * nodes * width, nodes, row_of_node);
     });
   }
 
@@ -175,16 +172,14 @@ class TypedDistinctRows final : public DistinctRows {
       graphs_left_ -= graphs.graphs;
       std::vector<int64_t> ptr(graphs.graphs + 1);
       for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
-      for_each_branch(nodes, [&](int64_t b, I* row_of_node) {
+      for_each_branch(nodes, ptr.data(), graphs.graphs, [&](int64_t b, I* row_of_node) {
         const int64_t hop = patterns_->hop_of(b), fresh = patterns_->fresh(hop), first = patterns_->first_fresh(hop);
-        const int64_t known = stores_[b].size;
         std::vector<I>& row_of_pattern = row_of_pattern_[b];
         row_of_pattern.resize(first + fresh);
         const W* rows = reinterpret_cast<const W*>(patterns_->rows(b));
         if (!number(stores_[b], rows, fresh, row_of_pattern.data() + first)) return false;
         const int32_t* pattern = patterns_->of_nodes(hop);
         for (int64_t v = 0; v < nodes; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
-        list(stores_[b], known, ptr.data(), graphs.graphs, row_of_node);
         return true;
       });
       patterns_are_whole_ = true;
@@ -252,17 +247,53 @@ class TypedDistinctRows final : public DistinctRows {
   static constexpr bool has_patterns = sizeof(W) >= 4;
   using NodePatterns = Patterns<std::conditional_t<sizeof(W) == 8, double, float>, double>;
 
-  // Runs f(branch, the rows of its nodes, to be written), each branch by one thread: nothing goes from core to core
-  // then but the powers. f returns whether the rows of the branch can be numbered.
+  // Runs f(branch, the rows of its nodes, to be written), which returns whether they can be numbered, and then lists
+  // the rows of each graph. A thread numbers those of the branches that it had last time, whose tables are in its
+  // caches, and then others' that are left; lists are made by whoever has time.
   template <class F>
-  void for_each_branch(int64_t nodes, F f) {
+  void for_each_branch(int64_t nodes, const int64_t* ptr, int64_t graphs, F f) {
     const int64_t room = nodes + short_list;
     if (!node_rows_) rows_of_nodes_.resize(branches * room);
-    std::atomic<bool> all = true;
-    parallel_branches(branches, 1, threads_for(nodes * branches * search_cost(width)), [&](int64_t b, int64_t) {
-      if (!f(b, node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * room)) all = false;
-    });
-    require(all, "powers must have fewer than 2^", slot_number_bits, " distinct rows in a branch");
+    struct Branch {
+      I* row_of_node;
+      int64_t known;
+      std::atomic<bool> taken = false, numbered = false, listed = false;
+    };
+    std::vector<Branch> of(branches);
+    for (int64_t b = 0; b < branches; ++b) {
+      of[b].row_of_node = node_rows_ ? stores_[b].row_of_node.add(nodes) : rows_of_nodes_.data() + b * room;
+      of[b].known = stores_[b].size;
+    }
+    std::atomic<bool> failed = false, fits = true;
+    const int64_t threads = std::min(branches, threads_for(nodes * branches * search_cost(width)));
+    parallel_ranges(
+        threads,
+        [&](int64_t first, int64_t) {
+          // The last one first, which has the most rows.
+          const auto branch = [&](int64_t i) { return branches - 1 - (i + first * branches / threads) % branches; };
+          for (int64_t i = 0; i < branches; ++i) {
+            const int64_t b = branch(i);
+            if (of[b].taken.exchange(true)) continue;
+            try {
+              of[b].numbered = f(b, of[b].row_of_node);
+            } catch (...) {
+              failed = true;  // others would wait
+              throw;
+            }
+            if (!of[b].numbered) failed = true, fits = false;
+          }
+          for (int64_t left = branches; left > 0 && !failed;) {
+            left = 0;
+            for (int64_t i = 0; i < branches; ++i) {
+              const int64_t b = branch(i);
+              left += !of[b].listed;
+              if (of[b].numbered && !of[b].listed.exchange(true))
+                list(stores_[b], of[b].known, ptr, graphs, of[b].row_of_node);
+            }
+          }
+        },
+        threads);
+    require(fits, "powers must have fewer than 2^", slot_number_bits, " distinct rows in a branch");
   }
 
   // Numbers rows of a branch, and keeps those that are new; false if there are too many.
