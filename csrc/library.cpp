@@ -223,14 +223,16 @@ std::pair<py::array, std::vector<bool>> readouts_of_graphs(const std::vector<Eva
                                                            bool by_powers) {
   const auto chunks = static_cast<int64_t>(ptrs.size());
   require(!rows.empty() && std::set(rows.begin(), rows.end()).size() == rows.size(), "rows must be different objects");
-  const int64_t features = rows[0]->model.features, bytes = rows[0]->bytes, room = rows[0]->room;
+  const int64_t features = rows[0]->model.features, width = rows[0]->model.readout_width();
+  const int64_t bytes = rows[0]->bytes, room = rows[0]->room;
   for (const EvaluatedRows* of : rows)
-    require(of->model.features == features && of->bytes == bytes && of->room == room, "rows must be alike");
+    require(
+        of->model.features == features && of->model.readout_width() == width && of->bytes == bytes && of->room == room,
+        "rows must be alike");
   std::vector<spin_fast::GraphRange> graphs;
   for (const Array<int64_t>& ptr : ptrs) graphs.push_back(graph_range(indptr, indices, x, ptr, features, bytes));
   std::vector<int64_t> first = {0};  // graph of each chunk
   for (const auto& chunk : graphs) first.push_back(first.back() + chunk.graphs);
-  const int64_t width = rows[0]->model.readout_width();
   Tensor readouts = spin_fast::empty({first.back(), width}, word_of(bytes));
   char* const out = static_cast<char*>(readouts.mutable_data_ptr());
   std::vector<char> is_made(chunks);  // threads write to it

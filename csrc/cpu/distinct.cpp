@@ -69,7 +69,7 @@ struct Store {
     if (needed <= slots.size()) return;
     slots = std::vector<uint64_t>();  // before there is another
     slots = std::vector<uint64_t>(needed);
-    fill_slots(hashes.begin(), size, slots.data(), needed - 1);
+    fill_slots(hashes.begin(), 0, size, slots.data(), needed - 1);
   }
 };
 

@@ -32,9 +32,9 @@ inline std::vector<uint32_t> hash_keys(int64_t width) {
   return keys;
 }
 
-// Puts the rows 0, .., size - 1 into slots that are clear.
-inline void fill_slots(const uint32_t* hashes, int64_t size, uint64_t* slots, uint64_t mask) {
-  for (int64_t u = 0; u < size; ++u) {
+// Puts the rows [begin, end) into slots that are clear, or have others.
+inline void fill_slots(const uint32_t* hashes, int64_t begin, int64_t end, uint64_t* slots, uint64_t mask) {
+  for (int64_t u = begin; u < end; ++u) {
     uint64_t i = hashes[u] & mask;
     while (slots[i]) i = (i + 1) & mask;
     slots[i] = slot_tag(hashes[u]) | static_cast<uint64_t>(u);

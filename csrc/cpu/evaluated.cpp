@@ -200,6 +200,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     void forget() {
       forget_rows(known);
       num_known = 0;
+      not_in_table.clear();
     }
 
     // Makes room for so many rows more than these: clearing slots that are not needed takes longer than to fill anew.
@@ -208,7 +209,12 @@ class TypedEvaluatedRows final : public EvaluatedRows {
       if (needed <= rows.slot_mask + 1) return;
       known.slot_mask = rows.slot_mask = std::min(most_slots, 4 * needed) - 1;
       std::memset(rows.slots, 0, (rows.slot_mask + 1) * sizeof(uint64_t));
-      fill_slots(rows.hashes, rows.size, rows.slots, rows.slot_mask);
+      int64_t begin = 0;
+      for (const auto& [first, end] : not_in_table) {
+        fill_slots(rows.hashes, begin, first, rows.slots, rows.slot_mask);
+        begin = end;
+      }
+      fill_slots(rows.hashes, begin, rows.size, rows.slots, rows.slot_mask);
     }
 
     PackedBranch<T> packed;
@@ -218,9 +224,10 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     int32_t* row_of_pattern;  // [room]
     KnownRows<W> known;
     uint64_t most_slots;
-    int64_t num_fresh = 0;  // of this chunk
-    int64_t num_known = 0;  // after it
-    int64_t without = 0;    // rows to come for which the table is left out
+    int64_t num_fresh = 0;                                  // of this chunk
+    int64_t num_known = 0;                                  // after it
+    int64_t without = 0;                                    // rows to come for which the table is left out
+    std::vector<std::pair<int64_t, int64_t>> not_in_table;  // ranges of known rows that came then
   };
 
   // Makes room for the next chunk, whatever a failure has left.
@@ -257,6 +264,7 @@ class TypedEvaluatedRows final : public EvaluatedRows {
     of.num_known = known.size + (keep ? nodes - v : 0);
     of.num_fresh = known.size - of.known.size + (nodes - v);
     of.without = std::max<int64_t>(of.without - (nodes - v), 0);
+    if (of.num_known > known.size) of.not_in_table.emplace_back(known.size, of.num_known);
     std::iota(number + v, number + nodes, static_cast<int32_t>(known.size));
     std::iota(fresh, fresh + (nodes - v), v);
     return v == nodes;

@@ -14,8 +14,8 @@ class EvaluatedRows {
  public:
   EvaluatedRows(Model model, int64_t room, int64_t bytes) : model(std::move(model)), room(room), bytes(bytes) {}
   virtual ~EvaluatedRows() = default;
-  // Writes the readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs + 1]
-  // from 0 to N. By one thread at a time.
+  // Writes the readouts [graphs, (R + 1) * h] of `powers` [R + 1, N, d], of at most `room` nodes, and `ptr` [graphs +
+  // 1] from 0 to N. By one thread at a time.
   virtual void readout(const void* powers, const int64_t* ptr, int64_t graphs, void* out) = 0;
   // The same of graphs, of at most `room` nodes, by their powers.
   virtual void readout(const GraphRange& graphs, void* out) = 0;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -283,6 +284,37 @@ def test_chunks_without_patterns_in_between(native, threads: None) -> None:
     assert torch.equal(found, expected)
 
 
+def test_rows_that_came_without_the_table_are_not_in_it(native) -> None:
+    """Rows of new patterns that hardly repeat are kept, but not to be found: a row equal to their memory is another.
+
+    Here that is 0, as is the row of nodes without neighbours: in a thread whose memory is new.
+    """
+    native.poison_scratch(False)
+    generator = torch.Generator().manual_seed(0)
+    pool = torch.rand(16, 16, generator=generator) + 1
+
+    def ring(num_nodes: int, reach: int) -> GraphBatch:
+        """Of nodes with neighbours up to so far on both sides."""
+        ends = [torch.arange(num_nodes).roll(k) for k in range(-reach, reach + 1) if k]
+        edges = torch.stack([torch.arange(num_nodes).repeat(len(ends)), torch.cat(ends)])
+        return GraphBatch.from_edge_index(edges, x=pool[torch.randint(0, 16, (num_nodes,), generator=generator)])
+
+    alone = GraphBatch.from_edge_index(torch.empty(2, 0, dtype=torch.int64), x=pool)
+    graphs = GraphBatch.concatenate([*[ring(40, 1) for _ in range(100)], *[ring(500, 3)] * 140, alone])
+    mlp, made = new_mlp(3, [16, 8], False), []
+    ptrs = [graphs.ptr[begin : end + 1] for begin, end in ((0, 100), (100, 170), (170, 240), (240, 241))]
+
+    def predict() -> None:
+        rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=100_000, operator="sym")
+        made.extend(rows.readouts_of_graphs(graphs, [ptr])[0] for ptr in ptrs)
+
+    thread = threading.Thread(target=predict)
+    thread.start()
+    thread.join()
+    expected = ops.branch_readout(powers_of(graphs, 2, "sym", False), *mlp, graphs.ptr, negative_slope=0.1)
+    assert torch.equal(torch.cat(made), expected)
+
+
 def test_arguments_of_the_library_are_checked(native) -> None:
     graphs = molecules([5, 3], torch.eye(16)[:2])
     good = [value.numpy() for value in (graphs.indptr, graphs.indices, graphs.x, graphs.ptr)]
@@ -313,6 +345,9 @@ def test_arguments_of_the_library_are_checked(native) -> None:
     assert readouts_of(few, *good)[1] == [False]
     with pytest.raises(ValueError, match="rows must be alike"):
         native.readouts_of_graphs([rows, few], *good[:3], [good[3]] * 2, True)
+    wider = native.EvaluatedRows(np.zeros(3 * 17 * 9, np.float32), 16, 3, [9], False, 0.1, 1024, ["sym"])
+    with pytest.raises(ValueError, match="rows must be alike"):
+        native.readouts_of_graphs([rows, wider], *good[:3], [good[3]] * 2, True)
     with pytest.raises(ValueError, match="rows must be different objects"):
         native.readouts_of_graphs([], *good[:3], [good[3]], True)
     with pytest.raises(ValueError, match="rows must be different objects"):
