@@ -156,7 +156,7 @@ bool is_sparse_row(const KnownRows<W>& known, int64_t u, const W* row) {
 template <class W>
 inline int64_t one_hot_column(const W* row, int64_t width) {
   constexpr W one = sizeof(W) == 4 ? 0x3f800000 : 0x3ff0000000000000;
-  constexpr W of_one = 1 << 20, of_other = 2 << 20;  // columns sum up to less
+  constexpr W of_one = 1 << 20, of_other = 2 << 20;  // more than a column; sums of all do not overflow
   W sum = 0;
   for (int64_t j = 0; j < width; ++j)  // without conditional jumps, which would be mispredicted
     sum += (-W{row[j] != 0} & of_other) + (-W{row[j] == one} & (of_one - of_other + static_cast<W>(j)));

@@ -238,7 +238,7 @@ class Trainer:
             weights = torch.stack([share.sum() for share in shares.split(batch_size)]).tolist()
         else:
             weights = [min(batch_size, len(stored) - i) for i in range(0, len(stored), batch_size)]
-        return math.fsum(map(mul, losses.tolist(), weights)), math.fsum(weights)
+        return sum(map(mul, losses.tolist(), weights)), sum(weights)
 
     def step(self, features: PowerFeatures) -> Tensor:
         """One step on all selected graphs; returns their mean loss."""
@@ -332,8 +332,8 @@ class Trainer:
             end = begin + max(1, int(CALL_SECONDS / seconds)) * batch_size
             start, some = time.perf_counter(), ids[begin:end]
             losses.append(call(some, batch_size, adam))
-            begin, number = end, max(1, -(-len(some) // batch_size))
-            self._step_seconds = {of: max(time.perf_counter() - start, 1e-6) / number}
+            begin = end
+            self._step_seconds = {of: max(time.perf_counter() - start, 1e-6) * batch_size / max(len(some), 1)}
         return torch.cat(losses)
 
     def _by_autograd(self, features: PowerFeatures) -> Callable[..., Tensor]:
