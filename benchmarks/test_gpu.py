@@ -151,7 +151,7 @@ def emptied(device: str) -> Iterator[None]:
 
 
 def repeated(dataset: str, times: int, quick: bool) -> GraphBatch:
-    return inputs.together([inputs.stand_in(dataset, 40 if quick else None)] * times)
+    return GraphBatch.concatenate([inputs.stand_in(dataset, 40 if quick else None)] * times)
 
 
 def dense(quick: bool) -> GraphBatch:

@@ -37,7 +37,9 @@ def skewed(num_features: int) -> Input:
     """One large graph among a thousand small ones: divided by graphs, most of the work is one thread's."""
     small = partial(datasets.erdos_renyi, 500, 30, 0.1, num_features)
     large = datasets.power_law(1, 100_000, 10.0, num_features=num_features)
-    return Input("100,000 nodes among 1,000 graphs of 30", together([small(seed=0), large, small(seed=1)]))
+    return Input(
+        "100,000 nodes among 1,000 graphs of 30", GraphBatch.concatenate([small(seed=0), large, small(seed=1)])
+    )
 
 
 @cache
@@ -52,25 +54,6 @@ def one_graph(num_nodes: int, num_features: int) -> Input:
     x = torch.randn(graphs.num_nodes, num_features, generator=torch.Generator().manual_seed(0))
     name = f"one graph of {num_nodes:,} nodes, d = {num_features}"
     return Input(name, GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, x))
-
-
-def together(parts: list[GraphBatch]) -> GraphBatch:
-    """The graphs of all parts, one after the other; features, but no labels."""
-    first_node = torch.tensor([0, *(part.num_nodes for part in parts)]).cumsum(0).tolist()
-    first_edge = torch.tensor([0, *(part.num_edges for part in parts)]).cumsum(0).tolist()
-
-    def joined(offsets: list[Tensor], firsts: list[int]) -> Tensor:
-        """Offsets of all parts, each but the first without its leading 0."""
-        return torch.cat(
-            [part[min(i, 1) :] + first for i, (part, first) in enumerate(zip(offsets, firsts, strict=False))]
-        )
-
-    return GraphBatch(
-        ptr=joined([part.ptr for part in parts], first_node),
-        indptr=joined([part.indptr for part in parts], first_edge),
-        indices=torch.cat([part.indices + first for part, first in zip(parts, first_node, strict=False)]),
-        x=torch.cat([part.x for part in parts]),
-    )
 
 
 class Statistics(NamedTuple):

@@ -63,7 +63,6 @@ def test_the_plot_is_of_the_committed_times() -> None:
 @pytest.mark.slow
 def test_the_tables_are_of_the_committed_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = benchmark_module("studies.tables")
-    monkeypatch.setattr(tables, "RESULTS", RESULTS.parent.parent)
     monkeypatch.setattr(tables, "TABLES", RESULTS.parent.parent / "tables")
     found = tables.evaluations()
     written = "python -m spin_fast.benchmarks.studies.tables writes it anew"
