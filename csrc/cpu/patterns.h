@@ -121,8 +121,8 @@ class Patterns {
   static constexpr int64_t degrees = 8;          // that share patterns in hop 0
   static constexpr int64_t at_once = 1024;       // nodes
   static constexpr int64_t chunks_without = 16;  // after one in which it did not pay
-  // Of a graph, in each hop: no more than power.cpp, which sums up large graphs in another way, counts as small.
-  static constexpr int64_t most_values = 1 << 17, most_edges = 1 << 14, most_cost = 256 * task_cost;
+  // Of a graph: no more than power.cpp, which sums up large graphs in another way, counts as small.
+  static constexpr int64_t most_values = 1 << 17, most_edges = 1 << 14;
 
   struct HopPatterns {
     KnownPatterns known = {};
@@ -190,10 +190,8 @@ class Patterns {
     const int64_t first = graphs.ptr[0], nodes = graphs.nodes();
     for (int64_t g = 0; g < graphs.graphs; ++g) {
       const int64_t begin = graphs.ptr[g], end = graphs.ptr[g + 1];
-      const int64_t edges = indptr[end] - indptr[begin], hops = hops_.size() - 1;
-      if ((end - begin) * padded_to(column_multiple, width_) > most_values || edges > most_edges ||
-          (edges + end - begin) * width_ * hops > most_cost)
-        return false;
+      const int64_t values = (end - begin) * padded_to(column_multiple, width_);
+      if (values > most_values || indptr[end] - indptr[begin] > most_edges) return false;
     }
     const auto table = isa_kernels<PowerKernels<T, I>>();
     Powers<T, I> powers = {};

@@ -116,10 +116,9 @@ bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   const int64_t sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
   const auto edges_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
-  const int64_t total = (a.indptr[last] - a.indptr[first] + last - first) * full_width * hops;
+  // By the graph alone, since hops of large ones are rounded in another way.
   const auto is_large = [&](int64_t g) {
-    const int64_t nodes = nodes_of(g), edges = edges_of(g), cost = (edges + nodes) * full_width * hops;
-    if (cost > 256 * task_cost && cost > total / 8) return true;  // too much for one thread
+    const int64_t nodes = nodes_of(g), edges = edges_of(g);
     if (full_width == 1 && nodes <= dense_nodes && edges <= nodes * nodes) return false;
     return 2 * nodes * stride * sum_bytes > cache_bytes || edges > cache_edges;
   };

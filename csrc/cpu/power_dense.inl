@@ -159,7 +159,7 @@ bool small_powers(const Powers<T, I>& powers, int64_t first, int64_t nodes) {
   scales_of_degrees(powers.op, nodes, left, right);
   store<step, A>(row + last, Vector<A>{});
   copy_some(x, nodes, row);
-  copy_some(x, nodes, out);
+  if (powers.with_x) copy_some(x, nodes, out);
   for (int64_t v = 0; v < nodes; v += step) store(y + v, load(right + v) * load<step, A>(row + v));
   store(y + last + step, Vector<A>{});
   for (int64_t r = 1; r <= powers.hops; ++r) {

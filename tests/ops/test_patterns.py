@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import ISAS
+from helpers import ISAS, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -270,6 +270,18 @@ def test_columns_that_are_zero_in_a_chunk(
         rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes, operator=operator)
         for ptr, one in zip(ptrs, expected.split(30), strict=True):
             assert torch.equal(rows.readouts_of_graphs(graphs, [ptr])[0], one)
+
+
+@pytest.mark.parametrize("backend", ISAS, indirect=True)
+@pytest.mark.parametrize("operator", ["sym", "sym,adj"])
+@pytest.mark.parametrize("size", [3, 60])
+def test_readouts_of_one_feature(backend: str, size: int, operator: str) -> None:
+    """Hops of dense graphs of one feature lie one after the other, without ``x``, in memory that ends where they do."""
+    graphs = random_graphs([size] * 40, 0.5, 1, dtype=torch.float32)
+    mlp = new_mlp(num_branches_of(3, operator), [1, 8], True)
+    expected = ops.branch_readout(powers_of(graphs, 3, operator, False), *mlp, graphs.ptr, negative_slope=0.1)
+    rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes, operator=operator)
+    torch.testing.assert_close(rows.readouts_of_graphs(graphs, [graphs.ptr])[0], expected, rtol=1e-4, atol=1e-4)
 
 
 def test_chunks_without_patterns_in_between(native, threads: None) -> None:

@@ -524,6 +524,15 @@ def test_dense_graphs(backend: str, num_features: int, operator: str) -> None:
         assert_close_to_reference(powers(graphs, 2, operator, float64_sums=float64_sums), graphs, operator, 1e-6)
 
 
+@pytest.mark.parametrize("float64_sums", [False, True])
+def test_same_bits_whatever_other_graphs_there_are(native, float64_sums: bool) -> None:
+    """So what a graph gets does not depend on how a batch is cut into chunks, and that on the number of threads."""
+    graphs = random_graphs([220] * 9, 1.0, 128, dtype=torch.float32)
+    together = powers(graphs, float64_sums=float64_sums)
+    alone = torch.cat([powers(graphs[[i]], float64_sums=float64_sums) for i in range(len(graphs))], 1)
+    assert torch.equal(together, alone)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("num_features", [4, 12])
 def test_same_bits_wherever_tensors_begin(backend: str, num_features: int, dtype: torch.dtype) -> None:
