@@ -1,5 +1,5 @@
-// Checks of the metadata of the arguments of power_features, its gradient and distinct_rows, the same on every device.
-// (Those of readouts: segments.h; of the fused branch: model.h.)
+// Checks of the metadata of the arguments of power_features, its gradient and distinct_rows, and hashes, the same on
+// every device. (Those of readouts: segments.h; of the fused branch: model.h.)
 #pragma once
 
 #include <string>
@@ -53,6 +53,14 @@ template <class W>
 constexpr W positive_zero(W bits) {
   return bits == W(W{1} << (8 * sizeof(W) - 1)) ? W{0} : bits;
 }
+
+// A bijection that mixes all bits (the finaliser of splitmix64, Steele et al. 2014), and a constant without a pattern.
+constexpr uint64_t mixed(uint64_t key) {
+  key = (key ^ key >> 30) * 0xbf58476d1ce4e5b9u;
+  key = (key ^ key >> 27) * 0x94d049bb133111ebu;
+  return key ^ key >> 31;
+}
+constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
 
 constexpr uint64_t lowest_bits(int64_t n) { return n == 64 ? ~uint64_t{0} : (uint64_t{1} << n) - 1; }
 

@@ -28,6 +28,8 @@ struct ComputeOf<double> {
 template <class S>
 using Compute = typename ComputeOf<S>::Type;
 
+constexpr int64_t cache_line = 64;  // bytes
+
 // One hop, out = Ā in (+ add), with Ā[v, u] = A[v, u] * (left[v] * right[u] + plain).
 template <class T, class I>
 struct Hop {
@@ -392,10 +394,9 @@ struct BranchKernels {
   // Activations of n rows, padded to a multiple of row_multiple.
   void (*mlp_forward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, T* const* activations);
   // From dz, the gradient of what goes into the last LeakyReLU: adds to the gradient of each layer, [padded in, stride]
-  // and a row of biases; writes dx if not null. The signs of `gates`, maybe the activations, tell on which side of its
-  // LeakyReLU a unit is; `first` and `second` take n rows each.
-  void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations,
-                       const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx);
+  // and a row of biases; writes dx if not null. `first` and `second` take n rows each.
+  void (*mlp_backward)(const Mlp<T>&, const T* x, int64_t stride, int64_t n, const T* const* activations, T* dz,
+                       T* first, T* second, T* const* gradient, T* dx);
   // Of so many rows of x [*, width], those with the numbers `of_rows` or, if it is null, the first: lists the columns
   // that are not 0 in every one, and returns how many they are. used: [width], scratch.
   int64_t (*nonzero_columns)(const T* x, const int64_t* of_rows, int64_t rows, int64_t width, T* used,

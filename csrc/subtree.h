@@ -3,22 +3,13 @@
 // in spin_fast/ops/reference.py.
 #pragma once
 
-#include <cstdint>
 #include <cstring>
 
 #include "arguments.h"
 
 namespace spin_fast {
 
-// A bijection that mixes all bits (the finaliser of splitmix64, Steele et al. 2014).
-constexpr uint64_t mixed(uint64_t key) {
-  key = (key ^ key >> 30) * 0xbf58476d1ce4e5b9u;
-  key = (key ^ key >> 27) * 0x94d049bb133111ebu;
-  return key ^ key >> 31;
-}
-
-// Constants without a pattern: without them mixed(0) = 0, and equal parts could cancel.
-constexpr uint64_t golden = 0x9e3779b97f4a7c15u;
+// Without these constants mixed(0) = 0, and equal parts could cancel.
 constexpr uint64_t of_neighbours = mixed(2 * golden), of_edges = mixed(3 * golden), of_nodes = mixed(4 * golden);
 
 // What a column adds to the key of a row; a value of 0 adds nothing.

@@ -17,8 +17,7 @@ Tensor branch_readout(const Tensor& rows, OptionalTensor crow_indices, OptionalT
   expect("parameters", parameters, {of.model.parameters()}, {rows.scalar_type()});
   check_ids(of);
   Tensor readout = empty({of.graphs, of.model.readout_width()}, rows.scalar_type());
-  dispatch_compute(rows.scalar_type(), [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  dispatch_compute(rows.scalar_type(), [&]<class T>(Tag<T>) {
     T* out = readout.mutable_data_ptr<T>();
     with_pass(workspace(), of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), false, nullptr,
               [&](auto& pass) {
@@ -45,8 +44,7 @@ std::tuple<Tensor, Tensor> branch_readout_backward(const Tensor& grad, const Ten
   Tensor gradient = empty({parameters.numel()}, value);
   require(!with_rows || !of.rows.row_begin, "rows must be dense to have a gradient");
   Tensor dx = empty({with_rows ? of.rows.number : 0, num_features}, value);
-  dispatch_compute(value, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
     if (with_rows) std::memset(dx.mutable_data_ptr<T>(), 0, dx.numel() * sizeof(T));
     T* to_rows = with_rows ? dx.mutable_data_ptr<T>() : nullptr;
     with_pass(workspace(), of, rows.const_data_ptr<T>(), parameters.const_data_ptr<T>(), true, to_rows,

@@ -52,35 +52,11 @@ struct RowParts {
       }
     }
   }
-  // Calls f(i, column, value) for the values of n sparse rows.
-  template <class F>
-  void for_each_value(int64_t n, F f) const {
-    const int64_t* row = source;
-    for (int64_t i = 0; i < n; ++i)
-      for (int64_t begin = 0; begin < parts * width; begin += width, ++row)
-        for (int32_t e = row_begin[*row], end = row_begin[*row + 1]; e < end; ++e) f(i, begin + column_of[e], x[e]);
-  }
   // Whether n rows lie one after the other, as one part each.
   bool in_order(int64_t n) const {
     int64_t i = 1;
     while (i < n && source[i] == source[0] + i) ++i;
     return parts == 1 && i == n;
-  }
-  // Calls f(std::integral_constant<int, V>, part, j) for the vectors of a row, V at a time; only the last one of a part
-  // may have lanes that are not filled.
-  template <class F>
-  void for_each_panel(F f) const {
-    for (int64_t part = 0; part < parts; ++part) {
-      int64_t j = 0;
-      for (; j + lanes<T> < width; j += 2 * lanes<T>) f(std::integral_constant<int, 2>{}, part, j);
-      if (j < width) f(std::integral_constant<int, 1>{}, part, j);
-    }
-  }
-  // Calls f(part, j) for the vectors of a row, in order.
-  template <class F>
-  void for_each_vector(F f) const {
-    for (int64_t part = 0; part < parts; ++part)
-      for (int64_t j = 0; j < width; j += lanes<T>) f(part, j);
   }
 };
 
@@ -95,24 +71,26 @@ void used_bits(const RowParts<T>& rows, int64_t n, Bits<T>* used) {
   }
   for (int64_t begin = 0; begin < n; begin += block) {
     const int64_t end = begin + block < n ? begin + block : n;
-    rows.for_each_panel([&](auto vectors, int64_t part, int64_t j) {
-      constexpr int V = vectors();
-      T* const to = reinterpret_cast<T*>(used + part * rows.width + j);
-      const int64_t left = rows.width - j - (V - 1) * L;  // in the last vector
-      Vector<Bits<T>> bits[V] = {};
-      const auto add = [&](const T* from) {
-        for (int v = 0; v < V; ++v)
-          bits[v] |= reinterpret_cast<Vector<Bits<T>>>(v < V - 1 ? load(from + v * L) : load_first(from + v * L, left));
-      };
-      if (begin) add(to);
-      for (int64_t i = begin; i < end; ++i) {
-        const T* next = rows(i + block < rows.rows_left ? i + block : i, part);
-        for (int at = 0; at < V * L; at += 64 / sizeof(T)) __builtin_prefetch(next + j + at);
-        if (left <= L) __builtin_prefetch(next + rows.width - 1);
-        add(rows(i, part) + j);
-      }
-      for (int v = 0; v < V; ++v) store_first(to + v * L, reinterpret_cast<Vector<T>>(bits[v]), v < V - 1 ? L : left);
-    });
+    for (int64_t part = 0; part < rows.parts; ++part)
+      by_panels<T>(rows.width, [&](auto vectors, int64_t j) {
+        constexpr int V = vectors();
+        T* const to = reinterpret_cast<T*>(used + part * rows.width + j);
+        const int64_t left = rows.width - j - (V - 1) * L;  // in the last vector
+        Vector<Bits<T>> bits[V] = {};
+        const auto add = [&](const T* from) {
+          for (int v = 0; v < V; ++v)
+            bits[v] |=
+                reinterpret_cast<Vector<Bits<T>>>(v < V - 1 ? load(from + v * L) : load_first(from + v * L, left));
+        };
+        if (begin) add(to);
+        for (int64_t i = begin; i < end; ++i) {
+          const T* next = rows(i + block < rows.rows_left ? i + block : i, part);
+          for (int at = 0; at < V * L; at += 64 / sizeof(T)) __builtin_prefetch(next + j + at);
+          if (left <= L) __builtin_prefetch(next + rows.width - 1);
+          add(rows(i, part) + j);
+        }
+        for (int v = 0; v < V; ++v) store_first(to + v * L, reinterpret_cast<Vector<T>>(bits[v]), v < V - 1 ? L : left);
+      });
   }
 }
 
@@ -124,17 +102,23 @@ void copy_columns(const RowParts<T>& rows, int64_t n, const int32_t* column, int
   if (rows.row_begin) {
     for (int64_t k = 0; k < columns; ++k) place[column[k]] = static_cast<Bits<T>>(k);
     __builtin_memset(to, 0, n * stride * sizeof(T));
-    rows.for_each_value(n, [&](int64_t i, int64_t at, T value) { to[i * stride + place[at]] = value; });
+    const int64_t* row = rows.source;
+    for (int64_t i = 0; i < n; ++i)
+      for (int64_t part = 0; part < rows.parts; ++part, ++row)
+        for (int32_t e = rows.row_begin[*row]; e < rows.row_begin[*row + 1]; ++e)
+          to[i * stride + place[part * rows.width + rows.column_of[e]]] = rows.x[e];
     return;
   }
   int64_t end = 0;
-  rows.for_each_vector([&](int64_t part, int64_t j) {
-    const int64_t begin = end, first = part * rows.width + j, left = rows.width - j;
-    unsigned mask = 0;
-    for (; end < columns && column[end] - first < (left < lanes<T> ? left : lanes<T>); ++end)
-      mask |= 1u << (column[end] - first);
-    for (int64_t i = 0; mask && i < n; ++i) copy_masked(rows(i, part) + j, mask, end - begin, to + i * stride + begin);
-  });
+  for (int64_t part = 0; part < rows.parts; ++part)
+    for (int64_t j = 0; j < rows.width; j += lanes<T>) {
+      const int64_t begin = end, first = part * rows.width + j, left = rows.width - j;
+      unsigned mask = 0;
+      for (; end < columns && column[end] - first < (left < lanes<T> ? left : lanes<T>); ++end)
+        mask |= 1u << (column[end] - first);
+      for (int64_t i = 0; mask && i < n; ++i)
+        copy_masked(rows(i, part) + j, mask, end - begin, to + i * stride + begin);
+    }
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = columns; k < stride; ++k) to[i * stride + k] = 0;
 }
@@ -423,8 +407,8 @@ void branch_backward(const BranchChunk<T>& branch, const TileScratch<T>& scratch
     gradients[0] = scratch.gradient;
     __builtin_memset(scratch.gradient, 0, compact * first.stride * sizeof(T));
   }
-  mlp_backward<T>({depth, tile.layers}, tile.x, tile.stride, n, activations, activations, dz, scratch.first,
-                  scratch.second, gradients, branch.dx ? branch.dx + begin * first.below : nullptr);
+  mlp_backward<T>({depth, tile.layers}, tile.x, tile.stride, n, activations, dz, scratch.first, scratch.second,
+                  gradients, branch.dx ? branch.dx + begin * first.below : nullptr);
   if (!all) {
     const auto add = [&](int64_t from, int64_t to) {
       const T* of = scratch.gradient + from * first.stride;

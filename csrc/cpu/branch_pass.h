@@ -88,33 +88,6 @@ std::vector<std::pair<int64_t, int64_t>> tasks_of(const std::vector<BranchChunk<
   return tasks;
 }
 
-// All rows through the MLPs packed(branch), `step` of them in a task.
-template <class T, class P>
-void forward_rows(const std::vector<BranchChunk<T>>& branches, P packed, int64_t step, int64_t threads) {
-  const auto kernels = isa_kernels<BranchKernels<T>>();
-  const std::vector<std::pair<int64_t, int64_t>> tasks = tasks_of(branches, step);
-  parallel_tasks(static_cast<int64_t>(tasks.size()), threads, [&](int64_t task) {
-    const auto [b, first] = tasks[task];
-    const TileScratch<T> scratch = tile_scratch(packed(b));
-    const int64_t end = std::min(branches[b].rows, first + step);
-    for (int64_t i = first; i < end; i += mlp_tile_rows)
-      kernels.forward(branches[b], scratch, i, std::min(mlp_tile_rows, end - i));
-  });
-}
-
-// The readouts of all graphs, some of one branch in a task.
-template <class T>
-void write_readouts(const std::vector<BranchChunk<T>>& branches, int64_t threads) {
-  constexpr int64_t step = 16;
-  const auto kernels = isa_kernels<BranchKernels<T>>();
-  const int64_t graphs = branches[0].graphs, groups = (graphs + step - 1) / step;
-  parallel_branches(branches.size(), groups, threads, [&](int64_t b, int64_t group) {
-    const int64_t stride = branches[b].mlp.layers[branches[b].mlp.depth - 1].stride;
-    auto* sum = reinterpret_cast<double*>(thread_scratch(stride * static_cast<int64_t>(sizeof(double))));
-    kernels.readout(branches[b], sum, group * step, std::min(graphs, (group + 1) * step));
-  });
-}
-
 // The rows of a branch through its MLP, and the readouts of its graphs: where these hardly share rows, each as soon as
 // its rows are there and in the caches.
 template <class T>
@@ -144,13 +117,28 @@ void evaluate_branches(const std::vector<BranchChunk<T>>& branches, P packed, in
     for (size_t b = 0; b < branches.size(); ++b) evaluate_branch(branches[b], packed(b));
     return;
   }
-  forward_rows(branches, packed, step, threads);
-  write_readouts(branches, threads);
+  const auto kernels = isa_kernels<BranchKernels<T>>();
+  const std::vector<std::pair<int64_t, int64_t>> tasks = tasks_of(branches, step);
+  parallel_tasks(static_cast<int64_t>(tasks.size()), threads, [&](int64_t task) {
+    const auto [b, first] = tasks[task];
+    const TileScratch<T> scratch = tile_scratch(packed(b));
+    const int64_t end = std::min(branches[b].rows, first + step);
+    for (int64_t i = first; i < end; i += mlp_tile_rows)
+      kernels.forward(branches[b], scratch, i, std::min(mlp_tile_rows, end - i));
+  });
+  constexpr int64_t graphs_of_task = 16;
+  const int64_t graphs = branches[0].graphs;
+  parallel_branches(
+      branches.size(), (graphs + graphs_of_task - 1) / graphs_of_task, threads, [&](int64_t b, int64_t i) {
+        const int64_t stride = branches[b].mlp.layers[branches[b].mlp.depth - 1].stride;
+        auto* sum = reinterpret_cast<double*>(thread_scratch(stride * static_cast<int64_t>(sizeof(double))));
+        kernels.readout(branches[b], sum, i * graphs_of_task, std::min(graphs, (i + 1) * graphs_of_task));
+      });
 }
 
 // The graph at position i of the chosen ones, and the number of its entries in all branches.
 inline int64_t graph_of(const Arguments& of, int64_t i) { return of.ids ? of.ids[i] : i; }
-inline int64_t entries_of(const Arguments& of, int64_t i) {
+inline int64_t num_entries(const Arguments& of, int64_t i) {
   int64_t entries = 0;
   for (int64_t b = 0; b < of.model.branches; ++b)
     entries += first_entry(of.seg, b, graph_of(of, i) + 1) - first_entry(of.seg, b, graph_of(of, i));
@@ -239,13 +227,13 @@ class BranchPass : public PassBase<T> {
   // Selects graphs of some thousand distinct rows at most, or a single one.
   bool next() {
     if (!begin_chunk()) return false;
-    int64_t rows = 0, entries = 0, more = entries_of(arguments_, end_);
+    int64_t rows = 0, entries = 0, more = num_entries(arguments_, end_);
     const auto fit = [&](int64_t n) { return rows + n <= chunk_rows_ && entries + n <= 16 * chunk_rows_; };
     for (bool room = !long_; room; room = end_ < arguments_.graphs && fit(more)) {
       int64_t end = end_, added = 0;
       do {  // graphs that fit whatever rows they share
         added += more;
-        more = ++end < arguments_.graphs ? entries_of(arguments_, end) : 0;
+        more = ++end < arguments_.graphs ? num_entries(arguments_, end) : 0;
       } while (end < arguments_.graphs && fit(added + more));
       rows = add_graphs(end, added);
       entries += added;
@@ -259,7 +247,7 @@ class BranchPass : public PassBase<T> {
     long_ = long_ && end == begin_ + 1;
     if (!long_) {
       int64_t entries = 0;
-      for (int64_t i = end_; i < end; ++i) entries += entries_of(arguments_, i);
+      for (int64_t i = end_; i < end; ++i) entries += num_entries(arguments_, i);
       add_graphs(end, entries);
     }
     end_chunk();
@@ -311,13 +299,13 @@ class BranchPass : public PassBase<T> {
   }
 
  private:
-  static constexpr int64_t entry_cost = 512;  // of adding an entry to a chunk, in multiply-adds
+  static constexpr int64_t add_cost = 512;  // of adding an entry to a chunk, in multiply-adds
 
   bool begin_chunk() {
     for (int64_t b = 0; b < model_.branches; ++b) entries_[b].clear(seg_);
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
-    long_ = entries_of(arguments_, begin_) > 4 * chunk_rows_;
+    long_ = num_entries(arguments_, begin_) > 4 * chunk_rows_;
     return true;
   }
 
@@ -330,7 +318,7 @@ class BranchPass : public PassBase<T> {
 
   // Adds the graphs up to `end`, of so many entries, to the chunk; returns the number of rows that it has then.
   int64_t add_graphs(int64_t end, int64_t entries) {
-    parallel_branches(model_.branches, 1, threads_for(entry_cost * entries), [&](int64_t b, int64_t) {
+    parallel_branches(model_.branches, 1, threads_for(add_cost * entries), [&](int64_t b, int64_t) {
       for (int64_t i = end_; i < end; ++i) {
         if (i + 2 * ahead < arguments_.graphs)
           __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, i + 2 * ahead));

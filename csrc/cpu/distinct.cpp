@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "../arguments.h"
 #include "patterns.h"
 
 namespace spin_fast {
@@ -146,14 +145,13 @@ class TypedDistinctRows final : public DistinctRows {
 
   void add(const void* powers, const int64_t* ptr, int64_t graphs) override {
     const int64_t nodes = ptr[graphs];
-    check_room(nodes, graphs);
-    nodes_left_ -= nodes;
-    graphs_left_ -= graphs;
+    begin_change(nodes, graphs);
     const W* rows = static_cast<const W*>(powers);
     if (layout == RowLayout::chosen && nodes > 0) choose_layout(rows, nodes, ptr);
     for_each_branch(nodes, ptr, graphs, [&](int64_t b, I* row_of_node) {
       return number(stores_[b], rows + b * nodes * width, nodes, row_of_node);
     });
+    end_change(nodes, graphs);
   }
 
   bool add(const GraphRange& graphs) override {
@@ -161,15 +159,11 @@ class TypedDistinctRows final : public DistinctRows {
       if (layout == RowLayout::chosen && width * bytes < dense_bytes) layout = RowLayout::dense;
       if (!patterns_ || layout == RowLayout::chosen) return false;  // all rows of the first graph tell the layout
       const int64_t nodes = graphs.nodes();
-      check_room(nodes, graphs.graphs);
-      if (!patterns_are_whole_) patterns_->forget(0);  // what a failure has left
-      patterns_are_whole_ = false;
+      begin_change(nodes, graphs.graphs);
       if (!patterns_->add(graphs)) {
-        patterns_are_whole_ = true;
+        end_change(0, 0);
         return false;
       }
-      nodes_left_ -= nodes;
-      graphs_left_ -= graphs.graphs;
       std::vector<int64_t> ptr(graphs.graphs + 1);
       for (int64_t g = 0; g <= graphs.graphs; ++g) ptr[g] = graphs.ptr[g] - graphs.ptr[0];
       for_each_branch(nodes, ptr.data(), graphs.graphs, [&](int64_t b, I* row_of_node) {
@@ -182,7 +176,7 @@ class TypedDistinctRows final : public DistinctRows {
         for (int64_t v = 0; v < nodes; ++v) row_of_node[v] = row_of_pattern[pattern[v]];
         return true;
       });
-      patterns_are_whole_ = true;
+      end_change(nodes, graphs.graphs);
       return true;
     }
     return false;
@@ -196,9 +190,11 @@ class TypedDistinctRows final : public DistinctRows {
 
   std::optional<std::pair<Tensor, Tensor>> take_indices() override {
     if (!is_sparse()) return std::nullopt;
+    begin_change(0, 0);
     const int64_t values = size_of(&Store<W, I>::rows);
     if (values > INT32_MAX || sparse_bytes(values, num_rows()) >= num_rows() * width * bytes) {
       make_dense();
+      end_change(0, 0);
       return std::nullopt;
     }
     Tensor crow = empty({num_rows() + 1}, ScalarType::Int), col = empty({values}, ScalarType::Int);
@@ -210,11 +206,12 @@ class TypedDistinctRows final : public DistinctRows {
       store.row_begin.free();
     }
     move_to(col.mutable_data_ptr<int32_t>(), &Store<W, I>::column, [](int64_t, int32_t column) { return column; });
+    end_change(0, 0);
     return std::pair(crow, col);
   }
 
   DistinctTensors take() override {
-    nodes_left_ = graphs_left_ = 0;
+    begin_change(0, 0);
     Tensor row_ptr = empty({branches + 1}, ScalarType::Long);
     int64_t* first_row = row_ptr.mutable_data_ptr<int64_t>();
     first_row[0] = 0;
@@ -240,6 +237,7 @@ class TypedDistinctRows final : public DistinctRows {
     move_to(count.mutable_data_ptr<int32_t>(), &Store<W, I>::count, same);
     Tensor row_of_node = empty({branches, stores_[0].row_of_node.size()}, index_type);
     move_to(row_of_node.mutable_data_ptr<I>(), &Store<W, I>::row_of_node, of_all);
+    end_change(nodes_left_, graphs_left_);
     return {rows, row_ptr, ptr, index, count, row_of_node};
   }
 
@@ -345,9 +343,18 @@ class TypedDistinctRows final : public DistinctRows {
     }
   }
 
-  void check_room(int64_t nodes, int64_t graphs) {
+  // A change that fails in between leaves nothing of use.
+  void begin_change(int64_t nodes, int64_t graphs) {
+    require(is_whole_, "rows cannot be used after a failure");
     require(nodes <= nodes_left_, "powers must have at most the ", nodes_left_, " nodes that are left, got ", nodes);
     require(graphs <= graphs_left_, "ptr must have at most the ", graphs_left_, " graphs that are left, got ", graphs);
+    is_whole_ = false;
+  }
+
+  void end_change(int64_t nodes, int64_t graphs) {
+    nodes_left_ -= nodes;
+    graphs_left_ -= graphs;
+    is_whole_ = true;
   }
 
   int64_t sparse_bytes(int64_t values, int64_t rows) const { return values * (bytes + 4) + rows * 4; }
@@ -409,11 +416,11 @@ class TypedDistinctRows final : public DistinctRows {
   ScalarType value_;
   bool node_rows_;
   int64_t nodes_left_, graphs_left_;
+  bool is_whole_ = true;
   uint64_t hash_mask_;
   std::vector<uint32_t> keys_;
   Arena arena_;
   std::optional<NodePatterns> patterns_;
-  bool patterns_are_whole_ = true;
   std::vector<std::vector<I>> row_of_pattern_;  // of each branch
   std::vector<I> rows_of_nodes_;                // [branches, nodes + short_list] of the chunk, where not kept
 };

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "../arguments.h"
 #include "power.h"
 
 namespace spin_fast {
@@ -22,13 +23,7 @@ enum class RowLayout { dense, sparse, chosen };
 // Pseudo-random odd numbers, two per feature, for its 64 bits.
 inline std::vector<uint32_t> hash_keys(int64_t width) {
   std::vector<uint32_t> keys(2 * width);
-  uint64_t state = 0;
-  for (uint32_t& key : keys) {
-    uint64_t x = state += 0x9e3779b97f4a7c15;
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-    key = static_cast<uint32_t>(x >> 32) | 1;
-  }
+  for (size_t k = 0; k < keys.size(); ++k) keys[k] = static_cast<uint32_t>(mixed((k + 1) * golden) >> 32) | 1;
   return keys;
 }
 

@@ -176,18 +176,11 @@ __attribute__((noinline)) void keep_row(const KnownRows<W>& known, int64_t u, Wi
   }
 }
 
-// Lane k of a where bit `Bit` of k is 0, else of b.
-template <int Bit, class V, int... K>
-inline V blend(V a, V b, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(a, b, (K & Bit ? static_cast<int>(sizeof...(K)) + K : K)...);
-}
-
 // Lane k compared with lane k ^ Distance: the smaller value is where bit `Bit` is 0.
 template <int Distance, int Bit, class I>
 inline Vector<I> in_order(Vector<I> v) {
-  constexpr auto all = std::make_integer_sequence<int, lanes<I>>{};
-  const Vector<I> other = swapped<Distance, I>(v, all);
-  return blend<Bit>(v < other ? v : other, v < other ? other : v, all);
+  const Vector<I> other = swapped<Distance, I>(v), low = v < other ? v : other, high = v < other ? other : v;
+  return shuffled<lanes<I>>(low, high, [](int k) { return k & Bit ? lanes<I> + k : k; });
 }
 
 // Sorts bitonic runs of 2 * Distance lanes, which may be lanes of several registers, all at once.
@@ -221,8 +214,7 @@ inline void sort_registers(Vector<I>* v) {
     for (int first = 0; first < R; first += run) {
       Vector<I> high[run / 2];
       for (int r = 0; r < run / 2; ++r) {
-        const Vector<I> low = v[first + r],
-                        other = swapped<L - 1, I>(v[first + run - 1 - r], std::make_integer_sequence<int, L>{});
+        const Vector<I> low = v[first + r], other = swapped<L - 1, I>(v[first + run - 1 - r]);
         v[first + r] = low < other ? low : other;
         high[r] = low < other ? other : low;
       }

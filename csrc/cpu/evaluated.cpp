@@ -339,8 +339,7 @@ void class_scores(const Packed<T>& classifier, const T* readouts, int64_t graphs
 Tensor class_scores(const void* readouts, int64_t graphs, int64_t in, const void* parameters, ScalarType value,
                     const std::vector<int64_t>& widths, double slope) {
   Tensor scores = empty({graphs, widths.back()}, value);
-  dispatch_compute(value, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
     Arena arena;
     Packed<T> classifier;
     classifier.add_classifier(arena, static_cast<const T*>(parameters), 0, in, widths, slope, false);
@@ -355,8 +354,7 @@ std::unique_ptr<EvaluatedRows> make_evaluated_rows(const Model& model, const voi
   product_of("room", 2 * room, product_of("room", 8, std::max<int64_t>(model.features, 1)));
   product_of("room", 2 * room, product_of("room", 8, padded_to(column_multiple, model.width())));
   std::unique_ptr<EvaluatedRows> rows;
-  dispatch_compute(value, [&](auto tag) {
-    using T = typename decltype(tag)::type;
+  dispatch_compute(value, [&]<class T>(Tag<T>) {
     rows = std::make_unique<TypedEvaluatedRows<T>>(model, static_cast<const T*>(parameters), room, operators);
   });
   return rows;

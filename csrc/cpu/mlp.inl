@@ -47,12 +47,13 @@ inline __attribute__((always_inline)) void by_tiles(int64_t n, F tile) {
   }
 }
 
-// Calls panel(std::integral_constant<int, V>, first column) for the columns, V vectors at a time.
+// Calls panel(std::integral_constant<int, V>, first column) for the columns, V vectors at a time; only the last one may
+// have lanes that are not filled.
 template <class T, class F>
 inline __attribute__((always_inline)) void by_panels(int64_t columns, F panel) {
   constexpr int L = lanes<T>;
   int64_t j = 0;
-  for (; j + 2 * L <= columns; j += 2 * L) panel(std::integral_constant<int, 2>{}, j);
+  for (; j + L < columns; j += 2 * L) panel(std::integral_constant<int, 2>{}, j);
   if (j < columns) panel(std::integral_constant<int, 1>{}, j);
 }
 
@@ -153,13 +154,13 @@ inline void layer_backward(const Layer<T>& layer, const T* below, int64_t stride
 }
 
 template <class T>
-void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, const T* const* activations,
-                  const T* const* gates, T* dz, T* first, T* second, T* const* gradient, T* dx) {
+void mlp_backward(const Mlp<T>& mlp, const T* x, int64_t stride, int64_t n, const T* const* activations, T* dz,
+                  T* first, T* second, T* const* gradient, T* dx) {
   for (int64_t l = mlp.depth - 1; l >= 0; --l) {
     const Layer<T>& layer = mlp.layers[l];
     if (l == 0) return layer_backward<T>(layer, x, stride, n, dz, gradient[0], nullptr, 1, dx);
-    layer_backward<T>(layer, activations[l - 1], layer.below, n, dz, gradient[l], gates[l - 1], mlp.layers[l - 1].slope,
-                      first);
+    const T* below = activations[l - 1];
+    layer_backward<T>(layer, below, layer.below, n, dz, gradient[l], below, mlp.layers[l - 1].slope, first);
     dz = first;
     std::swap(first, second);
   }

@@ -9,8 +9,6 @@
 
 namespace spin_fast {
 
-inline constexpr int64_t cache_line = 64;
-
 // Memory of one call, or of an object, kept by the thread for its next one.
 class Arena {
  public:
@@ -53,7 +51,7 @@ void copy_rows(const T* from, int64_t rows, int64_t columns, T* to, int64_t stri
 
 // Rows of `from_stride` as columns, in rows of `stride` that are padded with zeros.
 template <class From, class T>
-void transpose(const From* from, int64_t rows, int64_t columns, int64_t from_stride, T* to, int64_t stride) {
+void copy_transposed(const From* from, int64_t rows, int64_t columns, int64_t from_stride, T* to, int64_t stride) {
   constexpr int64_t size = 4;  // of blocks that fit into registers
   typedef From FourFrom __attribute__((vector_size(size * sizeof(From))));
   typedef T Four __attribute__((vector_size(size * sizeof(T))));
@@ -115,9 +113,9 @@ struct Packed {
     T* const bias = arena.take<T>(layer.stride);
     if (place.by_input) {
       copy_rows(from, in, out, weight, layer.stride);
-      if (transposed) transpose(from, in, out, out, transposed, layer.below);
+      if (transposed) copy_transposed(from, in, out, out, transposed, layer.below);
     } else {
-      transpose(from, out, in, in, weight, layer.stride);
+      copy_transposed(from, out, in, in, weight, layer.stride);
       if (transposed) copy_rows(from, out, in, transposed, layer.below);
     }
     copy_rows(parameters + place.bias, 1, out, bias, layer.stride);
@@ -154,7 +152,7 @@ struct Packed {
       if (place.by_input)
         for (int64_t i = 0; i < layer.in; ++i) std::copy_n(from + i * layer.stride, layer.out, weight + i * layer.out);
       else
-        transpose(from, layer.in, layer.out, layer.stride, weight, layer.in);
+        copy_transposed(from, layer.in, layer.out, layer.stride, weight, layer.in);
       from += padded_to(row_multiple, layer.in) * layer.stride;
       std::copy_n(from, layer.out, parameters + place.bias);
     }

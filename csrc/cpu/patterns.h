@@ -81,9 +81,8 @@ class Patterns {
     const int64_t rows = std::min(room_, most_rows), stride = padded_to(column_multiple, width);
     x_ = memory_for_rows<W>(arena, row_keys_, rows);
     pattern_of_row_ = arena.take<int32_t>(rows * degrees);
-    for (int64_t r = 0; r <= hops; ++r) {
-      for (size_t o = 0; o < operators_.size() && r < hops; ++o) hops_[r].y.push_back(arena.take<A>(room_ * stride));
-    }
+    for (int64_t r = 0; r < hops; ++r)
+      for (size_t o = 0; o < operators_.size(); ++o) hops_[r].y.push_back(arena.take<A>(room_ * stride));
     forget(0);
   }
 
@@ -284,7 +283,12 @@ class Patterns {
   void compute_rows(Powers<T, I>& powers, const PowerKernels<T, I>& table, int64_t first, int64_t nodes) {
     const I* indptr = powers.hop.indptr + first;
     const auto last = static_cast<int64_t>(hops_.size()) - 1;
-    const auto kernels = row_kernels(table);
+    const auto kernels = [&] {  // of the type of the sums: for hop 0, and for the others
+      if constexpr (std::is_same_v<T, A>)
+        return std::pair(table.pattern_sources, table.pattern_rows);
+      else
+        return std::pair(table.float64_pattern_sources, table.float64_pattern_rows);
+    }();
     for (size_t o = 0; o < operators_.size(); ++o) {
       powers.op = operators_[o];
       powers.by_edge = powers.op == Operator::sym_adj;
@@ -319,15 +323,6 @@ class Patterns {
         });
       }
     }
-  }
-
-  // Of the type of the sums: for hop 0, and for the others.
-  template <class I>
-  static auto row_kernels(const PowerKernels<T, I>& table) {
-    if constexpr (std::is_same_v<T, A>)
-      return std::pair(table.pattern_sources, table.pattern_rows);
-    else
-      return std::pair(table.float64_pattern_sources, table.float64_pattern_rows);
   }
 
   int64_t width_, room_;

@@ -13,16 +13,11 @@ inline void with_source_lanes(int64_t width, F f) {
   f(std::integral_constant<int, L>{});
 }
 
-template <int L>
-constexpr int64_t source_stride(int64_t width) {
-  return (width + L - 1) / L * L;
-}
-
 template <class T, class I, class A>
 void pattern_sources(const Powers<T, I>& powers, const PatternRows<A>& of, T* out) {
   const int64_t width = powers.hop.width;
   with_source_lanes<A>(width, [&]<int L>(std::integral_constant<int, L>) {
-    const int64_t stride = source_stride<L>(width);
+    const int64_t stride = padded_to(L, width);
     for (int64_t i = 0; i < of.size; ++i) {
       const int64_t v = of.first_node + of.node[i];
       const T* row = powers.x + v * width;
@@ -67,7 +62,7 @@ void pattern_rows(const Powers<T, I>& powers, const PatternRows<A>& of, T* out, 
   chunk.long_degrees = chunk.order + of.size;
   chunk.neighbours = chunk.long_degrees + of.size;
   with_source_lanes<A>(width, [&]<int L>(std::integral_constant<int, L>) {
-    chunk.stride = static_cast<int32_t>(source_stride<L>(width));
+    chunk.stride = static_cast<int32_t>(padded_to(L, width));
     for (int64_t i = 0; i < of.size; ++i) {
       const auto degree = static_cast<int32_t>(degree_of(i));
       const int c = degree < long_class ? degree : long_class;

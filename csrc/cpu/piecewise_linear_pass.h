@@ -24,7 +24,7 @@ class PiecewiseLinearPass : public PassBase<T> {
     if (model.features != 1 || arguments.parts.given || arguments.rows.row_begin) return false;
     int64_t units = 1, entries = 0;
     for (const int64_t width : model.widths) units += width;
-    for (int64_t i = 0; i < arguments.graphs; ++i) entries += entries_of(arguments, i);
+    for (int64_t i = 0; i < arguments.graphs; ++i) entries += num_entries(arguments, i);
     return entries > units * model.branches;
   }
 
@@ -187,10 +187,10 @@ class PiecewiseLinearPass : public PassBase<T> {
   bool take() {
     begin_ = end_;
     if (begin_ == arguments_.graphs) return false;
-    int64_t entries = entries_of(arguments_, end_);
+    int64_t entries = num_entries(arguments_, end_);
     do {
       ++end_;
-      entries += end_ < arguments_.graphs ? entries_of(arguments_, end_) : 0;
+      entries += end_ < arguments_.graphs ? num_entries(arguments_, end_) : 0;
     } while (end_ < arguments_.graphs && end_ - begin_ < most_graphs && entries <= most_entries);
     gather();
     return true;

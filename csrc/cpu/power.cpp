@@ -22,9 +22,9 @@ struct Scales {
 };
 
 // Runs `rows(begin, end)` over the rows of nodes [first, last), tasks in parallel.
-template <class T, class I, class F>
-void for_each_row(const Adjacency<T, I>& a, int64_t first, int64_t last, int64_t width, F rows) {
-  const auto cost = [&](int64_t v) { return static_cast<int64_t>(a.indptr[first + v]) + v; };
+template <class I, class F>
+void for_each_row(const I* indptr, int64_t first, int64_t last, int64_t width, F rows) {
+  const auto cost = [&](int64_t v) { return static_cast<int64_t>(indptr[first + v]) + v; };
   parallel_items(last - first, (cost(last - first) - cost(0)) * width, cost,
                  [&](int64_t begin, int64_t end) { rows(first + begin, first + end); });
 }
@@ -41,7 +41,7 @@ Scales scales_of(const Adjacency<T, I>& a, Operator op, int64_t first, int64_t l
     return degree;
   };
   std::atomic<bool> negative = false;
-  for_each_row(a, first, last, 16, [&](int64_t begin, int64_t end) {
+  for_each_row(a.indptr, first, last, 16, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       const double degree = degree_of(v);
       if (op != Operator::rw && degree < 0) negative = true;
@@ -70,29 +70,32 @@ constexpr int64_t stream_bytes = 32 << 20;
 
 // All powers of one large graph. Between hops values are not rounded: where T is stored in half precision, `planes`
 // holds those of two hops.
-template <class T, class I, class A>
-void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t first, int64_t last, const T* x,
-                     int64_t hops, int64_t plane, bool with_x, T* out) {
-  const int64_t width = hop.width;
+template <class T, class I>
+void powers_of_large(const Powers<T, I>& of, int64_t first, int64_t last) {
+  using A = Compute<T>;
+  const Hop<A, I>& hop = of.hop;
+  const int64_t width = hop.width, plane = of.nodes * width, hops = of.hops;
+  const T* const x = of.x;
+  T* const out = of.out;
   const auto table = isa_kernels<PowerKernels<T, I>>();
-  if (with_x)
-    for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+  if (of.with_x)
+    for_each_row(hop.indptr, first, last, width, [&](int64_t begin, int64_t end) {
       std::copy(x + begin * width, x + end * width, out + begin * width);
     });
   if constexpr (std::is_same_v<T, A>) {
     for (int64_t r = 1; r <= hops; ++r)
-      for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+      for_each_row(hop.indptr, first, last, width, [&](int64_t begin, int64_t end) {
         table.hop(hop, r == 1 ? x : out + (r - 1) * plane, nullptr, out + r * plane, begin, end);
       });
   } else {
     const int64_t size = (last - first) * width;
     Tensor planes = empty({2, size}, ScalarType::Float);
     const auto of_hop = [&](int64_t r) { return planes.mutable_data_ptr<A>() + r % 2 * size - first * width; };
-    for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+    for_each_row(hop.indptr, first, last, width, [&](int64_t begin, int64_t end) {
       table.widen(x + begin * width, of_hop(0) + begin * width, (end - begin) * width);
     });
     for (int64_t r = 1; r <= hops; ++r)
-      for_each_row(a, first, last, width, [&](int64_t begin, int64_t end) {
+      for_each_row(hop.indptr, first, last, width, [&](int64_t begin, int64_t end) {
         table.hop(hop, of_hop(r - 1), nullptr, of_hop(r), begin, end);
         table.narrow(of_hop(r) + begin * width, out + r * plane + begin * width, (end - begin) * width);
       });
@@ -102,18 +105,17 @@ void powers_of_large(const Adjacency<A, I>& a, const Hop<A, I>& hop, int64_t fir
 // Nodes [first, last), all or those of a range of graphs; `out` has a row for each, its plane 0 not written unless
 // `with_x`. `check`, of graphs: false where an index is outside its graph, which is not followed. `full_width`: of
 // the whole rows, of which x may have some columns; sums are rounded as theirs.
-template <class T, class I, class A>
-bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first, int64_t last,
-            const T* x, int64_t width, int64_t full_width, int64_t hops, bool float64_sums, bool with_x, bool check,
-            T* out) {
+template <class T, class I>
+bool powers(const Adjacency<Compute<T>, I>& a, Operator op, const int64_t* ptr, int64_t graphs, int64_t first,
+            int64_t last, const T* x, int64_t width, int64_t full_width, int64_t hops, bool float64_sums, bool with_x,
+            bool check, T* out) {
   if (hops == 0 || width == 0 || first == last) {
     if (with_x) std::copy(x + first * width, x + last * width, out);
     return true;
   }
   out -= first * width;  // so that row v is that of node v
-  const int64_t plane = (last - first) * width;
   const int64_t stride = full_width > 8 ? full_width : 2 * full_width;
-  const int64_t sum_bytes = float64_sums ? sizeof(double) : sizeof(A);
+  const int64_t sum_bytes = float64_sums ? sizeof(double) : sizeof(Compute<T>);
   const auto nodes_of = [&](int64_t g) { return ptr[g + 1] - ptr[g]; };
   const auto edges_of = [&](int64_t g) { return static_cast<int64_t>(a.indptr[ptr[g + 1]] - a.indptr[ptr[g]]); };
   // By the graph alone, since hops of large ones are rounded in another way.
@@ -130,7 +132,7 @@ bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   const Powers<T, I> task = {
       make_hop(a, scales, width), op, by_edge, last - first, hops, x, out, full_width, with_x, stream, check};
   if (!ptr) {
-    powers_of_large(a, task.hop, first, last, x, hops, plane, with_x, out);
+    powers_of_large(task, first, last);
     return true;
   }
   const auto table = isa_kernels<PowerKernels<T, I>>();
@@ -139,7 +141,7 @@ bool powers(const Adjacency<A, I>& a, Operator op, const int64_t* ptr, int64_t g
   for (int64_t g = 0, end = 0; g < graphs && inside; g = end) {
     if (is_large(g)) {
       if (check && !is_within(a.indices, a.indptr[ptr[g]], a.indptr[ptr[g + 1]], ptr[g], ptr[g + 1])) return false;
-      powers_of_large(a, task.hop, ptr[g], ptr[g + 1], x, hops, plane, with_x, out);
+      powers_of_large(task, ptr[g], ptr[g + 1]);
       end = g + 1;
       continue;
     }
@@ -192,7 +194,7 @@ void powers_backward(const Adjacency<T, I>& a, Operator op, const int64_t* ptr, 
     return;
   }
   for (int64_t r = hops - 1; r >= 0; --r)
-    for_each_row(back, 0, a.nodes, width, [&](int64_t begin, int64_t end) { step(r, begin, end); });
+    for_each_row(back.indptr, 0, a.nodes, width, [&](int64_t begin, int64_t end) { step(r, begin, end); });
 }
 
 // Checks the arguments that both directions share, but for the contents of `indices`, then calls

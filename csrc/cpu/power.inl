@@ -454,7 +454,7 @@ void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, ch
   const bool staged = powers.stream || is_half<T>;
   chunk.first = first;
   chunk.nodes = static_cast<int32_t>(nodes);
-  chunk.stride = static_cast<int32_t>((width + L - 1) / L * L);
+  chunk.stride = static_cast<int32_t>(padded_to(L, width));
   chunk.y = reinterpret_cast<A*>(scratch);
   chunk.next = chunk.y + (nodes + 1) * chunk.stride;
   chunk.left = chunk.next + (nodes + 1) * chunk.stride;
@@ -514,7 +514,7 @@ bool are_within(const I* indices, int64_t n, int64_t low, int64_t high) {
 // Chunk by chunk: as many graphs as fit, at least one. Indices are checked when their chunk brings them into the cache.
 template <int L, class T, class I, class A>
 bool powers_by_chunks(const Powers<T, I>& powers, const int64_t* ptr, int64_t graphs, char* scratch) {
-  const int64_t stride = (powers.hop.width + L - 1) / L * L;
+  const int64_t stride = padded_to(L, powers.hop.width);
   constexpr int64_t place_bytes = L == 1 ? 24 : 0;  // of a node: more than its sources, where these are one value
   const int64_t most_nodes = power_chunk_bytes / (2 * stride * static_cast<int64_t>(sizeof(A)) + place_bytes);
   const I* indptr = powers.hop.indptr;

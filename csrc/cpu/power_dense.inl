@@ -32,8 +32,7 @@ void scales_of_degrees(Operator op, int64_t n, A* left, A* right) {
   }
 }
 
-#if defined(SPIN_FAST_AVX2) && !defined(SPIN_FAST_AVX512)
-#define SPIN_FAST_TABLES
+#if defined(SPIN_FAST_AVX2)
 
 // ---- Tables of the sums of three sources, which a permutation looks up for eight rows at a time
 
@@ -92,7 +91,7 @@ void running_bits(const I* indices, int64_t n, I first, bool readable, U* runnin
     const Vector<U> u = load<step, U>(reinterpret_cast<const U*>(indices) + e) - static_cast<U>(first);
     const Vector<U> sums = running_sums<U>((Vector<U>{} + 1) << (u & 31));
     store<step, U>(running + e + 1, before + sums);
-    before += last_lane<U>(sums);
+    before += shuffled<step>(sums, sums, [](int) { return step - 1; });  // the last lane in all
   }
   for (int64_t e = last; e < n; ++e) running[e + 1] = running[e] + (U{1} << (indices[e] - first));
 }
@@ -110,7 +109,7 @@ void word_sums(const Bits<A>* words, const A* y, int64_t nodes, A* sums) {
   }
 }
 
-#if defined(SPIN_FAST_TABLES)
+#if defined(SPIN_FAST_AVX2)
 inline void word_sums(const int32_t* words, const float* y, int64_t nodes, float* sums) {
   constexpr int step = lanes<float>, most = small_nodes / step;
   Table tables[tables_of(small_nodes)];
@@ -280,7 +279,7 @@ struct BitRows {
   }
 };
 
-#if defined(SPIN_FAST_TABLES)
+#if defined(SPIN_FAST_AVX2)
 // Rows taken apart into words of whole tables, each beside those of the other rows. What a table, or a vector of rows,
 // has beyond the nodes is a source of 0, or a sum that no one reads.
 template <>

@@ -5,6 +5,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "../segments.h"
 #include "transpose.h"
 
 namespace spin_fast {
@@ -83,7 +84,7 @@ Partition cut_into_pieces(const Segments& seg) {
 }
 
 // Allocates `size` zeros per piece for its partial sums.
-void add_partials(Partition& partition, int64_t size) {
+void allot_partials(Partition& partition, int64_t size) {
   partition.partial.resize(partition.pieces.size() * size);
   for (size_t i = 0; i < partition.pieces.size(); ++i)
     partition.pieces[i].partial = partition.partial.data() + i * size;
@@ -91,21 +92,16 @@ void add_partials(Partition& partition, int64_t size) {
 
 template <class T>
 Scratch<T> piece_scratch(int64_t width) {
-  thread_local std::vector<T> rows;
-  thread_local std::vector<double> sum;
-  const size_t stride = padded_to(column_multiple, width), cache_line = 64 / sizeof(T);
-  const size_t size = (2 * tile_entries + 1) * stride + cache_line;
-  if (rows.size() < size) rows.resize(size);
-  if (sum.size() < stride) sum.resize(stride);
-  T* aligned =
-      rows.data() + (cache_line - reinterpret_cast<uintptr_t>(rows.data()) / sizeof(T) % cache_line) % cache_line;
-  return {aligned, aligned + 2 * tile_entries * stride, aligned + tile_entries * stride, sum.data()};
+  constexpr int64_t bytes = sizeof(T), bytes_of_sum = sizeof(double);
+  const int64_t stride = padded_to(column_multiple, width), tile = tile_entries * stride;
+  T* rows = reinterpret_cast<T*>(thread_scratch((2 * tile + stride) * bytes + stride * bytes_of_sum));
+  return {rows, rows + 2 * tile, rows + tile, reinterpret_cast<double*>(rows + 2 * tile + stride)};
 }
 
 // Whether dz, and z where it is read, are larger than the caches of a core, and the rows of dz whole cache lines. What
 // is written around them costs no reads, and whoever reads dz next finds as little of it in those caches otherwise.
 bool bypasses_caches(const Tensor& dz, int64_t width, bool reads_z) {
-  constexpr int64_t cache_line = 64, caches = int64_t{8} << 20;
+  constexpr int64_t caches = int64_t{8} << 20;
   const bool halves = dz.element_size() < 4;  // these are converted in registers, not written in whole lines
   const int64_t row = width * dz.element_size(), bytes = dz.numel() * dz.element_size();
   return !halves && bytes * (1 + reads_z) > caches && row % cache_line == 0 &&
@@ -159,11 +155,22 @@ void combine(const Segments& seg, const Partition& partition, bool attention, T*
 
 template <class S>
 void rows_backward(const ReadoutKernels<S>& kernels, const Segments& seg, const Gradients<S>& gradients) {
-  const TransposedIndex of = transpose(seg);
-  const EntriesOfRow view = {of.offsets.data(), of.entries.data(), of.place.data(), seg.branches, seg.width};
-  const auto cost = [&](int64_t u) { return u + of.offsets[u]; };
+  constexpr int64_t most = INT32_MAX;
+  const int64_t segments = seg.graphs * seg.branches;
+  require(seg.entries <= most, "index must have at most ", most, " entries, got ", seg.entries);
+  require(segments <= most, "ptr must have at most ", most, " segments, got ", segments);
+  std::vector<int32_t> entries(seg.entries), place(seg.entries);
+  for (int64_t branch = 0; branch < seg.branches; ++branch)
+    for (int64_t graph = 0; graph < seg.graphs; ++graph)
+      std::fill(place.begin() + first_entry(seg, branch, graph), place.begin() + first_entry(seg, branch, graph + 1),
+                static_cast<int32_t>(graph * seg.branches + branch));
+  const std::vector<int64_t> offsets = sort_by_key<int64_t>(
+      seg.entries, seg.rows, [&](int64_t e) { return seg.narrow_index ? seg.narrow_index[e] : seg.wide_index[e]; },
+      [&](int64_t e, int64_t at) { entries[at] = static_cast<int32_t>(e); });
+  const EntriesOfRow of = {offsets.data(), entries.data(), place.data(), seg.branches, seg.width};
+  const auto cost = [&](int64_t u) { return u + offsets[u]; };
   parallel_items(seg.rows, (seg.rows + seg.entries) * seg.width, cost, [&](int64_t begin, int64_t end) {
-    kernels.rows_backward(view, gradients.grad, seg.count, gradients.alpha, gradients.dbeta, gradients.w, gradients.dz,
+    kernels.rows_backward(of, gradients.grad, seg.count, gradients.alpha, gradients.dbeta, gradients.w, gradients.dz,
                           begin, end);
   });
 }
@@ -183,7 +190,7 @@ Tensor sum_readout(const Tensor& z, const Tensor& ptr, OptionalTensor index, Opt
     Converted<S> result(readout, false);
     T* out = result.data();
     Partition partition = cut_into_pieces(seg);
-    if (!partition.longs.empty()) add_partials(partition, padded_to(column_multiple, seg.width) + 2);
+    if (!partition.longs.empty()) allot_partials(partition, padded_to(column_multiple, seg.width) + 2);
     const auto kernel = isa_kernels<ReadoutKernels<S>>().sum;
     for_each_piece<T>(partition, seg.width,
                       [&](const Piece& piece, const Scratch<T>& scratch) { kernel(seg, piece, scratch, rows, out); });
@@ -234,7 +241,7 @@ std::tuple<Tensor, Tensor> attention_readout(const Tensor& z, const Tensor& w, c
     const T* vectors = w_wide.data();
     T *out = readout.mutable_data_ptr<T>(), *weights = alpha.mutable_data_ptr<T>();
     Partition partition = cut_into_pieces(seg);
-    if (!partition.longs.empty()) add_partials(partition, padded_to(column_multiple, seg.width) + 2);
+    if (!partition.longs.empty()) allot_partials(partition, padded_to(column_multiple, seg.width) + 2);
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
     for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention(seg, piece, scratch, rows, vectors, out, weights);
@@ -279,7 +286,7 @@ std::tuple<Tensor, Tensor> attention_readout_backward(const Tensor& grad, Option
                              static_cast<S*>(dz.mutable_data_ptr()),
                              bypasses_caches(dz, seg.width, true)};
     Partition partition = cut_into_pieces(seg);
-    add_partials(partition, padded_to(column_multiple, seg.width));
+    allot_partials(partition, padded_to(column_multiple, seg.width));
     const auto kernels = isa_kernels<ReadoutKernels<S>>();
     for_each_piece<T>(partition, seg.width, [&](const Piece& piece, const Scratch<T>& scratch) {
       kernels.attention_backward(seg, piece, scratch, of);

@@ -64,7 +64,7 @@ const T* rows_of_tile(const Segments& seg, const S* z, int64_t first, int64_t n,
 // while it works on a tile in the L1 cache.
 template <class T>
 inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size) {
-  constexpr int64_t cache_line = 64, ahead = 8192;
+  constexpr int64_t ahead = 8192;
   const char* next = reinterpret_cast<const char*>(from) + ahead;
   for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += cache_line) __builtin_prefetch(next + at);
 }
@@ -119,11 +119,6 @@ inline void add_rows(const T* rows, int64_t vectors, W weight, int64_t n, F take
   }
 }
 
-template <class T>
-void store_readout(const double* sum, double scale, int64_t width, T* readout) {
-  for (int64_t j = 0; j < width; ++j) readout[j] = static_cast<T>(sum[j] * scale);
-}
-
 template <int V, class S, class T = Compute<S>>
 void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratch, const S* z, T* readout) {
   constexpr int L = lanes<T>;
@@ -148,7 +143,7 @@ void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratc
     for (int64_t first = entries.begin; first < entries.end; first += tile_entries)
       add_tile(first, entries.end - first < tile_entries ? entries.end - first : tile_entries,
                [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, 1.0, v); });
-    if (!piece.split) store_readout(sum, 1.0, seg.width, to);
+    for (int64_t j = 0; !piece.split && j < seg.width; ++j) to[j] = static_cast<T>(sum[j]);
   }
 }
 
@@ -288,7 +283,8 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
       piece.partial[1] = total;
       continue;
     }
-    store_readout(sum, 1 / total, seg.width, readout + entries.place * seg.width);
+    T* const to = readout + entries.place * seg.width;
+    for (int64_t j = 0; j < seg.width; ++j) to[j] = static_cast<T>(sum[j] * (1 / total));
     attention_weights(seg, {s, s + 1, entries.begin, entries.end, true, nullptr}, top, total, alpha);
   }
 }
@@ -344,7 +340,8 @@ template <class T>
 double wide_dot(const T* a, const T* b, int64_t width) {
   Vector<double> sum = {};
   int64_t j = 0;
-  for (; j + lanes<double> <= width; j += lanes<double>) sum += load_wide(a + j) * load_wide(b + j);
+  for (; j + lanes<double> <= width; j += lanes<double>)
+    sum += load<lanes<double>, double>(a + j) * load<lanes<double>, double>(b + j);
   double rest = 0;
   for (; j < width; ++j) rest += static_cast<double>(a[j]) * static_cast<double>(b[j]);
   return rest + sum_of<double>(sum);
@@ -422,21 +419,21 @@ void attention_backward_piece(const Segments& seg, const Piece& piece, const Scr
 
 // Registers of a row, where they are whole and not too many.
 template <class T>
-constexpr int known(int width) {
+constexpr int registers_of(int width) {
   return width / lanes<T> <= 16 ? width / lanes<T> : 0;
 }
 
 // Calls kernel<V>.
-#define SPIN_FAST_BY_WIDTH(kernel, T, width, ...) \
-  switch (width) {                                \
-    case 16:                                      \
-      return kernel<known<T>(16)>(__VA_ARGS__);   \
-    case 32:                                      \
-      return kernel<known<T>(32)>(__VA_ARGS__);   \
-    case 64:                                      \
-      return kernel<known<T>(64)>(__VA_ARGS__);   \
-    default:                                      \
-      return kernel<0>(__VA_ARGS__);              \
+#define SPIN_FAST_BY_WIDTH(kernel, T, width, ...)      \
+  switch (width) {                                     \
+    case 16:                                           \
+      return kernel<registers_of<T>(16)>(__VA_ARGS__); \
+    case 32:                                           \
+      return kernel<registers_of<T>(32)>(__VA_ARGS__); \
+    case 64:                                           \
+      return kernel<registers_of<T>(64)>(__VA_ARGS__); \
+    default:                                           \
+      return kernel<0>(__VA_ARGS__);                   \
   }
 
 template <class S, class T = Compute<S>>

@@ -114,8 +114,6 @@ SPIN_FAST_MASKED(8, float, __m256, _mm256, ps)
 SPIN_FAST_MASKED(16, float, __m512, _mm512, ps)
 SPIN_FAST_MASKED(4, double, __m256d, _mm256, pd)
 SPIN_FAST_MASKED(8, double, __m512d, _mm512, pd)
-SPIN_FAST_MASKED(8, int32_t, __m256i, _mm256, epi32)
-SPIN_FAST_MASKED(16, int32_t, __m512i, _mm512, epi32)
 #undef SPIN_FAST_MASKED
 #endif
 
@@ -125,7 +123,7 @@ inline Vector<Bits<T>> counting(std::integer_sequence<int, K...>) {
   return Vector<Bits<T>>{K...};
 }
 
-#if defined(SPIN_FAST_AVX2) && !defined(SPIN_FAST_AVX512)
+#if defined(SPIN_FAST_AVX2)
 // The first n lanes; 0 in the others. There is no such store that is fast.
 inline Vector<float> load_some(const float* from, int64_t n) {
   const Vector<int32_t> mask = counting<float>(std::make_integer_sequence<int, 8>{}) < static_cast<int32_t>(n);
@@ -137,9 +135,12 @@ inline Vector<double> load_some(const double* from, int64_t n) {
 }
 #endif
 
-template <int From, class V, int... K>
-inline auto some_lanes(V value, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(value, value, (From + K)...);
+// L lanes: lane k is lane of(k) of those of a and b, one after the other.
+template <int L, class V, class Of>
+inline auto shuffled(V a, V b, Of of) {
+  return [&]<int... K>(std::integer_sequence<int, K...>) {
+    return __builtin_shufflevector(a, b, of(K)...);
+  }(std::make_integer_sequence<int, L>{});
 }
 
 // Lanes [From, From + L) of a vector.
@@ -148,12 +149,7 @@ inline Lanes<L, A> part(V value) {
   if constexpr (L == 1)
     return value[From];
   else
-    return some_lanes<From>(value, std::make_integer_sequence<int, L>{});
-}
-
-template <class V, int... K>
-inline auto join(V low, V high, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(low, high, K...);
+    return shuffled<L>(value, value, [](int k) { return From + k; });
 }
 
 // The first n lanes, at most all; 0 in the others. Halves of halves, where there are no masks: n is the same for row
@@ -162,8 +158,7 @@ template <int L, class A, class S>
 inline Lanes<L, A> load_first(const S* from, int64_t n) {
   if (n >= L) return load<L, A>(from);
 #if defined(SPIN_FAST_AVX512)
-  if constexpr ((std::is_floating_point_v<S> ? L >= 4 : L >= 8 && std::is_same_v<S, int32_t>) &&
-                L * sizeof(S) <= vector_bytes)
+  if constexpr (L >= 4 && std::is_floating_point_v<S> && L * sizeof(S) <= vector_bytes)
     return convert<L, A>(load_masked((1u << n) - 1, from, Lanes<L, S>{}));
 #elif defined(SPIN_FAST_AVX2)
   if constexpr (std::is_floating_point_v<S> && L == lanes<S>) return convert<L, A>(load_some(from, n));
@@ -177,7 +172,7 @@ inline Lanes<L, A> load_first(const S* from, int64_t n) {
     if constexpr (H == 1)
       return Lanes<L, A>{low, high};
     else
-      return join(low, high, std::make_integer_sequence<int, L>{});
+      return shuffled<L>(low, high, [](int k) { return k; });
   }
 }
 
@@ -273,27 +268,23 @@ constexpr int source_of(int k, int odd) {
   return (at < half ? 0 : lanes<T>)+(Inside ? k / part * part + from : from * part + k % part);
 }
 
-template <class T, bool Inside, int... K>
-inline Vector<T> merge(Vector<T> a, Vector<T> b, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(a, b, source_of<T, Inside>(K, 0)...) +
-         __builtin_shufflevector(a, b, source_of<T, Inside>(K, 1)...);
-}
-
 // Adds neighbours. With lanes<T> vectors as leaves, merged in pairs again and again, lane k of the last one is the sum
 // of vector k. Rows: the number of leaves below the result.
 template <class T, int Rows>
 inline Vector<T> merge(Vector<T> a, Vector<T> b) {
-  return merge<T, Rows * sizeof(T) <= 16>(a, b, std::make_integer_sequence<int, lanes<T>>{});
+  constexpr bool inside = Rows * sizeof(T) <= 16;
+  return shuffled<lanes<T>>(a, b, [](int k) { return source_of<T, inside>(k, 0); }) +
+         shuffled<lanes<T>>(a, b, [](int k) { return source_of<T, inside>(k, 1); });
 }
 
-template <int Distance, class T, int... K>
-inline Vector<T> swapped(Vector<T> v, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(v, v, (K ^ Distance)...);
+template <int Distance, class T>
+inline Vector<T> swapped(Vector<T> v) {
+  return shuffled<lanes<T>>(v, v, [](int k) { return k ^ Distance; });
 }
 
 template <class T, int Distance = lanes<T> / 2>
 inline T sum_of(Vector<T> v) {
-  v += swapped<Distance, T>(v, std::make_integer_sequence<int, lanes<T>>{});
+  v += swapped<Distance, T>(v);
   if constexpr (Distance > 1)
     return sum_of<T, Distance / 2>(v);
   else
@@ -303,7 +294,7 @@ inline T sum_of(Vector<T> v) {
 // NaN counts as nothing where another lane is a number, and may be lost: whoever cares looks at the sums.
 template <class T, int Distance = lanes<T> / 2>
 inline T maximum_of(Vector<T> v) {
-  const Vector<T> other = swapped<Distance, T>(v, std::make_integer_sequence<int, lanes<T>>{});
+  const Vector<T> other = swapped<Distance, T>(v);
   v = other > v ? other : v;
   if constexpr (Distance > 1)
     return maximum_of<T, Distance / 2>(v);
@@ -317,36 +308,14 @@ inline Vector<A> broadcast(A value) {
   return value - Vector<A>{};
 }
 
-template <int Distance, class T, int... K>
-inline Vector<T> moved_up(Vector<T> v, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(v, Vector<T>{}, (K < Distance ? lanes<T> + K : K - Distance)...);
-}
-
 // Lane k becomes the sum of lanes 0 to k.
 template <class T, int Distance = 1>
 inline Vector<T> running_sums(Vector<T> v) {
-  v += moved_up<Distance, T>(v, std::make_integer_sequence<int, lanes<T>>{});
+  v += shuffled<lanes<T>>(v, Vector<T>{}, [](int k) { return k < Distance ? lanes<T> + k : k - Distance; });
   if constexpr (2 * Distance < lanes<T>)
     return running_sums<T, 2 * Distance>(v);
   else
     return v;
-}
-
-// The last lane in all.
-template <class T, int... K>
-inline Vector<T> last_lane(Vector<T> v, std::integer_sequence<int, K...>) {
-  return __builtin_shufflevector(v, v, (lanes<T> - 1 + 0 * K)...);
-}
-
-template <class T>
-inline Vector<T> last_lane(Vector<T> v) {
-  return last_lane<T>(v, std::make_integer_sequence<int, lanes<T>>{});
-}
-
-// lanes<double> values as float64.
-template <class T>
-inline Vector<double> load_wide(const T* from) {
-  return load<lanes<double>, double>(from);
 }
 
 // sum[0 .. lanes) = factor * sum + v, in float64.
@@ -354,7 +323,8 @@ template <class T>
 inline void add_scaled(double* sum, double factor, Vector<T> v) {
   T values[lanes<T>];
   store(values, v);
-  for (int k = 0; k < lanes<T>; k += lanes<double>) store(sum + k, factor * load(sum + k) + load_wide(values + k));
+  for (int k = 0; k < lanes<T>; k += lanes<double>)
+    store(sum + k, factor * load(sum + k) + load<lanes<double>, double>(values + k));
 }
 
 template <class T>

@@ -15,8 +15,7 @@ template <class T>
 void first_keys(const T* x, int64_t nodes, int64_t width, uint64_t seed, uint64_t* keys) {
   std::vector<uint64_t> salts(width);
   for (int64_t k = 0; k < width; ++k) salts[k] = salt_of_column(k, seed);
-  const auto cost = [&](int64_t v) { return v * (width + 1); };
-  parallel_items(nodes, cost(nodes), cost, [&](int64_t begin, int64_t end) {
+  parallel_items(nodes, nodes * (width + 1), [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) {
       uint64_t sum = 0;
       for (int64_t k = 0; k < width; ++k) {
@@ -34,7 +33,7 @@ template <class I>
 void next_keys(const I* indptr, const I* indices, const int64_t* type, int64_t nodes, const uint64_t* keys,
                uint64_t* to_neighbours, uint64_t* next) {
   const auto cost = [&](int64_t v) { return static_cast<int64_t>(indptr[v]) + v; };
-  parallel_ranges(nodes, [&](int64_t begin, int64_t end) {
+  parallel_items(nodes, nodes, [&](int64_t begin, int64_t end) {
     for (int64_t v = begin; v < end; ++v) to_neighbours[v] = key_to_neighbours(keys[v]);
   });
   parallel_items(nodes, cost(nodes), cost, [&](int64_t begin, int64_t end) {
@@ -53,8 +52,7 @@ Tensor subtree_keys(const Tensor& indptr, const Tensor& indices, const Tensor& x
   const int64_t nodes = x.size(0), width = x.size(1);
   Tensor result = empty({num_hops + 1, nodes}, ScalarType::Long);
   auto* keys = reinterpret_cast<uint64_t*>(result.mutable_data_ptr<int64_t>());
-  dispatch_index(indptr.scalar_type(), [&](auto index_tag) {
-    using I = typename decltype(index_tag)::type;
+  dispatch_index(indptr.scalar_type(), [&]<class I>(Tag<I>) {
     const I *begins = indptr.const_data_ptr<I>(), *columns = indices.const_data_ptr<I>();
     if (check_invariants) refuse_if(check_csr(begins, columns, indices.numel(), nullptr, 0, nodes));
     if (value == ScalarType::Float)

@@ -101,8 +101,8 @@ class Classifier {
       std::memcpy(scores, activations[packed_.layers.size() - 1] + i * last.stride, last.stride * sizeof(T));
       loss += cross_entropy(scores, exps.data(), last.out, label(begin + i), weight(label(begin + i)));
     }
-    kernels.mlp_backward(packed_.mlp(), readout, stride, graphs, activations, activations, spare[0], spare[1], spare[2],
-                         gradient, grad_ + begin * stride);
+    kernels.mlp_backward(packed_.mlp(), readout, stride, graphs, activations, spare[0], spare[1], spare[2], gradient,
+                         grad_ + begin * stride);
     return loss;
   }
 

@@ -1,7 +1,7 @@
-// What refers to a node or to a row: the transposes of an adjacency and of an index, on one thread.
+// What refers to a node or to a row: a sort by keys, and the transpose of an adjacency, on one thread.
 #pragma once
 
-#include "entries.h"
+#include "ops.h"
 
 namespace spin_fast {
 
@@ -44,29 +44,6 @@ TransposedAdjacency<T, I> transpose(const Adjacency<T, I>& a) {
         t.indices[place] = static_cast<I>(v);
         if (a.weight) t.weight[place] = a.weight[e];
       });
-  return t;
-}
-
-// The entries of each row of z, as in EntriesOfRow.
-struct TransposedIndex {
-  std::vector<int64_t> offsets;
-  std::vector<int32_t> entries, place;
-};
-
-inline TransposedIndex transpose(const Segments& seg) {
-  constexpr int64_t most = INT32_MAX;
-  const int64_t segments = seg.graphs * seg.branches;
-  require(seg.entries <= most, "index must have at most ", most, " entries, got ", seg.entries);
-  require(segments <= most, "ptr must have at most ", most, " segments, got ", segments);
-  TransposedIndex t{{}, std::vector<int32_t>(seg.entries), std::vector<int32_t>(seg.entries)};
-  for (int64_t branch = 0; branch < seg.branches; ++branch)
-    for (int64_t graph = 0; graph < seg.graphs; ++graph)
-      std::fill(t.place.begin() + first_entry(seg, branch, graph),
-                t.place.begin() + first_entry(seg, branch, graph + 1),
-                static_cast<int32_t>(graph * seg.branches + branch));
-  t.offsets = sort_by_key<int64_t>(
-      seg.entries, seg.rows, [&](int64_t e) { return seg.narrow_index ? seg.narrow_index[e] : seg.wide_index[e]; },
-      [&](int64_t e, int64_t place) { t.entries[place] = static_cast<int32_t>(e); });
   return t;
 }
 

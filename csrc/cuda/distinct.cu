@@ -19,14 +19,6 @@ namespace spin_fast {
 namespace {
 
 constexpr int64_t threads = 256;
-constexpr uint64_t golden = 0x9e3779b97f4a7c15;
-
-__host__ __device__ inline uint64_t mixed(uint64_t x) {
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
-  return x ^ (x >> 31);
-}
-
 // The rows of all branches, as bits W.
 template <class W>
 struct Items {
