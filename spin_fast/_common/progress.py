@@ -9,7 +9,7 @@ from typing import Any
 
 @contextmanager
 def progress_bar(of: str, total: int | None, show: bool, *, done: int = 0) -> Iterator[Callable[..., None]]:
-    """Show a bar, if ``show``; yields ``advance(text, steps=1)``. ``total`` is None where it is unknown.
+    """Show a bar, if ``show``; yields ``advance(text, advance=1)``. ``total`` is None where it is unknown.
 
     The time left is by the speed of the last ten minutes, to which what was ``done`` before adds nothing.
     """

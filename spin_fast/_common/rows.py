@@ -28,18 +28,18 @@ def is_sparse(rows: Tensor) -> bool:
     return rows.layout is torch.sparse_csr
 
 
-def check_ragged(name: str, rows: Tensor, dtypes: tuple[torch.dtype, ...], device: torch.device | None = None) -> None:
-    """Check type, shape, dtype and device of dense rows or sparse ones; the contents of indices are not read."""
+def check_ragged(rows: Tensor) -> None:
+    """Check type, shape and dtype of dense rows or sparse ones; the contents of indices are not read."""
     if not isinstance(rows, Tensor) or not is_sparse(rows):
-        check.tensor(name, rows, ("U", "d"), dtypes, device)
+        check.tensor("rows", rows, ("U", "d"), check.FLOATS)
         return
     if rows.dim() != 2:
-        raise check.ArgumentValueError(name, "have shape [U, d]", list(rows.shape))
-    check.tensor(f"{name}.crow_indices()", rows.crow_indices(), (rows.shape[0] + 1,), (torch.int32,), device)
-    check.tensor(f"{name}.col_indices()", rows.col_indices(), ("nnz",), (torch.int32,), device)
-    check.tensor(f"{name}.values()", rows.values(), (rows.col_indices().shape[0],), dtypes, device)
+        raise check.ArgumentValueError("rows", "have shape [U, d]", list(rows.shape))
+    check.tensor("rows.crow_indices()", rows.crow_indices(), (rows.shape[0] + 1,), (torch.int32,))
+    check.tensor("rows.col_indices()", rows.col_indices(), ("nnz",), (torch.int32,))
+    check.tensor("rows.values()", rows.values(), (rows.col_indices().shape[0],), check.FLOATS)
     if rows.requires_grad:
-        raise check.ArgumentValueError(name, "be dense to have a gradient", rows.layout)
+        raise check.ArgumentValueError("rows", "be dense to have a gradient", rows.layout)
 
 
 def sparse_rows(values: Tensor, crow_indices: Tensor, col_indices: Tensor, num_features: int) -> Tensor:

@@ -6,11 +6,14 @@ import csv
 import json
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from .. import datasets
 from .._common import files
 from ..datasets.folder import kind_of
+from ..selection.trials import OUTCOMES
+from ..training.logs import COLUMNS
 
 TABLES = ("edges", "nodes", "graphs")
 
@@ -66,23 +69,12 @@ def is_picture(path: Path) -> bool:
     return is_png or (b"<svg" in head and b"<dc:title>spin_fast</dc:title>" in head)
 
 
-def is_explanation(path: Path) -> bool:
+def _has_first_line(pattern: bytes, path: Path) -> bool:
     with path.open("rb") as file:
-        return re.match(rb"node,(name,)?total,(member_1_)?within_", file.readline()) is not None
+        return re.match(pattern, file.readline()) is not None
 
 
-def is_log(path: Path) -> bool:
-    from ..training.logs import COLUMNS
-
-    with path.open("rb") as file:
-        return file.readline().rstrip() == ",".join(COLUMNS).encode()
-
-
-def is_evaluation_table(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline().startswith(b"# Evaluation: ")
-
-
-def is_trials(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.readline().startswith(b"validation,loss,trained_epochs,budget,seconds")
+is_explanation = partial(_has_first_line, rb"node,(name,)?total,(member_1_)?within_")
+is_log = partial(_has_first_line, ",".join(COLUMNS).encode() + rb"\s*$")
+is_evaluation_table = partial(_has_first_line, b"# Evaluation: ")
+is_trials = partial(_has_first_line, ",".join(OUTCOMES).encode())

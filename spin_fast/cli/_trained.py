@@ -156,9 +156,9 @@ class Graphs:
         try:
             yield
         except datasets.DatasetError as error:
-            if error.argument != "features":
-                raise
             features = self._trained.metadata.get("node_features")
+            if error.argument != "features" or features is None:
+                raise
             columns: Any = [features] if isinstance(features, str) else features
             names = ", ".join(str(item["column"] if isinstance(item, dict) else item) for item in columns)
             told = f"{self._source.name} has no such node features as the model was trained on: {names}"

@@ -200,7 +200,8 @@ class ParquetReader(Reader):
                 sizes, values = self._list(rows, name, where)
                 self._codes(values, name, partial(_of_value, where, name, sizes))
             if label is not None:
-                for value, place in self._each(rows.column(label), _with_place, partial(where, label))[1]:
+                of = partial(where, label)
+                for value, place in self._each(rows.column(label), lambda value, at: (text_of(value), at), of)[1]:
                     classes.setdefault(value, place)
         settled = {name: self.words[name].settled(f"{self.path}, column")[1] for name in columns}
         self.columns = [settled.get(column.name, column) for column in self.columns]
@@ -393,7 +394,8 @@ class ParquetReader(Reader):
         if not isinstance(self.label, str):
             tasks = [self._each(rows.column(name), task_of, partial(where, name)) for name in self.label]
             return np.stack([np.array(labels, np.float64)[positions] for positions, labels in tasks], axis=1).tolist()
-        positions, names = self._each(rows.column(self.label), _text_of, partial(where, self.label))
+        of = partial(where, self.label)
+        positions, names = self._each(rows.column(self.label), lambda value, _: text_of(value), of)
         return np.array(names, object)[positions].tolist()
 
     def _labels_of(self, parts: list[_Part]) -> list[Any] | None:
@@ -467,14 +469,6 @@ def _row_of(sizes: np.ndarray, value: int) -> int:
 
 def _first_null(column: Any) -> int:
     return int(column.is_null().to_numpy(zero_copy_only=False).argmax())
-
-
-def _text_of(value: object, _: Callable[[], str]) -> str | None:
-    return text_of(value)
-
-
-def _with_place(value: object, where: Callable[[], str]) -> tuple[str | None, Callable[[], str]]:
-    return text_of(value), where
 
 
 def _is_rounded(numbers: np.ndarray, integers: np.ndarray) -> np.ndarray:

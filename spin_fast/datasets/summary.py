@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,7 +58,7 @@ def summarize(
         "bytes": {
             "graphs": sum(value.nbytes for value in vars(graphs).values() if isinstance(value, Tensor)),
             "powers": features.num_branches * graphs.x.nbytes,
-            "features": replace(features, row_of_node=None).nbytes,
+            "features": features.nbytes - (0 if features.row_of_node is None else features.row_of_node.nbytes),
         },
         "deduplication": features.deduplication,
         "joint_deduplication": graphs.num_nodes / max(len(features.joint.parts), 1),

@@ -187,10 +187,10 @@ class Stream:
         yield self._first.pop()
         yield from self._graphs
 
-    def power_chunks(self, num_hops: int, operator: str, num_bytes: int, bytes_beside: int) -> Iterator[PowerChunk]:
+    def power_chunks(self, num_hops: int, num_bytes: int, bytes_beside: int) -> Iterator[PowerChunk]:
         """What :func:`power_chunks` yields of all graphs in one batch, with ``float64_sums``."""
-        limits = _limits(self.x, num_hops, operator, num_bytes, bytes_beside)
-        return _chunks(self._cut(*limits), num_hops, operator, True)
+        limits = _limits(self.x, num_hops, self._operator, num_bytes, bytes_beside)
+        return _chunks(self._cut(*limits), num_hops, self._operator, True)
 
     def _cut(self, num_nodes: int, num_edges: int) -> Iterator[tuple[GraphBatch, int, int]]:
         """Yield the chunks that :meth:`GraphBatch.chunks` makes of all graphs in one batch, as ranges of a batch."""

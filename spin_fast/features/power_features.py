@@ -102,7 +102,7 @@ class PowerFeatures(GraphArrays):
 
     def _check_shapes(self) -> None:
         """Check all but the contents of the arrays that grow with the nodes, which are not read."""
-        check_ragged("rows", self.rows, check.FLOATS)
+        check_ragged(self.rows)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
             check.offsets_shape(name, getattr(self, name), device)
@@ -305,7 +305,7 @@ class PowerFeatures(GraphArrays):
             return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
         found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x, operator=operator)
         limits = chunk_limits(stream.x, num_branches_of(num_hops, operator))
-        more = stream.power_chunks(num_hops, operator, *limits)
+        more = stream.power_chunks(num_hops, *limits)
         last = _add(found, more)
         rows, row_ptr, ptr, index, count, row_of_node = found.take()
         assert row_of_node is not None
@@ -391,7 +391,7 @@ class PowerFeatures(GraphArrays):
         if not isinstance(node_features, NodeFeatures | None):
             raise TypeError(f"node_features must be NodeFeatures or None, got {type(node_features).__name__}")
         prepared = copy.copy(self)  # not a new object: its contents are checked already
-        object.__setattr__(prepared, "node_features", node_features)
+        object.__setattr__(prepared, "node_features", copy.copy(node_features))  # it may be fitted anew
         return prepared
 
     @property

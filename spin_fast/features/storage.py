@@ -68,11 +68,9 @@ def read(path: Path, *, mmap: bool) -> dict[str, Any]:
     if not _REQUIRED <= tensors.keys() <= _REQUIRED | _OPTIONAL:
         wanted, found = (", ".join(sorted(names)) for names in (_REQUIRED, tensors))
         raise ValueError(f"{path} is damaged: its arrays must be {wanted}, got {found}")
-    node_features = None
-    if (told := metadata.get("node_features")) is not None:
-        with naming(path):
-            node_features = NodeFeatures.from_dict(json.loads(told))
     with naming(path):
+        told = metadata.get("node_features")
+        node_features = None if told is None else NodeFeatures.from_dict(json.loads(told))
         crow_indices, col_indices = (tensors.pop(name, None) for name in _SPARSE)
         if (width := metadata.get("num_features")) is not None:
             tensors["rows"] = checked_sparse_rows(tensors["rows"], crow_indices, col_indices, int(width))

@@ -170,6 +170,8 @@ class GraphBatch(GraphArrays):
             if batch is None:
                 raise ValueError("batch must be given where x is None: one of them tells the number of nodes")
             check.tensor("batch", batch, ("N",), (torch.int64,))
+            if edge_weight is not None:
+                check.tensor("edge_weight", edge_weight, ("E",), check.FLOATS)
             x = batch.new_empty(len(batch), 0, dtype=torch.float32 if edge_weight is None else edge_weight.dtype)
         check.tensor("x", x, ("N", "d"), check.FLOATS)
         num_nodes = x.shape[0]

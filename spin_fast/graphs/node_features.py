@@ -132,7 +132,7 @@ class NodeFeatures:
             raise IndexError(f"ids must be from 0 to {seen.num_graphs - 1}, numbers of graphs, got {chosen[-1]}")
         if seen.num_nodes == 0:
             raise ValueError("graphs must have nodes in the training part, got none")
-        self.num_features_ = len(seen.values)
+        vars(self).pop("num_features_", None)
         self.ids_sha256_ = ids_sha256(chosen)
         wanted = not seen.is_degree or bool(self.one_hot)
         self.keeps_x_ = self.keep_x is True or self.degree is None or (self.keep_x == "auto" and wanted)
@@ -147,10 +147,11 @@ class NodeFeatures:
         automatic = self.columns is not None or not seen.is_whole
         if self.standardize is True or (self.standardize == "auto" and automatic):
             self._fit_columns(seen)
+        self.num_features_ = len(seen.values)  # last, since by this it counts as fitted
         return self
 
     def _fit_columns(self, seen: _Seen) -> None:
-        moments, d = seen.moments, self.num_features_
+        moments, d = seen.moments, len(seen.values)
         made = []
         if self.keeps_x_:
             for column, counts in enumerate(seen.values):

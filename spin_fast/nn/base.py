@@ -347,7 +347,7 @@ class GraphClassifier(GraphModel):
 def _are_views(parameters: Sequence[Tensor], flat: Tensor) -> bool:
     """Whether the parameters stand in ``flat``, one after the other."""
     at = flat.data_ptr()
-    for parameter in parameters:
+    for parameter in filter(Tensor.numel, parameters):  # one without values has no address
         if parameter.data_ptr() != at or parameter.dtype != flat.dtype or parameter.device != flat.device:
             return False
         at += parameter.nbytes

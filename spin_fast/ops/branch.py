@@ -17,8 +17,6 @@ from . import native, reference
 from .invariants import check_forms, check_parts, check_sparse_rows, contents_are_readable, num_graphs
 from .parameters import MOST_LAYERS, ModelSizes, flat_parameters, split_parameters
 
-Grads = tuple[Tensor | None, ...]
-
 
 def branch_readout(
     rows: Tensor,
@@ -150,7 +148,7 @@ def _check_layers(
     if isinstance(rows, Tensor) and rows.dim() == 3 and parts is None:
         check.tensor("rows", rows, ("branches", "N", "d"), check.FLOATS)
     else:
-        check_ragged("rows", rows, check.FLOATS)
+        check_ragged(rows)
     for name, layers in (("weights", weights), ("biases", biases)):
         if not hasattr(layers, "__len__"):
             raise TypeError(f"{name} must be a sequence of tensors, got {type(layers).__name__}")
@@ -179,25 +177,8 @@ def _check_layers(
         check.tensor("w", w, (num_branches, width), *like)
 
 
-def _fake(  # type: ignore[no-untyped-def]
-    rows,
-    crow,
-    col,
-    num_features,
-    parameters,
-    parts,
-    ptr,
-    index,
-    count,
-    ids,
-    num_branches,
-    widths,
-    attention,
-    slope,
-    tf32,
-    shared,
-    *_,
-):
+def _fake(rows, crow, col, num_features, parameters, parts, ptr, index, count, *rest):  # type: ignore[no-untyped-def]
+    ids, num_branches, widths, *_, shared, _ = rest
     graphs = num_graphs(ptr, num_branches, shared) if ids is None else ids.shape[0]
     return rows.new_empty(graphs, num_branches * widths[-1])
 
@@ -209,7 +190,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*arrays, parameters, parts, ptr, index, count, ids)
 
 
-def _grad(ctx: Any, grad: Tensor) -> Grads:
+def _grad(ctx: Any, grad: Tensor) -> native.Grads:
     with_rows = ctx.needs_input_grad[0]
     model = (ctx.num_branches, ctx.widths, ctx.attention, ctx.slope)
     arrays, rest = ctx.saved_tensors[:3], ctx.saved_tensors[3:]
@@ -231,7 +212,7 @@ def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Ten
     ctx.save_for_backward(grad, *arrays, parameters, parts, ptr, index, count, ids)
 
 
-def _backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> Grads:
+def _backward_grad(ctx: Any, grad_dparameters: Tensor, grad_drows: Tensor) -> native.Grads:
     if torch.is_grad_enabled():
         raise NotImplementedError("branch_readout has no third derivative; use spin_fast.reference.branch_readout")
     grad, values, crow, col, parameters, parts, ptr, index, count, ids = ctx.saved_tensors

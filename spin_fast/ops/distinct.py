@@ -44,7 +44,7 @@ def distinct_rows(
     """
 
     def call() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        wide = _row_type(powers, index_dtype) == torch.int64
+        wide = (index_dtype or _row_type(powers.shape[0] * powers.shape[1])) == torch.int64
         arguments = (powers.detach().contiguous(), ptr.contiguous(), wide, 64, check_invariants)
         return torch.ops.spin_fast.distinct_rows.default(*arguments)
 
@@ -71,13 +71,11 @@ def distinct_rows(
         raise ValueError(problem)
     if native.has_kernel(powers):
         return call()
-    return reference.distinct_rows(powers.detach(), ptr, index_dtype=_row_type(powers, index_dtype))
+    return reference.distinct_rows(powers.detach(), ptr, index_dtype=index_dtype or _row_type(num_branches * num_nodes))
 
 
-def _row_type(powers: Tensor, index_dtype: torch.dtype | None) -> torch.dtype:
-    if index_dtype is not None:
-        return index_dtype
-    return torch.int32 if powers.shape[0] * powers.shape[1] < WIDE else torch.int64
+def _row_type(num_rows: int) -> torch.dtype:
+    return torch.int32 if num_rows < WIDE else torch.int64
 
 
 def has_kernel_of_chunks(x: Tensor) -> bool:
@@ -136,14 +134,11 @@ class DistinctRows:
 
     def _start(self, num_nodes: int, num_graphs: int) -> None:
         sizes = (self.num_branches, num_nodes, self._x.shape[1], num_graphs, self._x.element_size())
-        is_wide = self._row_type(num_nodes) == torch.int64
+        is_wide = _row_type(self.num_branches * num_nodes) == torch.int64
         options = (is_wide, self._node_rows, self._is_sparse, self._operators)
         self._found = native.library.DistinctRows(*sizes, *options)  # type: ignore[union-attr]
         self._nodes_left, self._graphs_left = num_nodes, num_graphs
         self._known_nodes = self._known_graphs = 0  # that stand for the rows of earlier chunks
-
-    def _row_type(self, num_nodes: int) -> torch.dtype:
-        return torch.int32 if self.num_branches * num_nodes < WIDE else torch.int64
 
     def add(self, powers: Tensor, ptr: Tensor) -> None:
         """Take in the next graphs: contiguous ``powers [R + 1, n, d]``, and ``ptr [graphs + 1]`` into them."""
@@ -220,7 +215,7 @@ class DistinctRows:
 
     def take(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         """Return what :func:`distinct_rows` does if all chunks are one, and keep nothing."""
-        row_type = self._row_type(self._num_nodes)
+        row_type = _row_type(self.num_branches * self._num_nodes)
         if not self._is_native:
             found = self._found.take(row_type)
         elif self._set_aside[0]:

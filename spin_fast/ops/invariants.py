@@ -124,18 +124,17 @@ def check_parts(name: str, parts: Tensor, num_rows: int) -> None:
 
 
 def check_rows(
-    name: str,
-    rows: Tensor,
+    z: Tensor,
     ptr: Tensor,
     index: Tensor | None,
     count: Tensor | None,
     num_branches: int | None,
     check_invariants: bool,
 ) -> int:
-    """Check rows ``z`` of the dense or the ragged form with their segments, and return the number of branches."""
-    dense = isinstance(rows, Tensor) and rows.dim() == 3
-    check.tensor(name, rows, ("branches", "N", "h") if dense else ("rows", "h"), check.STORED)
-    return check_forms(name, rows, ptr, index, count, num_branches, check_invariants, rows.shape[-2])
+    """Check ``z`` of the dense or the ragged form with its segments, and return the number of branches."""
+    dense = isinstance(z, Tensor) and z.dim() == 3
+    check.tensor("z", z, ("branches", "N", "h") if dense else ("rows", "h"), check.STORED)
+    return check_forms("z", z, ptr, index, count, num_branches, check_invariants, z.shape[-2])
 
 
 def check_forms(

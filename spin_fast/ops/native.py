@@ -30,6 +30,7 @@ from torch import Tensor
 from .._common import torch_compat
 
 T = TypeVar("T")
+Grads = tuple[Tensor | None, ...]  # of the inputs of an op
 BACKENDS = ("native", "reference")
 PACKAGE = Path(__file__).parents[1]
 

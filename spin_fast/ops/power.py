@@ -14,8 +14,6 @@ from .._common import check
 from . import native, reference
 from .invariants import check_csr, contents_are_readable
 
-Grads = tuple[Tensor | None, ...]
-
 
 def power_features(
     indptr: Tensor,
@@ -131,7 +129,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(indptr, indices, ptr, edge_weight)
 
 
-def _grad(ctx: Any, grad: Tensor) -> Grads:
+def _grad(ctx: Any, grad: Tensor) -> native.Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
     wide = grad.float() if grad.dtype.itemsize == 2 else grad
     dx = torch.ops.spin_fast.power_features_backward.default(
@@ -150,7 +148,7 @@ def _backward_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(indptr, indices, ptr, edge_weight)
 
 
-def _backward_grad(ctx: Any, grad_dx: Tensor) -> Grads:
+def _backward_grad(ctx: Any, grad_dx: Tensor) -> native.Grads:
     indptr, indices, ptr, edge_weight = ctx.saved_tensors
     grad = torch.ops.spin_fast.power_features.default(
         indptr, indices, grad_dx.contiguous(), ctx.num_hops, ctx.operator, ptr, edge_weight, False, False

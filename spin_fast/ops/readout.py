@@ -17,8 +17,6 @@ from .._common import check, torch_compat
 from . import native, reference
 from .invariants import check_rows, num_graphs
 
-Grads = tuple[Tensor | None, ...]
-
 _AUTOCAST = {torch.float32, torch.bfloat16, torch.float16}  # float64 is not autocast's
 
 
@@ -61,7 +59,7 @@ def sum_readout(
             return call((z.shape[0] if z.dim() == 3 else 1) if num_branches is None else num_branches)
         except native.REFUSALS:
             pass  # the checks below say why, or else the next call does
-    branches = check_rows("z", z, ptr, index, count, num_branches, check_invariants)
+    branches = check_rows(z, ptr, index, count, num_branches, check_invariants)
     check_invariants = bool(check_invariants)  # of numpy
     if native.has_kernel(z):
         return call(branches)
@@ -137,7 +135,7 @@ def attention_readout(
     check.tensor("w", w, ("h",) if isinstance(w, Tensor) and w.dim() == 1 else ("branches", "h"), check.STORED)
     if w.dim() == 2 and w.shape[0] == 0:
         raise ValueError("w must have at least 1 branch, got 0")
-    check_rows("z", z, ptr, index, count, 1 if w.dim() == 1 else w.shape[0], check_invariants)
+    check_rows(z, ptr, index, count, 1 if w.dim() == 1 else w.shape[0], check_invariants)
     check_invariants = bool(check_invariants)
     if w.shape[-1] != z.shape[-1] or w.dtype != z.dtype or w.device != z.device:
         raise ValueError(
@@ -169,7 +167,7 @@ def _sum_setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(ptr, index, count)
 
 
-def _sum_grad(ctx: Any, grad: Tensor) -> Grads:
+def _sum_grad(ctx: Any, grad: Tensor) -> native.Grads:
     ptr, index, count = ctx.saved_tensors
     num_rows = math.prod(ctx.shape[:-1])  # numel() would fix the sizes while compiling
     dz = _call(
@@ -182,7 +180,7 @@ def _sum_backward_fake(grad, ptr, index, count, num_branches, num_rows, shared, 
     return grad.new_empty(num_rows, grad.shape[1] // num_branches)
 
 
-def _sum_backward_grad(ctx: Any, grad_dz: Tensor) -> Grads:
+def _sum_backward_grad(ctx: Any, grad_dz: Tensor) -> native.Grads:
     ptr, index, count = ctx.saved_tensors
     grad = torch.ops.spin_fast.sum_readout.default(
         grad_dz.contiguous(), ptr, index, count, ctx.num_branches, ctx.shared, False
@@ -203,7 +201,7 @@ def _attention_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Te
     ctx.set_materialize_grads(False)
 
 
-def _attention_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | None) -> Grads:
+def _attention_grad(ctx: Any, grad: Tensor | None, grad_alpha: Tensor | None) -> native.Grads:
     z, w, ptr, index, count, readout, alpha = ctx.saved_tensors
     grad = torch.zeros_like(readout) if grad is None else grad.contiguous()
     grad_alpha = None if grad_alpha is None else grad_alpha.contiguous()
@@ -222,7 +220,7 @@ def _attention_backward_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[T
     ctx.save_for_backward(grad, grad_alpha, z, w, ptr, index, count)
 
 
-def _attention_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor) -> Grads:
+def _attention_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor) -> native.Grads:
     """``readout`` and ``alpha`` are functions of ``z`` and ``w``: their share of the derivative flows through those."""
     if torch.is_grad_enabled():
         raise NotImplementedError(
@@ -241,7 +239,7 @@ def _attention_backward_grad(ctx: Any, grad_dz: Tensor, grad_dw: Tensor) -> Grad
 
 
 def _register(
-    name: str, fake: Callable[..., Any], gradient: Callable[..., Grads], setup: Callable[..., None]
+    name: str, fake: Callable[..., Any], gradient: Callable[..., native.Grads], setup: Callable[..., None]
 ) -> Callable[..., Any]:
     """Register a readout op with its gradient, and return the shortest way to call it.
 

@@ -22,13 +22,8 @@ def training_step(
     labels: Tensor,
     ptr: Tensor | None,
     *,
-    model: ModelSizes,
-    index: Tensor | None = None,
-    count: Tensor | None = None,
-    joint: JointRows | None = None,
     ids: Tensor | None = None,
-    class_weight: Tensor | None = None,
-    check_invariants: bool = True,
+    **options: Any,
 ) -> tuple[Tensor, Tensor]:
     """Compute the loss of a ``SPIN`` on a batch, and its gradient in every parameter, in one operation.
 
@@ -56,19 +51,7 @@ def training_step(
     Raises:
         TypeError, ValueError, RuntimeError: name the argument and what is wrong with it.
     """
-    bound = bind_training_step(
-        rows,
-        parameters,
-        labels,
-        ptr,
-        model=model,
-        index=index,
-        count=count,
-        joint=joint,
-        class_weight=class_weight,
-        check_invariants=check_invariants,
-    )
-    return bound.step(ids)
+    return bind_training_step(rows, parameters, labels, ptr, **options).step(ids)
 
 
 class Adam(NamedTuple):
@@ -91,15 +74,10 @@ def training_steps(
     labels: Tensor,
     ptr: Tensor | None,
     *,
-    model: ModelSizes,
     ids: Tensor,
     batch_size: int,
     adam: Adam,
-    index: Tensor | None = None,
-    count: Tensor | None = None,
-    joint: JointRows | None = None,
-    class_weight: Tensor | None = None,
-    check_invariants: bool = True,
+    **options: Any,
 ) -> Tensor:
     """Make a :func:`training_step` on each batch of graphs, and an update of ``parameters`` by Adam, in one operation.
 
@@ -118,19 +96,7 @@ def training_steps(
     Raises:
         TypeError, ValueError, RuntimeError: name the argument and what is wrong with it; nothing has been updated.
     """
-    bound = bind_training_step(
-        rows,
-        parameters,
-        labels,
-        ptr,
-        model=model,
-        index=index,
-        count=count,
-        joint=joint,
-        class_weight=class_weight,
-        check_invariants=check_invariants,
-    )
-    return bound.steps(ids, batch_size, adam)
+    return bind_training_step(rows, parameters, labels, ptr, **options).steps(ids, batch_size, adam)
 
 
 class BoundTrainingStep(NamedTuple):
@@ -147,16 +113,16 @@ def bind_training_step(
     ptr: Tensor | None,
     *,
     model: ModelSizes,
-    index: Tensor | None,
-    count: Tensor | None,
-    joint: JointRows | None,
-    class_weight: Tensor | None,
-    check_invariants: bool,
+    index: Tensor | None = None,
+    count: Tensor | None = None,
+    joint: JointRows | None = None,
+    class_weight: Tensor | None = None,
+    check_invariants: bool = True,
 ) -> BoundTrainingStep:
     """Both operations for a loop over batches: what stays the same is looked up once."""
     if model.branches not in BRANCHES:
         raise ValueError(f"model must have branches of {', '.join(BRANCHES)}, got {model.branches!r}")
-    check_ragged("rows", rows, check.FLOATS)
+    check_ragged(rows)
     if model.branches != "joint" and ptr is None:
         raise ValueError(f"ptr must be given to a model of {model.branches!r} branches, got None")
     if model.branches != "hops":
@@ -168,8 +134,8 @@ def bind_training_step(
             check_sparse_rows(rows)
             _check_contents(len(rows), ptr, index, count, joint)
         data = (rows, parameters, labels, ptr)
-        options: dict[str, Any] = {"model": model, "class_weight": class_weight}
-        options |= {"index": index, "count": count, "joint": joint}
+        options: dict[str, Any] = {"model": model, "index": index, "count": count, "joint": joint}
+        options["class_weight"] = class_weight
         return BoundTrainingStep(
             lambda ids: reference.training_step(*data, ids=ids, **options),
             lambda ids, batch_size, adam: reference.training_steps(
@@ -177,8 +143,7 @@ def bind_training_step(
             ),
         )
     hops = (ptr, index, count) if model.branches != "joint" else (None,) * 3
-    of = None if model.branches == "hops" else joint
-    joint_rows = (None,) * 4 if of is None else (of.parts, of.ptr, of.index, of.count)
+    joint_rows = (None,) * 4 if model.branches == "hops" else vars(joint).values()
     before_ids = (*arrays_of(rows), parameters, labels, class_weight, *hops, *joint_rows)
     after_ids = (*model[:-1], native.may_use_tf32(), check_invariants)
     op, op_of_steps = torch.ops.spin_fast.training_step.default, torch.ops.spin_fast.training_steps.default

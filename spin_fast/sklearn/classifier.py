@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import threading
 import warnings
@@ -175,9 +176,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             assert isinstance(graphs, GraphBatch)  # as is checked
             if sample_weight is not None:
                 raise ValueError("sample_weight must be None with search, where all graphs count once")
-            model = self._search(
-                replace(graphs, y=torch.from_numpy(codes).to(graphs.x.device)), train, validation, len(classes), seed
-            )
+            model = self._search(graphs, codes, train, validation, seed)
             return self._keep(model, model.node_features, graphs, classes, multilabel)
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
@@ -333,14 +332,12 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         return recipe.features(graphs, train, progress=bool(self.verbose))
 
     def _search(
-        self, graphs: GraphBatch, train: np.ndarray, validation: np.ndarray, num_classes: int, seed: int
+        self, graphs: GraphBatch, codes: np.ndarray, train: np.ndarray, validation: np.ndarray, seed: int
     ) -> GraphModel:
         """Return the best of many models, or the ensemble of the best."""
-        assert graphs.y is not None
-        labels = graphs.y.to(graphs.x.dtype) if graphs.y.dim() == 2 else graphs.y
-        graphs = replace(graphs, y=labels)
+        y = torch.from_numpy(codes).to(graphs.x.device)
+        graphs = replace(graphs, y=y.to(graphs.x.dtype) if y.dim() == 2 else y)
         data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), training.accuracy)
-        data = replace(data, num_outputs=num_classes)
         settings = (
             spaces.candidates(int(self.search), seed=seed)
             if isinstance(self.search, (int, np.integer))
@@ -424,14 +421,15 @@ def _labels_of(y: Any, estimator: BaseEstimator) -> np.ndarray:
 
 def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
     """The features with other labels, ``[G]`` or ``[G, T]``, of the selected graphs."""
-    y = y.to(features.rows.device)
-    if features.ids is None:
-        return replace(features, labels=y)
-    labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
-    labels[features.ids] = y
-    if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
-        return replace(features.take(), labels=y)
-    return replace(features, labels=labels)
+    labels = y = y.to(features.rows.device)
+    if features.ids is not None:
+        labels = y.new_zeros(features.node_ptr.numel() - 1, *y.shape[1:])
+        labels[features.ids] = y
+        if not torch.equal(labels[features.ids], y):  # a graph is selected twice, with two labels
+            features, labels = features.take(), y
+    labelled = copy.copy(features)  # not a new object: its contents are checked already, its joint rows found
+    object.__setattr__(labelled, "labels", labels)
+    return labelled
 
 
 @contextmanager

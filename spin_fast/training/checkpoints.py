@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ from .._common import files
 from ..graphs.node_features import NodeFeatures
 from ..nn import SPIN, Ensemble, GraphClassifier, GraphModel, SubtreeLinear
 
-CHECKPOINT_FORMAT = "spin_fast checkpoint 4"  # another hash of subtree patterns is another format, too
+CHECKPOINT_FORMAT = "spin_fast checkpoint 5"  # another hash of subtree patterns is another format, too
 Saved = SPIN | SubtreeLinear | Ensemble
 MODELS: dict[str, type[Saved]] = {model.__name__: model for model in (SPIN, SubtreeLinear, Ensemble)}
 
 
 def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> None:
-    """Write the model to one safetensors file, with its constructor's arguments and ``metadata`` (JSON values).
+    """Write the model to one safetensors file, with its constructor's arguments, ``metadata`` (JSON values), and which
+    parameters are frozen (``requires_grad_(False)``).
 
     Its ``node_features``, if there are any, become ``preprocessing`` in the metadata; its ``operator`` and
     ``multilabel`` have these names there, and the former may be given for a model that does not know it.
@@ -32,7 +34,7 @@ def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> Non
             a file cannot name, and so is a model of which modules were replaced; keep their weights by
             ``torch.save(model.state_dict(), path)``.
         ValueError: ``operator`` is none that the model can be trained with, or another one than it was; a parameter is
-            not finite.
+            not finite. OSError: the file cannot be written.
     """
     kind = _kind(model)
     config: dict[str, Any] = model.config  # type: ignore[assignment]
@@ -51,7 +53,13 @@ def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> Non
         metadata["multilabel"] = model.multilabel
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
-    header = {"model": kind, "config": json.dumps(config), "metadata": json.dumps(metadata)}
+    frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
+    header = {
+        "model": kind,
+        "config": json.dumps(config, default=methodcaller("item")),  # numpy's numbers
+        "metadata": json.dumps(metadata),
+        "frozen": json.dumps(frozen),
+    }
     files.write_tensors(Path(path), CHECKPOINT_FORMAT, model.state_dict(), header)
 
 
@@ -74,7 +82,10 @@ def load_checkpoint(path: str | Path) -> tuple[Saved, dict[str, Any]]:
         model = _new_model(*arguments, **named)
         model.load_state_dict(state, assign=True)  # a copy would round float64
         if isinstance(metadata.get("multilabel"), bool):
-            model.multilabel = metadata["multilabel"]
+            for one in (model, *getattr(model, "members", ())):
+                one.multilabel = metadata["multilabel"]
+        for name in json.loads(header["frozen"]):
+            model.get_parameter(name).requires_grad_(False)
     except Exception as error:  # whatever wrong contents lead to
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())}") from error
     return model.eval(), metadata

@@ -147,7 +147,8 @@ def fit(
         TypeError, ValueError: no labels, an empty part, an argument that is wrong, or differs from that of ``state`` or
             of another rank; a ``state`` that is damaged, or something else; a loss that is not finite; no epoch with a
             finite metric or loss on the validation graphs.
-        OSError: ``state`` cannot be written. ConnectionError: another rank has ended.
+        IndexError: ``train`` or ``validation`` have graphs that there are not. OSError: ``state`` cannot be written.
+        ConnectionError: another rank has ended.
     """
     if not isinstance(model, GraphClassifier):
         raise ArgumentTypeError("model", "be a SPIN, a PAGNN or another GraphClassifier", type(model))
@@ -187,7 +188,7 @@ def fit(
     ranks.check_same(
         lambda: settings() | {"epochs": epochs, "patience": patience, "state": state is not None, "resume": resume}
     )
-    with seeded(seed, features.shards[0].rows.device):
+    with seeded(seed, features.device):
         trainer = Trainer(
             model,
             learning_rate=learning_rate,
@@ -245,7 +246,7 @@ def _checked_data(
             parts[name] = graph_ids(ids, len(features))
         except (TypeError, IndexError) as error:
             raise type(error)(f"{name}: {error}") from error
-    num_outputs, device = model.num_outputs(features[:1]), features.shards[0].rows.device
+    num_outputs, device = model.num_outputs(features[:1]), features.device
     check_labels(features.y, num_outputs, read=True)
     assert features.y is not None
     labels: list[Tensor] = []
@@ -325,8 +326,7 @@ class _Run:
         known_before = model.operator, model.multilabel, model.node_features
         model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
         model.node_features = self.data.features.node_features or model.node_features
-        with progress_bar("epoch", epochs, progress) as advance_bar:
-            advance_bar("", len(self.state.epochs))
+        with progress_bar("epoch", epochs, progress, done=len(self.state.epochs)) as advance_bar:
             try:
                 while not self.state.is_over(epochs, patience):
                     epoch = self._epoch()

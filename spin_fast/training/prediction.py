@@ -35,6 +35,7 @@ def predict(
 
     Raises:
         TypeError, ValueError: features that do not fit the model, or of another operator than ``model.operator``.
+        IndexError: ``ids`` that there are not.
     """
     if batch_size is not None:
         batch_size = check.integer("batch_size", batch_size, 1)

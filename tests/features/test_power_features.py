@@ -649,7 +649,7 @@ def test_files_of_others_are_named(saved: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"features .*nosuch.safetensors does not exist"):
         PowerFeatures.load(saved.with_name("nosuch.safetensors"))
     training.save_checkpoint(saved, SPIN(3, 8, 2, 1))
-    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 4'"):
+    with pytest.raises(ValueError, match=f"{saved} is no file of spin_fast features: .*'spin_fast checkpoint 5'"):
         PowerFeatures.load(saved)
     saved.write_text("text")
     with pytest.raises(ValueError, match=f"{saved} is not a readable safetensors file"):

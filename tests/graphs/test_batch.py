@@ -75,6 +75,9 @@ def test_from_edge_index_gathers_along_the_edges() -> None:
     assert equal(of_degree, replace(of_degree, x=of_degree.degree.double()[:, None]))
     with pytest.raises(ValueError, match="batch must be given where x is None"):
         GraphBatch.from_edge_index(edge_index, None)
+    for weights, got in (([1.0] * 5, "list"), (weight.long(), "int64")):
+        with pytest.raises(TypeError, match=f"edge_weight must .*got {got}"):
+            GraphBatch.from_edge_index(edge_index, None, batch, edge_weight=weights)  # type: ignore[arg-type]
     assert len(GraphBatch.from_edge_index(torch.empty(2, 0, dtype=torch.int64), torch.empty(0, 3))) == 1
 
 

@@ -398,8 +398,11 @@ def test_wrong_graphs() -> None:
         NodeFeatures().fit(graphs).transform(replace(graphs, x=graphs.x[:, :2]))
     x = graphs.x.clone()
     x[3, 1] = float("nan")
+    made = NodeFeatures().fit(graphs)
     with pytest.raises(ValueError, match="x must be finite in the training graphs to be standardised; column 1 is not"):
-        NodeFeatures().fit(replace(graphs, x=x))
+        made.fit(replace(graphs, x=x))
+    with pytest.raises(ValueError, match="must be fitted before"):  # what a failure leaves is not used
+        made.transform(graphs)
 
 
 def test_equal_degrees_have_equal_logarithms() -> None:

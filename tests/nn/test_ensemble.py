@@ -42,12 +42,16 @@ def test_the_probabilities_are_the_mean(graphs: GraphBatch, chunk_bytes: int, mo
     assert training.predict_proba(Ensemble(parts), graphs[:0]).shape == (0, 10)
 
 
-def test_of_tasks(graphs: GraphBatch) -> None:
+def test_of_tasks(graphs: GraphBatch, tmp_path: Path) -> None:
     parts = members(graphs, out_features=3)
     for part in parts:
         part.multilabel = True
     expected = torch.stack([training.predict_proba(part, graphs) for part in parts]).mean(0)
     torch.testing.assert_close(training.predict_proba(Ensemble(parts), graphs), expected)
+    training.save_checkpoint(tmp_path / "x", Ensemble(parts))
+    loaded, _ = training.load_checkpoint(tmp_path / "x")
+    for part, again in zip(parts, loaded.members, strict=True):
+        assert torch.equal(training.predict_proba(again, graphs), training.predict_proba(part, graphs))
 
 
 def test_a_single_output_is_a_task(graphs: GraphBatch) -> None:

@@ -107,6 +107,11 @@ def test_batches_of_nothing() -> None:
     assert model(features[[1]]).shape == (1, 2)  # an empty graph
 
 
+def test_parameters_are_flattened_once() -> None:
+    for model in (SPIN(3, 8, 2, 2), SPIN(0, 8, 2, 2)):  # an empty parameter has no address
+        assert model.flatten_parameters() is model.flatten_parameters()
+
+
 @pytest.mark.parametrize("options", [{"attention": False}, {"attention": True}, {"size_aware": True}])
 def test_calibration_standardises_every_layer(options: dict) -> None:
     graphs = random_graphs([9, 5, 0, 20, 13] * 8, 0.3)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from helpers.training import knowing, new_model
@@ -45,6 +46,7 @@ def test_checkpoints_from_when_operator_was_any_metadata(tmp_path: Path, operato
         "model": "SPIN",
         "config": json.dumps(SPIN(3, 8, 4, 2).config),
         "metadata": json.dumps({"operator": operator}),
+        "frozen": "[]",
     }
     files.write_tensors(tmp_path / "x", checkpoints.CHECKPOINT_FORMAT, SPIN(3, 8, 4, 2).state_dict(), header)
     model, metadata = training.load_checkpoint(tmp_path / "x")
@@ -74,6 +76,23 @@ def test_checkpoint_round_trip(tmp_path, digits: PowerFeatures, dtype: torch.dty
         training.save_checkpoint(path, model, seed=3, foo=torch.ones(2))
     assert torch.equal(training.predict(loaded, digits), training.predict(model, digits))
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_frozen_parameters_stay_frozen(tmp_path: Path) -> None:
+    model = new_model()
+    for parameter in model.hops.parameters():
+        parameter.requires_grad_(False)
+    training.save_checkpoint(tmp_path / "x", model)
+    loaded, _ = training.load_checkpoint(tmp_path / "x")
+    assert 0 < len(loaded.trained_parameters()) < len([*loaded.parameters()])
+    assert [*loaded.trained_parameters()] == [*model.trained_parameters()]
+
+
+def test_sizes_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    model = SPIN(np.int64(3), np.int64(8), 4, np.int32(2), dropout=np.float32(0.5))
+    training.save_checkpoint(tmp_path / "x", model)
+    loaded, _ = training.load_checkpoint(tmp_path / "x")
+    assert loaded.config == model.config
 
 
 def test_models_that_no_constructor_makes_are_refused(tmp_path: Path) -> None:

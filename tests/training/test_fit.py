@@ -112,12 +112,12 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
             if epoch.number == failing:
                 raise MemoryError
 
-        model, made = new_model(), NodeFeatures()
+        model, features = new_model(), digits.prepared_by(NodeFeatures())
         model.operator = operator
         with pytest.raises(MemoryError):
-            training.fit(model, digits.prepared_by(made), range(64), range(64, 96), epochs=2, on_epoch=fail)
+            training.fit(model, features, range(64), range(64, 96), epochs=2, on_epoch=fail)
         assert (model.operator, model.multilabel) == (expected, None if failing == 1 else False)
-        assert model.node_features is (None if failing == 1 else made)
+        assert model.node_features is (None if failing == 1 else features.node_features)
 
 
 @pytest.mark.parametrize(("value", "name"), [(math.nan, "NaN"), (math.inf, "infinity")])
@@ -188,15 +188,15 @@ def test_a_model_learns_what_prepared_its_features(way: str) -> None:
     made = NodeFeatures("log").fit(graphs, range(8))
     features = PowerFeatures.from_graphs(made.transform(graphs), 2).prepared_by(made)
     model = SPIN(4, 8, 4, 2)
-    for node_features in (made, None):  # one that goes on without any keeps what it knows
-        given = features.prepared_by(node_features)
+    for given in (features, features.prepared_by(None)):  # one that goes on without any keeps what it knows
         if way == "fit":
             training.fit(model, given, range(8), range(8, 12), epochs=1)
         elif way == "step":
             training.Trainer(model).step(given)
         else:
             training.Trainer(model).epoch(given, range(12), 4)
-        assert model.node_features is made
+        assert model.node_features is features.node_features
+    made.fit(graphs, [5])  # for other features: nothing to those above
     expected = training.predict(model, features).softmax(1)
     torch.testing.assert_close(training.predict_proba(model, graphs), expected)
 
