@@ -42,7 +42,10 @@ def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test:
     left, right = figure.subplots(1, 2)
     left.plot(epochs, [epoch.loss for epoch in fit.epochs], label="training")
     left.plot(epochs, [epoch.validation_loss for epoch in fit.epochs], label="validation")
-    left.set(xlabel="epoch", ylabel="cross-entropy", yscale="log")
+    left.set(xlabel="epoch", ylabel="cross-entropy")
+    low, high = left.get_ylim()
+    if 0 < 10 * low < high:
+        left.set_yscale("log")
     right.plot(epochs, [epoch.validation for epoch in fit.epochs], color="C1", label="validation")
     if test is not None and math.isfinite(test):
         right.axhline(test, color="C2", linestyle="--", label=f"test {test:.3f}, once, at the kept epoch")
@@ -98,9 +101,14 @@ def explained_graph(path: str | Path, drawing: Drawing, explained: Explanation, 
         drawing: what :func:`spin_fast.graphs.drawing.draw` makes of the graph.
         explained: what :func:`spin_fast.training.explain` returns for it alone.
         title: above it.
+
+    Raises:
+        ValueError: an explanation of several graphs, or of another one.
     """
     from matplotlib.figure import Figure
 
+    if explained.ptr.tolist() != [0, len(drawing.positions)]:
+        raise ValueError(f"explained must be of the graph of {len(drawing.positions)} nodes that is drawn")
     totals = explained.totals.cpu()
     parts, colours, label = [], "Greys", "attention"
     if members := explained.members:

@@ -63,7 +63,8 @@ class GraphModel(nn.Module):
         Raises:
             TypeError: always.
         """
-        raise TypeError(f"model must be a GraphClassifier, as features are given, got {type(self).__name__}")
+        got = f"{type(self).__name__}, which takes graphs: predict_proba(model, graphs)"
+        raise TypeError(f"model must be a GraphClassifier, as features are given, got {got}")
 
     def prepared(
         self, graphs: GraphBatch, operator: str | Sequence[str] | None = None
@@ -306,8 +307,10 @@ class GraphClassifier(GraphModel):
         """
         parameters = [*self.trained_parameters().values()]
         if self._flat is None or not _are_views(parameters, self._flat):
-            if len({(parameter.dtype, parameter.device) for parameter in parameters}) != 1:
-                raise ValueError("model must have parameters to train, all of one dtype and on one device")
+            if not parameters:
+                raise ValueError("model must have parameters to train, got none that require a gradient")
+            if len({(parameter.dtype, parameter.device) for parameter in parameters}) > 1:
+                raise ValueError("model must have parameters of one dtype and on one device")
             self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters])
             parts = self._flat.split([parameter.numel() for parameter in parameters])
             for parameter, part in zip(parameters, parts, strict=True):

@@ -37,10 +37,11 @@ class Ensemble(GraphModel):
         if len({*map(id, members)}) < len(members):
             raise ValueError("members must be different models: a file keeps each parameter once")
         for name in ("out_features", "multilabel"):
-            if len(found := {getattr(member, name) for member in members}) > 1:
+            found = {getattr(member, name) for member in members} - {None}  # which is not known
+            if len(found) > 1:
                 raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")
+            setattr(self, name, next(iter(found), None))
         self.members = nn.ModuleList(members)  # type: ignore[assignment]
-        self.out_features, self.multilabel = members[0].out_features, members[0].multilabel
         prepared = members[0].node_features
         width = members[0].in_features if prepared is None else prepared.num_features_
         self.config: dict[str, Any] = {"in_features": width, "out_features": self.out_features}

@@ -100,11 +100,11 @@ class BranchNorm(nn.BatchNorm1d):
     def _update(self, mean: Tensor, var: Tensor, nodes: Tensor) -> None:
         """Move the running statistics; a single node has no variance and moves nothing."""
         unbiased = var * nodes / (nodes - 1).clamp(min=1)
-        rate = (self.momentum or 0.0) * (nodes > 1)
+        tracked = self.get_buffer("num_batches_tracked").add_(1)
+        rate = (1 / tracked if self.momentum is None else self.momentum) * (nodes > 1)
         for name, value in (("running_mean", mean), ("running_var", unbiased)):
             running = self.get_buffer(name)
             running += rate * (value.flatten() - running)
-        self.get_buffer("num_batches_tracked").add_(1)
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import ops
 from .._common import check, torch_compat
+from .._common.rows import values_of
 from ..features.chunks import PowerChunk
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
@@ -279,11 +280,16 @@ class SPIN(GraphClassifier):
         unit-variance initialisation, Mishkin & Matas 2016), so that training starts as well scaled as with BatchNorm
         while its steps stay without. Values that hardly vary are not scaled. A model with BatchNorm is left as it is,
         and one that is not as constructed (:meth:`is_as_constructed`, ``to_train=True``).
+
+        Raises:
+            TypeError, ValueError: features that do not fit the model, or that are not finite.
         """
         self.check(features)
         selected = features[:CALIBRATION_GRAPHS].take()
         if selected.num_nodes == 0 or not self.is_as_constructed(to_train=True):
             return
+        if not bool(values_of(selected.rows).isfinite().all()):
+            raise ValueError("features must be finite to calibrate by, got NaN or infinity")
         with torch.autocast(selected.rows.device.type, enabled=False):
             self._calibrate(selected)
         self.calibrated = True

@@ -143,7 +143,9 @@ def check_ensemble(ensemble: int, candidates: int, num_budgets: int) -> None:
         TypeError, ValueError: names the argument and what is wrong with it.
     """
     if check.integer("ensemble", ensemble, 0) > (left := rounds(candidates, num_budgets)[-1]):
-        raise check.ArgumentValueError("ensemble", f"be at most {left}, what a search leaves of {candidates}", ensemble)
+        raise check.ArgumentValueError(
+            "ensemble", f"be at most {left}: so many of {candidates} settings are trained to the end", ensemble
+        )
 
 
 def _ranked(trials: Sequence[Trial]) -> list[Trial]:

@@ -129,6 +129,11 @@ def accuracy(logits: Tensor, y: Tensor) -> float:
     Of binary tasks side by side, float ``y [G, T]``, the share of known labels that their score has the sign of. NaN if
     a score is not finite.
     """
+    if logits.dim() != 2 or y.shape != (logits.shape if y.is_floating_point() else logits.shape[:1]):
+        raise ValueError(
+            "logits must have shape [G, C] and y [G], or both [G, T] and y floating-point, "
+            f"got {list(logits.shape)} and {list(y.shape)} {y.dtype}"
+        )
     if not bool(logits.isfinite().all()):
         return math.nan
     if y.is_floating_point():

@@ -87,7 +87,10 @@ def test_an_own_folder_and_the_family(tmp_path: Path) -> None:
         (["--space", "none.json"], "none.json cannot be read"),
         (["--space", "paper-sum"], "the paper has settings for DD"),
         (["--folds", 2, "--splits", "x.json"], "--folds 2: the folds are those of --splits x.json"),
-        (["--folds", 2, "--ensemble", 9], "--ensemble must be at most 8, what a search leaves of 64, got 9"),
+        (
+            ["--folds", 2, "--ensemble", 9],
+            "--ensemble must be at most 8: so many of 64 settings are trained to the end, got 9",
+        ),
     ],
 )
 def test_mistakes(arguments: list[object], message: str, tmp_path: Path) -> None:

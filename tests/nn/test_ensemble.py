@@ -91,6 +91,15 @@ def test_it_is_the_same_from_a_file(graphs: GraphBatch, tmp_path: Path) -> None:
     assert "SubtreeLinear" in shown
 
 
+def test_members_may_not_know_whether_they_have_tasks(graphs: GraphBatch) -> None:
+    parts = members(graphs)
+    parts[1].multilabel = False
+    assert Ensemble(parts).multilabel is False
+    parts[0].multilabel = True
+    with pytest.raises(ValueError, match="members must have the same multilabel, got"):
+        Ensemble(parts)
+
+
 def test_bad_members(graphs: GraphBatch, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="members must be models of graphs, at least one"):
         Ensemble([])

@@ -107,6 +107,16 @@ def test_batches_of_nothing() -> None:
     assert model(features[[1]]).shape == (1, 2)  # an empty graph
 
 
+def test_calibration_refuses_what_is_not_finite() -> None:
+    graphs = random_graphs([9, 5], 0.3, dtype=torch.float32)
+    model = SPIN(3, 16, 2, 2)
+    before = copy.deepcopy(model.state_dict())
+    graphs.x[4, 1] = float("nan")
+    with pytest.raises(ValueError, match="features must be finite to calibrate by, got NaN or infinity"):
+        model.calibrate(PowerFeatures.from_graphs(graphs, 2))
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_parameters_are_flattened_once() -> None:
     for model in (SPIN(3, 8, 2, 2), SPIN(0, 8, 2, 2)):  # an empty parameter has no address
         assert model.flatten_parameters() is model.flatten_parameters()

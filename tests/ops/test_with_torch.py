@@ -150,6 +150,15 @@ def test_statistics_of_half_types_are_taken_in_full() -> None:
     torch.testing.assert_close(ragged.view_as(z), norm.train()(z), rtol=0.01, atol=0.01)
 
 
+def test_statistics_may_be_of_all_batches_alike() -> None:
+    norm, twin = BranchNorm(1, 4), torch.nn.BatchNorm1d(4, momentum=None)
+    norm.momentum = None
+    for z in torch.randn(3, 50, 4, generator=torch.Generator().manual_seed(0)):
+        torch.testing.assert_close(norm(z[None])[0], twin(z))
+    torch.testing.assert_close(norm.running_mean, twin.running_mean)
+    torch.testing.assert_close(norm.running_var, twin.running_var)
+
+
 def test_training_under_autocast() -> None:
     features = made_features()
     for options in ({}, {"batch_norm": True}, {"dropout": 0.3}):

@@ -589,7 +589,7 @@ def test_search(graphs: GraphBatch, several: bool) -> None:
         ({"search": []}, "search must be a number or settings"),
         ({"search": np.int64(0)}, "search must be at least 1"),
         ({"search": None, "ensemble": 2}, "ensemble must be 0 without search, got 2"),
-        ({"ensemble": 2}, "ensemble must be at most 1, what a search leaves of 5, got 2"),
+        ({"ensemble": 2}, "ensemble must be at most 1: so many of 5 settings are trained to the end, got 2"),
         ({"validation_fraction": 0}, "validation_fraction must be above 0 with search"),
         ({"class_weight": "balanced"}, "class_weight must be None with search"),
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from helpers import dense_powers, random_graphs
 from torch.nn import functional as F
 
 from spin_fast import PAGNN, SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
+from spin_fast.graphs.drawing import draw
 from spin_fast.nn import Ensemble, SubtreeLinear
 from spin_fast.nn.branches import Branches
+from spin_fast.plots import explained_graph
 
 SIZES = [4, 1, 9, 3, 0, 1, 12]
 KINDS = [
@@ -306,3 +309,14 @@ def test_ensembles_that_cannot_be_explained() -> None:
     model.members[1].register_forward_hook(lambda *_: torch.ones(len(SIZES), 2).double())
     with pytest.raises(ValueError, match="model must compute what its branches and classifier do in turn"):
         training.explain(model, graphs)
+
+
+def test_a_picture_is_of_one_graph(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    graphs = random_graphs([4, 3], dtype=torch.float32)
+    model = SPIN(3, 4, 2, 1)
+    model.operator = "sym"
+    for drawn, explained in ((graphs, graphs), (graphs[[0]], graphs[[1]])):
+        with pytest.raises(ValueError, match=r"explained must be of the graph of \d nodes that is drawn"):
+            explained_graph(tmp_path / "x.png", draw(drawn), training.explain(model, explained), title="")
+    assert not (tmp_path / "x.png").exists()

@@ -197,6 +197,9 @@ def test_losses_and_metrics() -> None:
     for wrong in (tasks[:, :1], torch.tensor([[0], [1], [1]])):
         with pytest.raises(ValueError, match=r"logits must have shape \[G, 2\] and y \[G\], or both \[G, T\] and y"):
             training.rocauc(logits, wrong)
+    for wrong in (tasks[:, :1], y[:2]):
+        with pytest.raises(ValueError, match=r"logits must have shape \[G, C\] and y \[G\], or both \[G, T\] and y"):
+            training.accuracy(logits, wrong)
     known = torch.nn.functional.binary_cross_entropy_with_logits(
         torch.tensor([2.0, 0.0, 1.0]), torch.tensor([1.0, 0, 1])
     )
