@@ -56,7 +56,8 @@ def locked(place: Path, *, is_file: bool = False) -> Iterator[None]:
         holder = holder or "another process"
         raise BlockingIOError(f"{place} is being written by {holder}; wait for it, or choose another") from None
     try:
-        told.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
+        with _errors_named(place):
+            told.write_text(f"process {os.getpid()} on {socket.gethostname()} since {datetime.now():%Y-%m-%d %H:%M:%S}")
         yield
     finally:
         for mine in (told, file):
@@ -170,8 +171,9 @@ def check_format(path: Path, found: Any, expected: str, *, oldest: int | None = 
     is_kind, newest = of == kind and number.isdecimal(), int(version)
     if is_kind and (newest if oldest is None else oldest) <= int(number) <= newest:
         return
-    if is_kind and int(number) > newest:
-        raise ValueError(f"{path} has format {found!r}, and this version reads {expected!r}; upgrade spin_fast")
+    if is_kind:
+        advice = "upgrade spin_fast" if int(number) > newest else "an older one wrote it"
+        raise ValueError(f"{path} has format {found!r}, and this version reads {expected!r}; {advice}")
     raise ValueError(f"{path} is no file of {kind}: its format is {found!r}, not {expected!r}")
 
 

@@ -31,11 +31,11 @@ class Outputs:
         self.curve, self.log, self.result = folder / "training-curve.png", folder / "log.csv", folder / "result.json"
         self.trials = folder / "trials.csv"
 
-    def check(self, source: datasets.Source, *inputs: Path | None) -> None:
-        """Check that each can be written, before any work; ``inputs`` are read."""
+    def check(self, source: datasets.Source, *inputs: Path | None, resume: bool) -> None:
+        """Check that each can be written, before any work; ``inputs`` are read, and to ``resume`` the state."""
         for file, is_own in (
             (self.model, partial(files.has_format, format=CHECKPOINT_FORMAT)),
-            (self.state, partial(files.has_format, format=STATE_FORMAT)),
+            (self.state, lambda path: resume or files.has_format(path, format=STATE_FORMAT)),
             (self.curve, is_picture),
             (self.log, is_log),
             (self.result, is_result),

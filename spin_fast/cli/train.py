@@ -120,7 +120,7 @@ def train(
     out = Path("runs") / source.title if out is None else out
     outputs = Outputs(out)
     if ranks.is_first:
-        outputs.check(source, features.precomputed, splits)
+        outputs.check(source, features.precomputed, splits, resume=resume)
         context.with_resource(files.locked(out))
     metric_name, metric = metric_of(source, data.label, metric_choice)
     power = None

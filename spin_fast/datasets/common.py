@@ -114,7 +114,14 @@ def reading(where: str) -> Iterator[None]:
     except RuntimeError as error:  # zipfile: a method that it does not know, a password
         raise DatasetError(f"{where} cannot be unpacked ({one_line(error)}); unpack it by hand") from error
     except (ValueError, OverflowError) as error:
+        raise_if_interrupted(error)
         raise DatasetError(f"{where} cannot be parsed ({one_line(error)}); correct it or get it again") from error
+
+
+def raise_if_interrupted(error: Exception) -> None:
+    """Raise the KeyboardInterrupt of which pandas makes this error; other errors of a stream it raises as they are."""
+    if "Calling read(nbytes) on source failed" in str(error):
+        raise KeyboardInterrupt from error
 
 
 def check_is_regular(path: Path) -> None:
@@ -207,7 +214,8 @@ class Numbers(Lines[np.ndarray]):
                 wrong = not _are_numbers(table, missing)
             except StopIteration:
                 return self._none
-            except (ValueError, OverflowError):
+            except (ValueError, OverflowError) as error:
+                raise_if_interrupted(error)
                 wrong = True
             if wrong:
                 self._stream.seek(0)

@@ -96,8 +96,9 @@ def test_what_keeps_a_run_from_going_on_is_named_by_its_option(tmp_path: Path) -
     save_file({"x": torch.ones(1)}, state, {"format": STATE_FORMAT, "record": "{}"})
     assert f"{state} is damaged: it must have the settings of a run" in error()
     state.write_bytes(b"something else")
+    assert f"{state} is not a readable safetensors file" in error()
     said = f"{state} cannot be written: there is a file of another kind; remove it"
-    assert said in invoke("train", *QUICK, "--resume", "--out", out, exit_code=1)
+    assert said in invoke("train", *QUICK, "--out", out, exit_code=1)
 
 
 def test_another_fold_does_not_go_on(tmp_path: Path, data_root: Path) -> None:

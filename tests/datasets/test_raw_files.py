@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import signal
 import weakref
 from itertools import accumulate
 from pathlib import Path
@@ -197,3 +199,21 @@ def test_negative_numbers_of_nodes(tmp_path: Path) -> None:
     path.write_bytes(gzip.compress(b"3\n-3\n9\n" + b"3\n" * 37))
     with pytest.raises(datasets.DatasetError, match=r"num-node-list\.csv\.gz, line 2 must be at least 0, got -3"):
         source.read()
+
+
+@pytest.mark.parametrize("read", [1, 2])
+def test_an_interruption_is_no_fault_of_the_file(read: int) -> None:
+    """A signal that comes while pandas asks for more is a KeyboardInterrupt in C, of which it makes a ParserError."""
+
+    class Interrupted(io.BytesIO):
+        reads = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.reads += 1
+            if self.reads == read:
+                signal.raise_signal(signal.SIGINT)
+            return super().read(size)
+
+    stream = Interrupted("".join(f"{i},{i}\n" for i in range(200_000)).encode())
+    with pytest.raises(KeyboardInterrupt):
+        common.Numbers(stream, "x", np.int32, columns=2).read()
