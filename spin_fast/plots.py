@@ -42,10 +42,8 @@ def training_curve(path: str | Path, fit: Fit, *, title: str, metric: str, test:
     left, right = figure.subplots(1, 2)
     left.plot(epochs, [epoch.loss for epoch in fit.epochs], label="training")
     left.plot(epochs, [epoch.validation_loss for epoch in fit.epochs], label="validation")
-    left.set(xlabel="epoch", ylabel="cross-entropy")
-    low, high = left.get_ylim()
-    if 0 < 10 * low < high:
-        left.set_yscale("log")
+    losses = [loss for epoch in fit.epochs for loss in (epoch.loss, epoch.validation_loss)]
+    left.set(xlabel="epoch", ylabel="cross-entropy", yscale="log" if 0 < 10 * min(losses) < max(losses) else "linear")
     right.plot(epochs, [epoch.validation for epoch in fit.epochs], color="C1", label="validation")
     if test is not None and math.isfinite(test):
         right.axhline(test, color="C2", linestyle="--", label=f"test {test:.3f}, once, at the kept epoch")

@@ -39,7 +39,7 @@ class Ensemble(GraphModel):
         for name in ("out_features", "multilabel"):
             found = {getattr(member, name) for member in members} - {None}  # which is not known
             if len(found) > 1:
-                raise ValueError(f"members must have the same {name}, got {', '.join(map(str, found))}")
+                raise ValueError(f"members must have the same {name}, got {', '.join(sorted(map(str, found)))}")
             setattr(self, name, next(iter(found), None))
         self.members = nn.ModuleList(members)  # type: ignore[assignment]
         prepared = members[0].node_features

@@ -100,8 +100,9 @@ class BranchNorm(nn.BatchNorm1d):
     def _update(self, mean: Tensor, var: Tensor, nodes: Tensor) -> None:
         """Move the running statistics; a single node has no variance and moves nothing."""
         unbiased = var * nodes / (nodes - 1).clamp(min=1)
-        tracked = self.get_buffer("num_batches_tracked").add_(1)
-        rate = (1 / tracked if self.momentum is None else self.momentum) * (nodes > 1)
+        tracked = self.get_buffer("num_batches_tracked")
+        tracked += nodes > 1 if self.momentum is None else 1  # without, all batches that have a variance count alike
+        rate = (1 / tracked.to(mean).clamp(min=1) if self.momentum is None else self.momentum) * (nodes > 1)
         for name, value in (("running_mean", mean), ("running_var", unbiased)):
             running = self.get_buffer(name)
             running += rate * (value.flatten() - running)

@@ -156,8 +156,8 @@ class Trainer:
     see ``SPIN.is_as_constructed``) is one operation that returns the loss and the gradient of every parameter,
     ``ops.training_step``, and one of the optimiser; on a GPU both are captured in a CUDA graph, on the CPU many such
     steps are one operation, ``ops.training_steps``. Other models take autograd's way, which is decided at each epoch;
-    both agree to rounding. All modules are put in training mode, so BatchNorm goes on, even where it is frozen. Batches
-    are ids of graphs in the features: nothing is collated. Model and features are on
+    both agree to rounding. All modules are put in training mode, so BatchNorm's running statistics change even where
+    its parameters are frozen. Batches are ids of graphs in the features: nothing is collated. Model and features are on
     one device; the order of the graphs is drawn on the host, so it does not depend on the device, and the host waits
     for a GPU once an epoch, to read the loss.
 
