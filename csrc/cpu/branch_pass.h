@@ -16,6 +16,7 @@ namespace spin_fast {
 
 inline constexpr int64_t branch_chunk_bytes = 4 << 20;    // of activations and their gradients
 inline constexpr int64_t task_rows = 16 * mlp_tile_rows;  // at most
+inline constexpr int64_t add_cost = 512;                  // of adding an entry to a chunk, in multiply-adds
 inline constexpr int64_t ahead = 4;  // graphs between prefetching the entries of one and reading them
 
 // The rows and entries of one branch of a chunk, as in BranchChunk. The vectors only grow; `rows` and `entries` are the
@@ -145,16 +146,64 @@ inline int64_t num_entries(const Arguments& of, int64_t i) {
   return entries;
 }
 
+// Adds the graphs at positions [begin, end) of the chosen ones to the entries of a branch.
+inline void add_graphs(const Arguments& of, int64_t branch, int64_t begin, int64_t end, BranchEntries& entries) {
+  for (int64_t i = begin; i < end; ++i) {
+    if (i + 2 * ahead < of.graphs)
+      __builtin_prefetch(of.seg.ptr + branch * of.seg.ptr_stride + graph_of(of, i + 2 * ahead));
+    if (i + ahead < of.graphs) prefetch_entries(of.seg, branch, graph_of(of, i + ahead));
+    const int64_t graph = graph_of(of, i);
+    entries.add(of.seg, first_entry(of.seg, branch, graph), first_entry(of.seg, branch, graph + 1));
+  }
+}
+
+// The rows of a chunk, and a sixteenth of its entries, at most.
+template <class T>
+int64_t chunk_rows(const Model& model, bool backward) {
+  int64_t width = padded_to(column_multiple, model.width());  // of the activations that are kept, and of a gradient
+  for (const int64_t of_layer : model.widths) width += backward ? padded_to(column_multiple, of_layer) : 0;
+  // The backward pass keeps the inputs, too, of which most are zeros where they are wide.
+  const int64_t inputs = backward ? padded_to(row_multiple, model.features) / 16 : 0;
+  return std::max<int64_t>(branch_chunk_bytes / (std::max(width, inputs) * sizeof(T)), 4 * mlp_tile_rows);
+}
+
+// Whether graphs of so many entries are one chunk, too small to be chosen by several threads.
+template <class T>
+bool is_small(const Model& model, int64_t entries) {
+  return entries <= chunk_rows<T>(model, true) && threads_for(add_cost * entries) == 1;
+}
+
+// The entries of the chunk of a pass.
+struct Choice {
+  std::vector<BranchEntries> branches;
+  bool is_whole = false;  // they are those of all graphs of the next pass already
+
+  // Chooses all graphs of the next pass, if they are few.
+  template <class T>
+  void take_all(const Arguments& of) {
+    int64_t entries = 0;
+    for (int64_t i = 0; i < of.graphs; ++i) entries += num_entries(of, i);
+    is_whole = is_small<T>(of.model, entries);
+    if (!is_whole) return;
+    branches.resize(std::max<size_t>(branches.size(), of.model.branches));
+    for (int64_t b = of.model.branches; b-- > 0;) {
+      branches[b].clear(of.seg);
+      add_graphs(of, b, 0, of.graphs, branches[b]);
+    }
+  }
+};
+
 // What a thread keeps from call to call.
 struct Workspace {
   Arena arena;
   std::vector<Arena> branch_arenas;
-  std::vector<BranchEntries> entries, joint_entries;
+  Choice hops, joint;
 };
 
 inline Workspace& workspace() {
   thread_local Workspace workspace;
   workspace.arena.clear();
+  workspace.hops.is_whole = workspace.joint.is_whole = false;
   return workspace;
 }
 
@@ -212,20 +261,16 @@ class BranchPass : public PassBase<T> {
  public:
   BranchPass(Workspace& workspace, const Arguments& arguments, const T* x, const T* parameters, bool backward, T* dx)
       : Base(workspace, arguments, x, parameters, backward, dx != nullptr),
-        entries_(arguments.parts.given ? workspace.joint_entries : workspace.entries),
-        dx_(dx) {
+        entries_(choice_of(workspace).branches),
+        dx_(dx),
+        chunk_rows_(chunk_rows<T>(model_, backward)),
+        chosen_(std::exchange(choice_of(workspace).is_whole, false)) {
     if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
-    const Packed<T>& mlp = packed_[0].mlp;
-    int64_t width = 0;  // of the activations that are kept, and of the gradient of the last
-    for (const Layer<T>& layer : mlp.layers) width += backward ? layer.stride : 0;
-    width += padded_width();
-    // The backward pass keeps the inputs, too, of which most are zeros where they are wide.
-    const int64_t inputs = backward ? padded_to(row_multiple, model_.features) / 16 : 0;
-    chunk_rows_ = std::max<int64_t>(branch_chunk_bytes / (std::max(width, inputs) * sizeof(T)), 4 * mlp_tile_rows);
   }
 
   // Selects graphs of some thousand distinct rows at most, or a single one.
   bool next() {
+    if (take_chosen(arguments_.graphs)) return true;
     if (!begin_chunk()) return false;
     int64_t rows = 0, entries = 0, more = num_entries(arguments_, end_);
     const auto fit = [&](int64_t n) { return rows + n <= chunk_rows_ && entries + n <= 16 * chunk_rows_; };
@@ -243,6 +288,7 @@ class BranchPass : public PassBase<T> {
   }
 
   void take_to(int64_t end) {
+    if (take_chosen(end)) return;
     begin_chunk();
     long_ = long_ && end == begin_ + 1;
     if (!long_) {
@@ -299,7 +345,15 @@ class BranchPass : public PassBase<T> {
   }
 
  private:
-  static constexpr int64_t add_cost = 512;  // of adding an entry to a chunk, in multiply-adds
+  Choice& choice_of(Workspace& workspace) const { return arguments_.parts.given ? workspace.joint : workspace.hops; }
+
+  // Takes the graphs up to `end`, if these are what was chosen before the pass.
+  bool take_chosen(int64_t end) {
+    if (!std::exchange(chosen_, false) || end != arguments_.graphs) return false;
+    end_ = end;
+    prepare();
+    return true;
+  }
 
   bool begin_chunk() {
     for (int64_t b = 0; b < model_.branches; ++b) entries_[b].clear(seg_);
@@ -318,15 +372,8 @@ class BranchPass : public PassBase<T> {
 
   // Adds the graphs up to `end`, of so many entries, to the chunk; returns the number of rows that it has then.
   int64_t add_graphs(int64_t end, int64_t entries) {
-    parallel_branches(model_.branches, 1, threads_for(add_cost * entries), [&](int64_t b, int64_t) {
-      for (int64_t i = end_; i < end; ++i) {
-        if (i + 2 * ahead < arguments_.graphs)
-          __builtin_prefetch(seg_.ptr + b * seg_.ptr_stride + graph_of(arguments_, i + 2 * ahead));
-        if (i + ahead < arguments_.graphs) prefetch_entries(seg_, b, graph_of(arguments_, i + ahead));
-        const int64_t graph = graph_of(arguments_, i);
-        entries_[b].add(seg_, first_entry(seg_, b, graph), first_entry(seg_, b, graph + 1));
-      }
-    });
+    parallel_branches(model_.branches, 1, threads_for(add_cost * entries),
+                      [&](int64_t b, int64_t) { spin_fast::add_graphs(arguments_, b, end_, end, entries_[b]); });
     end_ = end;
     int64_t rows = 0;
     for (int64_t b = 0; b < model_.branches; ++b) rows += entries_[b].rows;
@@ -499,6 +546,7 @@ class BranchPass : public PassBase<T> {
   std::vector<BranchEntries>& entries_;
   T* dx_;
   int64_t chunk_rows_;
+  bool chosen_;                   // the entries are those of all graphs, a single chunk, already
   bool long_ = false;             // the chunk is one graph, processed piece by piece
   std::vector<double> sums_;      // of its branches: the largest logit, the denominator, [h] sums
   std::vector<T> piece_readout_;  // of a piece, [(R + 1) * h]

@@ -140,11 +140,29 @@ class Step {
       }
   }
 
+  // Whether batches of so many graphs are mostly so small that choose() pays.
+  template <class T>
+  bool may_choose(int64_t graphs) const {
+    const auto is_small_one = [&](const std::optional<Arguments>& of) {
+      return of && of->model.features > 1 && of->seg.graphs > 0 &&
+             is_small<T>(of->model, of->seg.entries / of->seg.graphs * std::min(graphs, of->graphs));
+    };
+    return is_small_one(of_.hops) || is_small_one(of_.joint);
+  }
+
+  // Chooses the rows of a batch of few graphs, for which the next step does not need the parameters.
+  template <class T>
+  void choose() const {
+    if (of_.joint) memory_.joint.take_all<T>(*of_.joint);
+    if (of_.hops && of_.hops->model.features > 1) memory_.hops.take_all<T>(*of_.hops);
+  }
+
   // Returns the loss of the batch, and writes its gradient.
   template <class T>
   T operator()(const T* parameters, T* gradient) const {
     const Arguments& any = of_.any();
-    Workspace& memory = workspace();
+    Workspace& memory = memory_;
+    memory.arena.clear();
     Classifier<T> classifier(memory.arena, of_.readout_width(), widths_, slope_, parameters, of_.parameters());
     const T* weights = class_weight_ ? class_weight_->template const_data_ptr<T>() : nullptr;
     double total = weights ? 0 : static_cast<double>(any.graphs);
@@ -187,6 +205,7 @@ class Step {
   const std::vector<int64_t>& widths_;
   const double slope_;
   const int64_t* labels_;
+  Workspace& memory_ = workspace();
 };
 
 std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow_indices, OptionalTensor col_indices,
@@ -245,15 +264,22 @@ Tensor training_steps(const Tensor& rows, OptionalTensor crow_indices, OptionalT
   expect("num_steps", num_steps, {}, {ScalarType::Float});
   Tensor losses = empty({graphs / batch_size + (graphs % batch_size != 0 || graphs == 0)}, value);
   dispatch_compute(value, [&]<class T>(Tag<T>) {
-    for (int64_t i = 0; i < losses.numel(); ++i) {
-      const int64_t begin = i * batch_size;
+    const auto take_batch = [&](int64_t begin) {
       step.take(ids.const_data_ptr<int64_t>(), begin, begin + std::min(batch_size, graphs - begin));
+    };
+    const bool chooses_ahead = step.may_choose<T>(batch_size);
+    take_batch(0);
+    for (int64_t i = 0; i < losses.numel(); ++i) {
       losses.mutable_data_ptr<T>()[i] = step(parameters.const_data_ptr<T>(), gradient.mutable_data_ptr<T>());
       *num_steps.mutable_data_ptr<float>() += 1;
-      // Of few parameters half would be in the caches of another core after an update by two threads.
-      const auto update = [&](int64_t part, int64_t) {
-        if (part == 0)
+      const bool more = i + 1 < losses.numel();
+      if (more) take_batch((i + 1) * batch_size);
+      // Of few parameters half would be in the caches of another core after an update by two threads: the other one
+      // chooses the rows of the next batch.
+      const auto update = [&](int64_t first, int64_t last) {
+        if (first == 0)
           adam(parameters, gradient, exp_avg, exp_avg_sq, num_steps, learning_rate, beta1, beta2, weight_decay, eps);
+        if (chooses_ahead && more && last == 2) step.choose<T>();
       };
       size < least_shared_update ? parallel_ranges(2, update) : update(0, 1);
     }

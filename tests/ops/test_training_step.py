@@ -120,16 +120,17 @@ def test_training_steps_are_their_reference(
         torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("branches", BRANCHES)
 @pytest.mark.parametrize("num_features", [1, 5])
-def test_training_steps_are_steps_and_updates_of_torch(native, num_features: int) -> None:
-    """Bit for bit; parameters that threads share an update of, too."""
-    for width in (8, 150):
+def test_training_steps_are_steps_and_updates_of_torch(native, num_features: int, branches: str) -> None:
+    """Bit for bit; parameters that threads share an update of, too, and a batch of more than one chunk."""
+    for width in (8, 60, 150):
         torch.manual_seed(0)
-        model = SPIN(num_features, width, 2, 2)
-        features = labelled_features([30, 1, 0, 7], num_features)
+        model = SPIN(num_features, width, 2, 2, branches=branches)
+        features = labelled_features([30, 1, 0, 7, 1300], num_features)
         features = replace(features, rows=features.rows.float())
         (rows, parameters, *data), options = arguments_of(model, features)
-        ids, expected = torch.tensor([3, 1, 0, 0, 2, 3, 1]), torch.nn.Parameter(parameters.clone())
+        ids, expected = torch.tensor([3, 1, 0, 0, 2, 3, 4, 4, 1, 1, 0]), torch.nn.Parameter(parameters.clone())
         optimizer = torch.optim.Adam([expected], lr=0.01, weight_decay=0.1, fused=True)
         losses = []
         for batch in ids.split(3):
