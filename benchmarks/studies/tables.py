@@ -44,7 +44,7 @@ otherwise no space of settings was changed after them:
 - NCI1, all folds, by `SubtreeCounts` and a linear SVM whose C validation chose;
 - rivals: fold 0 of IMDB-BINARY and PROTEINS by two settings of each, and some scripts of three epochs. DiffPool's batch
   size and bound on nodes, and ECC's reductions, came after these, for the time that an epoch took;
-- a row that was begun and not ended: one fold of DD by 64 settings;
+- one fold of DD by 64 settings, in a run that was not ended;
 - after the rows, NCI1's fold 0 by `train`: 15 epochs of the default, and `--search`.
 """
 
