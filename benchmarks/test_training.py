@@ -28,7 +28,7 @@ from .harness.report import Session
 
 pytest.importorskip("torch_geometric", reason="the rivals are PyG's GIN and GCN: install torch_geometric")
 
-from torch_geometric.data import Data
+from torch_geometric.data import Batch, Data
 from torch_geometric.loader import DataLoader
 
 from .rivals import gnn, ops, plain_spin
@@ -36,6 +36,7 @@ from .rivals import gnn, ops, plain_spin
 BATCH_SIZE = 128
 COMPILED_ON = ("NCI1", "PROTEINS", "IMDB-BINARY", "COLLAB")
 CHECKED = 128  # graphs
+SINGLE_GRAPHS = 64
 SHORTEST_SAMPLE = 0.1  # seconds: epoch follows epoch, and none has its rivals' caches
 TOP_OPERATORS = 15
 
@@ -235,6 +236,51 @@ def test_prediction(race: RaceRunner, dataset: str, graphs: GraphBatch, shape: S
     case = "prediction, precomputation included"
     least = arithmetic_floor(spins["SPIN-att"], features, [torch.arange(len(features))], training=False)
     race(case, dataset, contenders, least, ours=num_ours, shortest=SHORTEST_SAMPLE)
+
+
+@pytest.mark.full
+def test_single_graphs(
+    race: RaceRunner, dataset: str, graphs: GraphBatch, shape: Shape, spins: dict[str, SPIN], threads: int
+) -> None:
+    """Class probabilities of graphs in memory, one a call, as a server computes them that waits for no other request.
+
+    A time is that of all calls, on graphs from the whole data set.
+    """
+    chosen = graphs[torch.linspace(0, len(graphs) - 1, SINGLE_GRAPHS).long()]
+    singles = [chosen[i : i + 1] for i in range(SINGLE_GRAPHS)]
+    data = gnn.data_list(chosen, "GIN")
+    edges = [(of_graph.edge_index, of_graph.x) for of_graph in data]
+    gin = gnn.gin(*shape).eval()
+    forms: dict[str, nn.Module] = {"": gin}
+    if dataset in COMPILED_ON:
+        forms[", torch.compile"] = gnn.compiled(gin, threads)
+    ours = {
+        "SPIN-att": partial(one_by_one, lambda graph: training.predict_proba(spins["SPIN-att"], graph, "sym"), singles),
+        "SPIN-att, from edge_index": partial(
+            one_by_one,
+            lambda graph: training.predict_proba(spins["SPIN-att"], GraphBatch.from_edge_index(*graph), "sym"),
+            edges,
+        ),
+    }
+    inputs = gnn.collated(data, 1, "edge_index")
+    rivals = {
+        f"GIN edge_index, collated{how}": partial(
+            one_by_one, lambda of_graph, model=model: model(of_graph).softmax(1), inputs
+        )
+        for how, model in forms.items()
+    }
+    rivals["GIN edge_index, collated in the call"] = partial(
+        one_by_one, lambda of_graph: gin(gnn.edge_inputs(Batch.from_data_list([of_graph]))).softmax(1), data
+    )
+    for passes in (ours, rivals):
+        check_agreement(passes)
+    race(f"prediction, {SINGLE_GRAPHS} graphs one by one", dataset, ours | rivals, ours=len(ours))
+
+
+@torch.inference_mode()
+def one_by_one(predict: Callable[[Any], Tensor], graphs: Iterable[Any]) -> Tensor:
+    """Class probabilities ``[G, C]``, a call for each graph."""
+    return torch.cat([predict(graph) for graph in graphs])
 
 
 def check_agreement(passes: Mapping[str, Callable[[], Tensor]]) -> None:
