@@ -249,28 +249,28 @@ def test_single_graphs(
     chosen = graphs[torch.linspace(0, len(graphs) - 1, SINGLE_GRAPHS).long()]
     singles = [chosen[i : i + 1] for i in range(SINGLE_GRAPHS)]
     data = gnn.data_list(chosen, "GIN")
-    edges = [(of_graph.edge_index, of_graph.x) for of_graph in data]
-    gin = gnn.gin(*shape).eval()
-    forms: dict[str, nn.Module] = {"": gin}
-    if dataset in COMPILED_ON:
-        forms[", torch.compile"] = gnn.compiled(gin, threads)
+    spin = spins["SPIN-att"]
+    predictor = training.Predictor(spin, "sym")
     ours = {
-        "SPIN-att": partial(one_by_one, lambda graph: training.predict_proba(spins["SPIN-att"], graph, "sym"), singles),
-        "SPIN-att, from edge_index": partial(
-            one_by_one,
-            lambda graph: training.predict_proba(spins["SPIN-att"], GraphBatch.from_edge_index(*graph), "sym"),
-            edges,
+        "SPIN-att, Predictor": partial(one_by_one, predictor, singles),
+        "SPIN-att, Predictor, from edge_index": partial(
+            one_by_one, lambda graph: predictor(GraphBatch.from_edge_index(graph.edge_index, graph.x)), data
+        ),
+        "SPIN-att, predict_proba": partial(
+            one_by_one, lambda graph: training.predict_proba(spin, graph, "sym"), singles
         ),
     }
+    gin = gnn.gin(*shape).eval()
+    forms: dict[str, nn.Module] = {"GIN edge_index": gin}
+    if dataset in COMPILED_ON:
+        forms["GIN edge_index, torch.compile"] = gnn.compiled(gin, threads)
     inputs = gnn.collated(data, 1, "edge_index")
     rivals = {
-        f"GIN edge_index, collated{how}": partial(
-            one_by_one, lambda of_graph, model=model: model(of_graph).softmax(1), inputs
-        )
-        for how, model in forms.items()
+        f"{name}, collated": partial(one_by_one, lambda of, model=model: model(of).softmax(1), inputs)
+        for name, model in forms.items()
     }
     rivals["GIN edge_index, collated in the call"] = partial(
-        one_by_one, lambda of_graph: gin(gnn.edge_inputs(Batch.from_data_list([of_graph]))).softmax(1), data
+        one_by_one, lambda graph: gin(gnn.edge_inputs(Batch.from_data_list([graph]))).softmax(1), data
     )
     for passes in (ours, rivals):
         check_agreement(passes)

@@ -520,6 +520,9 @@ class GraphBatch(GraphArrays):
 
     def chunks(self, num_nodes: int, num_edges: int) -> Iterator[tuple[int, int]]:
         """Yield the chunks ``(begin, end)`` of at most so many nodes and edges, and of at least one graph each."""
+        if self.num_graphs and self.num_nodes <= num_nodes and self.num_edges <= num_edges:
+            yield 0, self.num_graphs
+            return
         begin, end_of_chunk = 0, self.ends_of_chunks()
         while begin < self.num_graphs:
             end = max(end_of_chunk(begin, num_nodes, num_edges), begin + 1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -19,6 +19,8 @@ from ..graphs.batch import GraphBatch
 from ..graphs.node_features import NodeFeatures, check_graphs
 from ..ops import native
 from .layers import Rows
+
+Scorer = Callable[[GraphBatch, int], Iterator[Tensor]]  # from graphs and bytes of a chunk to the scores of chunks
 
 FEW_CLASSES = 16  # fewer fill no vector, so that torch's softmax of rows takes them one by one, at 7 times the cost
 
@@ -73,6 +75,17 @@ class GraphModel(nn.Module):
 
         Arguments and errors are those of ``training.predict_proba``.
         """
+        graphs, name = self.transformed(graphs), self.check_operator(operator)
+        if not torch_compat.is_evaluating(self):  # telling each module anew takes longer than a small graph
+            self.eval()
+        return graphs, name
+
+    def transformed(self, graphs: GraphBatch) -> GraphBatch:
+        """The graphs with the node features of the training.
+
+        Raises:
+            TypeError, ValueError: graphs that do not fit the model.
+        """
         check_graphs(graphs)
         if self.node_features is not None:
             graphs = self.node_features.transform(graphs)
@@ -80,10 +93,7 @@ class GraphModel(nn.Module):
             raise ValueError(f"graphs must have {self.in_features} features as the model, got {graphs.num_features}")
         if graphs.x.device != (device := next((weight.device for weight in self.parameters()), graphs.x.device)):
             raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-        name = self.check_operator(operator)
-        if any(module.training for module in self.modules()):  # telling each anew takes longer than a small graph
-            self.eval()
-        return graphs, name
+        return graphs
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores ``[g, C]`` of consecutive chunks of graphs; of no graphs one chunk without rows.
@@ -94,6 +104,16 @@ class GraphModel(nn.Module):
             num_bytes: bounds what is computed for a chunk, unless it is a single graph.
         """
         raise NotImplementedError
+
+    def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
+        """What computes :meth:`score_chunks` of graphs as long as the model does not change.
+
+        Args:
+            x: like that of the graphs, in dtype and device.
+            operator: what :meth:`check_operator` has returned.
+            num_nodes: of the graphs, at most.
+        """
+        return lambda graphs, num_bytes: self.score_chunks(graphs, operator, num_bytes)
 
     def has_tasks(self, scores: Tensor) -> bool:
         """``multilabel``; where that is unknown, a single score is taken for that of a task."""
@@ -247,37 +267,37 @@ class GraphClassifier(GraphModel):
             raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
         return name
 
-    def prepared(
-        self, graphs: GraphBatch, operator: str | Sequence[str] | None = None
-    ) -> tuple[GraphBatch, str | None]:
-        """The graphs, which must be of the model's dtype unless under autocast; see :meth:`GraphModel.prepared`."""
-        graphs, name = super().prepared(graphs, operator)
+    def transformed(self, graphs: GraphBatch) -> GraphBatch:
+        """The graphs, which must be of the model's dtype unless under autocast; see :meth:`GraphModel.transformed`."""
+        graphs = super().transformed(graphs)
         weight, x = next(self.parameters(), None), graphs.x
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
                 f"graphs must be {weight.dtype} as the model is, got {x.dtype}; "
                 "convert the model, or load the graphs in its dtype"
             )
-        return graphs, name
+        return graphs
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, through their powers; see :meth:`GraphModel.score_chunks`."""
         if len(graphs) == 0:
             rows = graphs.x.new_empty(self.num_branches, 0, graphs.num_features)
             yield self.forward_tensors(rows, graphs.ptr, check_invariants=False)
+        yield from self.scorer(graphs.x, operator, graphs.num_nodes)(graphs, num_bytes)
+
+    def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
+        """Class scores through powers, of one graph or more; see :meth:`GraphModel.scorer`."""
         operator = self.check_operator(operator)
+
+        def scores(graphs: GraphBatch, num_bytes: int) -> Iterator[Tensor]:
+            for chunk in self._chunks(graphs, operator, num_bytes):
+                yield self.forward_tensors(chunk.powers, chunk.ptr, check_invariants=False)
+
+        return scores
+
+    def _chunks(self, graphs: GraphBatch, operator: str, num_bytes: int, bytes_beside: int = 0) -> Iterator[PowerChunk]:
         num_hops = (self.num_branches - 1) // len(operator.split(","))
-        score, bytes_beside = self._scorer(graphs, operator, num_bytes)
-        yield from score(power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside))
-
-    def _scorer(
-        self, graphs: GraphBatch, operator: str, num_bytes: int
-    ) -> tuple[Callable[[Iterable[PowerChunk]], Iterable[Tensor]], int]:
-        """What gives class scores of the chunks of ``graphs``, one or several of these at a time.
-
-        And how many bytes a node counts beside those of its powers, for chunks of ``num_bytes``.
-        """
-        return partial(map, lambda chunk: self.forward_tensors(chunk.powers, chunk.ptr, check_invariants=False)), 0
+        return power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside)
 
     @property
     def graphs_at_once(self) -> int:

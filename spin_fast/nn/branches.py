@@ -71,8 +71,8 @@ class Branches(nn.Module):
         options = {"negative_slope": self.config["negative_slope"], "num_nodes": num_nodes, "operator": operator}
         return ops.EvaluatedRows(*self._folded(), self.attention, **options)
 
-    def bound(self) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """What computes :meth:`fused` of rows, parts and ptr as long as no weight changes."""
+    def bound(self) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+        """What computes :meth:`fused` of dense rows, parts and ptr as long as no weight changes."""
         slope = self.config["negative_slope"]
         return ops.bind_branch_readout(*self._folded(), self.attention, negative_slope=slope)
 

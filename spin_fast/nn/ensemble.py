@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..features.chunks import chunks_of
 from ..graphs.batch import GraphBatch
-from .base import GraphModel
+from .base import GraphModel, Scorer
 
 
 class Ensemble(GraphModel):
@@ -60,6 +60,17 @@ class Ensemble(GraphModel):
             own, operator = member.prepared(graphs)
             scores.append(torch.cat(list(member.score_chunks(own, operator, num_bytes))))
         return self.mean(scores).to(graphs.x.dtype)
+
+    def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
+        """By the scorers of the members, see :meth:`GraphModel.scorer`."""
+        scorers = [member.scorer(x, member.check_operator(), num_nodes) for member in self.members]
+
+        def scores(graphs: GraphBatch, num_bytes: int) -> Iterator[Tensor]:
+            own = [member.transformed(graphs) for member in self.members]
+            of_members = [torch.cat([*score(of, num_bytes)]) for score, of in zip(scorers, own, strict=True)]
+            yield self.mean(of_members).to(graphs.x.dtype)
+
+        return scores
 
     def mean(self, scores: Sequence[Tensor]) -> Tensor:
         """Class scores, in float64, whose probabilities are the mean of those of the members' scores."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, pairwise
 from typing import Any, Literal, cast
 
@@ -16,7 +16,7 @@ from ..features.chunks import PowerChunk
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
 from ..ops import native
-from .base import GraphClassifier
+from .base import GraphClassifier, Scorer
 from .branches import Branches, deviation_and_mean
 from .layers import Rows, is_plain
 
@@ -356,27 +356,27 @@ class SPIN(GraphClassifier):
             readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows)))
         return readouts
 
-    def _scorer(
-        self, graphs: GraphBatch, operator: str, num_bytes: int
-    ) -> tuple[Callable[[Iterable[PowerChunk]], Iterable[Tensor]], int]:
+    def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
         """Where it can be, equal rows of several chunks go through the branches of hops once; checks are made once."""
         if (
-            (self.hops is not None and self.in_features == 1)  # of one number branch_readout has a faster way
-            or type(self).forward_tensors is not SPIN.forward_tensors
+            type(self).forward_tensors is not SPIN.forward_tensors
             or "forward_tensors" in vars(self)
-            or any(value.dtype != graphs.x.dtype for value in torch_compat.parameters_by_name(self).values())
+            or any(value.dtype != x.dtype for value in torch_compat.parameters_by_name(self).values())
             or self.training
             or torch.is_grad_enabled()
-            or not graphs.x.is_cpu
-            or not native.has_kernel(graphs.x)
+            or not x.is_cpu
+            or not native.has_kernel(x)
             or not self.is_as_constructed()
         ):
-            return super()._scorer(graphs, operator, num_bytes)
+            return super().scorer(x, operator, num_nodes)
+        operator = self.check_operator(operator)
         joint = None if self.joint is None else self.joint.bound()
-        of_graphs_alone = joint is None and ops.EvaluatedRows.may_take(graphs)  # whose powers no other branch needs
-        of_hops = operator if of_graphs_alone else ""
-        rows = None if self.hops is None else self.hops.evaluated_rows(graphs.num_nodes, of_hops)
-        classify = self._classifier_for(graphs.x)
+        hops = rows = None
+        if self.hops is not None and self.in_features == 1:  # for which branch_readout has a faster way
+            hops = self.hops.bound()
+        elif self.hops is not None:
+            rows = self.hops.evaluated_rows(num_nodes, operator if joint is None else "")  # else it gets powers
+        classify = self._classifier_for(x)
 
         def sized(readouts: Tensor, ptrs: list[Tensor]) -> Tensor:
             if not self.config["size_aware"]:
@@ -387,12 +387,14 @@ class SPIN(GraphClassifier):
             if rows is not None and not rows.takes(chunk.num_nodes):
                 return torch.cat(self._readouts_of_dense(chunk.powers, chunk.ptr), dim=1)
             readouts = [] if rows is None else [rows.readout(chunk.powers, chunk.ptr)]
+            if hops is not None:
+                readouts.append(hops(chunk.powers, None, chunk.ptr))
             if joint is not None:
-                readouts.append(joint(chunk.powers.flatten(0, 1), _parts_of(chunk.powers), chunk.ptr))
+                readouts.append(joint(chunk.powers, _parts_of(chunk.powers), chunk.ptr))
             return sized(torch.cat(readouts, dim=1) if len(readouts) > 1 else readouts[0], [chunk.ptr])
 
-        def readouts_of(chunks: list[PowerChunk]) -> Tensor:
-            if rows is None or not of_graphs_alone:
+        def readouts_of(graphs: GraphBatch, chunks: list[PowerChunk]) -> Tensor:
+            if rows is None or not rows.may_take(graphs):
                 return torch.cat([*map(readout, chunks)])
             ptrs = [chunk.node_ptr for chunk in chunks]
             found, is_made = rows.readouts_of_graphs(graphs, ptrs)
@@ -401,13 +403,14 @@ class SPIN(GraphClassifier):
                 found.split([*map(len, chunks)])[number].copy_(readout(chunks[number]))
             return found
 
-        def score(chunks: Iterable[PowerChunk]) -> Iterator[Tensor]:
-            remaining = iter(chunks)
-            while some := [*islice(remaining, ops.chunks_at_once())]:
-                yield classify(readouts_of(some))
+        def scores(graphs: GraphBatch, num_bytes: int) -> Iterator[Tensor]:
+            bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
+            bytes_beside = 0 if rows is None else max(rows.bytes_of_node(graphs, num_bytes) - bytes_of_powers, 0)
+            chunks = self._chunks(graphs, operator, num_bytes, bytes_beside)
+            while some := [*islice(chunks, ops.chunks_at_once())]:
+                yield classify(readouts_of(graphs, some))
 
-        bytes_of_powers = self.num_branches * graphs.num_features * graphs.x.element_size()
-        return score, 0 if rows is None else max(rows.bytes_of_node(num_bytes) - bytes_of_powers, 0)
+        return scores
 
     def _check_joint(self, rows: Rows, ptr: Tensor, joint: ops.JointRows | None, check_invariants: bool) -> None:
         if isinstance(rows, Tensor) or self.joint is None:

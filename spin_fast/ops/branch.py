@@ -121,8 +121,8 @@ def branch_readout(
 
 def bind_branch_readout(
     weights: Sequence[Tensor], biases: Sequence[Tensor], w: Tensor | None, *, negative_slope: float
-) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """:func:`branch_readout` as a function of ragged ``rows``, ``parts`` and ``ptr``, to predict chunk after chunk.
+) -> Callable[[Tensor, Tensor | None, Tensor], Tensor]:
+    """:func:`branch_readout` as a function of dense ``rows``, ``parts`` and ``ptr``, to predict chunk after chunk.
 
     For :class:`spin_fast.SPIN`: arguments are contiguous and not checked; there is no gradient.
     """
@@ -130,8 +130,9 @@ def bind_branch_readout(
     model = (len(weights[0]), widths, w is not None, negative_slope)
     op = torch.ops.spin_fast.branch_readout.default
 
-    def readout(rows: Tensor, parts: Tensor, ptr: Tensor) -> Tensor:
-        return op(*arrays_of(rows), parameters, parts, ptr, None, None, None, *model, False, False, False)
+    def readout(rows: Tensor, parts: Tensor | None, ptr: Tensor) -> Tensor:
+        arrays = arrays_of(rows.flatten(0, 1))
+        return op(*arrays, parameters, parts, ptr, None, None, None, *model, False, parts is None, False)
 
     return readout
 

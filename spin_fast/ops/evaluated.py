@@ -41,7 +41,7 @@ class EvaluatedRows:
     For :class:`spin_fast.SPIN`: arguments, those of ``branch_readout``, are not checked; there is no gradient.
 
     Args:
-        num_nodes: of all chunks together: no more rows are remembered.
+        num_nodes: of all chunks together; no more rows are remembered, and no chunk of more nodes is taken.
         operator: of the hops, as in :class:`spin_fast.PowerFeatures`; for :meth:`readouts_of_graphs`, empty without.
     """
 
@@ -61,7 +61,6 @@ class EvaluatedRows:
         values = in_features + padded + 2  # the row, what it has become, its logit and mass
         table = 4 * 8 + 2 * 4  # slots, at most; its hash, and the row of a pattern
         self._bytes_of_row = num_branches * (values * weights[0].element_size() + table)
-        self._num_nodes = num_nodes
         self._takes_graphs = operator != ""
         self._room = min(num_nodes, MOST_BYTES // self._bytes_of_row)
         parameters = flat_parameters(weights, biases, w).detach().numpy()
@@ -70,19 +69,18 @@ class EvaluatedRows:
         self._make = partial(native.library.EvaluatedRows, parameters, *model, self._room, operators)  # type: ignore[union-attr]
         self._rows = [self._make()]  # and of each thread, where it is needed
 
-    def bytes_of_node(self, num_bytes: int) -> int:
+    def bytes_of_node(self, graphs: Any, num_bytes: int) -> int:
         """What a node must count in chunks of ``num_bytes``: two fit into the memory, and each thread gets some."""
         to_fit = 2 * num_bytes * self._bytes_of_row // MOST_BYTES
         threads = torch.get_num_threads()
-        if threads == 1 or not self._takes_graphs:
+        if threads == 1 or not self.may_take(graphs):
             return to_fit
-        return max(to_fit, num_bytes // max(self._num_nodes // (LEAST_CHUNKS_PER_THREAD * threads), LEAST_NODES))
+        return max(to_fit, num_bytes // max(graphs.num_nodes // (LEAST_CHUNKS_PER_THREAD * threads), LEAST_NODES))
 
-    @staticmethod
-    def may_take(graphs: Any) -> bool:
+    def may_take(self, graphs: Any) -> bool:
         """Whether :meth:`readouts_of_graphs` is for these: without edge weights, of contiguous arrays."""
         arrays = (graphs.indptr, graphs.indices, graphs.x)
-        return graphs.edge_weight is None and all(array.is_contiguous() for array in arrays)
+        return self._takes_graphs and graphs.edge_weight is None and all(array.is_contiguous() for array in arrays)
 
     def takes(self, num_nodes: int) -> bool:
         """Whether there is memory for the rows of a chunk of so many nodes."""

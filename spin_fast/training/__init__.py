@@ -4,7 +4,7 @@ from .checkpoints import load_checkpoint, save_checkpoint
 from .explanation import Explanation, explain
 from .fit import Diverged, Epoch, Fit, fit
 from .losses import Metric, accuracy, loss_of, rocauc
-from .prediction import not_finite, predict, predict_chunks, predict_proba
+from .prediction import Predictor, not_finite, predict, predict_chunks, predict_proba
 from .schedules import SCHEDULES
 from .trainer import Trainer
 
@@ -15,6 +15,7 @@ __all__ = [
     "Explanation",
     "Fit",
     "Metric",
+    "Predictor",
     "Trainer",
     "accuracy",
     "explain",

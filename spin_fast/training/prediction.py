@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import threading
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -15,9 +18,11 @@ from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures
 from ..graphs.batch import GraphBatch
 from ..nn import GraphClassifier, GraphModel
+from ..nn.base import Scorer
 
 CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
 GPU_CHUNK_BYTES = 256 << 20  # the same on a GPU: enough to fill it
+FEW_NODES = 1000  # of a call, at most, in which a look at the model counts; patterns are for more
 
 
 @torch.inference_mode()
@@ -76,10 +81,62 @@ def predict_proba(
         TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
             ``model.operator``; none given where the model does not know its own.
     """
-    scores = torch.cat(list(predict_chunks(model, graphs, operator, progress=progress)))
-    if len(wrong := not_finite(scores)):
+    _check_model(model)
+    graphs, name = model.prepared(graphs, operator)
+    return _probabilities(model, _all_scores(model, graphs, name, progress))
+
+
+class Predictor:
+    """:func:`predict_proba` by a copy of a model, for many calls with few graphs each, as a server makes them.
+
+    A call with a small graph takes longer to look at the model than to evaluate it: whether fused operations compute
+    what its modules would, and at its parameters, to copy them. A predictor looks once. What it returns are the same
+    bits, and what is done to the model afterwards changes nothing. Threads may share a predictor; of their calls one is
+    made after the other.
+
+    Args:
+        model: of graphs, such as a ``SPIN``.
+        operator: as for :func:`predict_proba`.
+
+    Raises:
+        TypeError, ValueError: as :func:`predict_proba` does; for wrong graphs, when it is called.
+
+    Example:
+        >>> predict = training.Predictor(model)
+        >>> predict(graphs)  # [G, C]
+    """
+
+    def __init__(self, model: GraphModel, operator: str | Sequence[str] | None = None) -> None:
+        _check_model(model)
+        self._operator = model.check_operator(operator)
+        self._model = copy.deepcopy(model).eval()
+        self._scorers: dict[tuple[torch.dtype, bool], Scorer] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, graphs: GraphBatch) -> Tensor:
+        """Class probabilities ``[G, C]``."""
+        graphs = self._model.transformed(graphs)
+        if not 0 < graphs.num_nodes <= FEW_NODES:
+            return _probabilities(self._model, _all_scores(self._model, graphs, self._operator))
+        kind = graphs.x.dtype, torch.is_autocast_enabled(graphs.x.device.type)
+        with self._lock, torch.inference_mode():
+            if kind not in self._scorers:
+                self._scorers[kind] = self._model.scorer(graphs.x, self._operator, FEW_NODES)
+            scores = [*self._scorers[kind](graphs, CHUNK_BYTES)]
+        return _probabilities(self._model, scores)
+
+
+def _check_model(model: object) -> None:
+    if not isinstance(model, GraphModel):
+        raise TypeError(f"model must be a GraphModel, such as a SPIN, got {type(model).__name__}")
+
+
+def _probabilities(model: GraphModel, chunks: list[Tensor]) -> Tensor:
+    """Class probabilities of scores, with a warning to the caller's caller where these are not finite."""
+    scores = torch.cat(chunks)
+    if not math.isfinite(scores.sum()) and len(wrong := not_finite(scores)):
         first = f"{len(wrong)} of {len(scores)} graph(s) have scores that are not finite, the first is {int(wrong[0])}"
-        warnings.warn(f"{first}: their probabilities are NaN", stacklevel=2)
+        warnings.warn(f"{first}: their probabilities are NaN", stacklevel=3)
     return model.probabilities(scores)
 
 
@@ -95,11 +152,16 @@ def predict_chunks(
 
     The model must not change until the last one. Arguments and errors are those of :func:`predict_proba`.
     """
+    _check_model(model)
     graphs, name = model.prepared(graphs, operator)
-    return _scores_of_chunks(model, graphs, name, progress)
+    return torch.inference_mode()(_scores_of_chunks)(model, graphs, name, progress)
 
 
 @torch.inference_mode()
+def _all_scores(model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool = False) -> list[Tensor]:
+    return [*_scores_of_chunks(model, graphs, operator, progress)]
+
+
 def _scores_of_chunks(model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool) -> Iterator[Tensor]:
     chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import ISAS
+from helpers import ISAS, random_graphs
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -126,7 +126,7 @@ def test_memory_is_bounded(native, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ops.EvaluatedRows(*new_mlp(2, [3, 8], True), negative_slope=0.1, num_nodes=1000)
     assert rows.takes(100)
     assert not rows.takes(101)
-    assert 5000 // rows.bytes_of_node(5000) == 50
+    assert 5000 // rows.bytes_of_node(random_graphs([3]), 5000) == 50
 
 
 def test_arguments_of_the_library_are_checked(native) -> None:

@@ -143,7 +143,7 @@ def test_threads_take_chunks_without_patterns(native, threads: None, width: int)
         torch.set_num_threads(number)
         rows = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes, operator="sym")
         without = ops.EvaluatedRows(*mlp, negative_slope=0.1, num_nodes=graphs.num_nodes)  # whose chunks threads share
-        assert (rows.bytes_of_node(1 << 20) > without.bytes_of_node(1 << 20)) == (number > 1)
+        assert (rows.bytes_of_node(graphs, 1 << 20) > without.bytes_of_node(graphs, 1 << 20)) == (number > 1)
         ptrs = [graphs.ptr[begin : begin + 41] for begin in range(0, 400, 40)]
         found = torch.cat([rows.readouts_of_graphs(graphs, some)[0] for some in (ptrs[:1], ptrs[1:])])
         expected = found if expected is None else expected
@@ -234,13 +234,14 @@ def test_left_out_where_they_do_not_pay(native) -> None:
 
 def test_graphs_with_weights_or_strides_are_left_out(native) -> None:
     graphs = molecules([30] * 10, torch.eye(16)[:3])
-    assert ops.EvaluatedRows.may_take(graphs)
+    rows = ops.EvaluatedRows(*new_mlp(3, [16, 8], True), negative_slope=0.1, num_nodes=300, operator="sym")
+    assert rows.may_take(graphs)
     weights = GraphBatch(graphs.ptr, graphs.indptr, graphs.indices, graphs.x, edge_weight=torch.ones(graphs.num_edges))
-    assert not ops.EvaluatedRows.may_take(weights)
+    assert not rows.may_take(weights)
     strided = copy.copy(graphs)
     object.__setattr__(strided, "x", graphs.x.repeat(1, 2)[:, ::2])
     assert not strided.x.is_contiguous()
-    assert not ops.EvaluatedRows.may_take(strided)
+    assert not rows.may_take(strided)
 
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -10,7 +12,8 @@ import torch
 from helpers import random_graphs
 from helpers.training import knowing, new_model
 
-from spin_fast import SPIN, GraphBatch, PowerFeatures, ops, training
+from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, ops, training
+from spin_fast.nn import Ensemble, SubtreeLinear
 from spin_fast.nn.base import GraphClassifier
 
 
@@ -55,7 +58,7 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         assert torch.equal(training.predict_proba(model, graphs, "rw"), at_once)
         assert not checked
         with monkeypatch.context() as patch:
-            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
+            patch.setattr(SPIN, "scorer", GraphClassifier.scorer)  # which checks every chunk
             torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
             assert checked
         checked.clear()
@@ -94,7 +97,7 @@ def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, option
         torch.set_num_threads(number)
         monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
         with monkeypatch.context() as patch:
-            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)
+            patch.setattr(SPIN, "scorer", GraphClassifier.scorer)
             expected = training.predict_proba(model, graphs, "rw")
             assert not read
         torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
@@ -121,6 +124,102 @@ def test_a_changed_model_has_all_rows_evaluated(monkeypatch: pytest.MonkeyPatch)
     for model, dtype in ((SPIN(3, 8, 4, 2).double(), "float64"), (half, "bfloat16")):
         with pytest.raises(TypeError, match=f"graphs must be torch.{dtype} as the model is, got torch.float32"):
             training.predict_proba(model, graphs, "rw")
+
+
+@pytest.mark.parametrize("num_features", [1, 3])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"batch_norm": True, "attention": False}, {"branches": "joint"}, {"branches": "both"}, {"size_aware": True}],
+)
+def test_a_predictor_is_predict_proba(
+    monkeypatch: pytest.MonkeyPatch, backend: str, num_features: int, options: dict
+) -> None:
+    """Bit for bit, whatever it was called with before; it looks at the model once.
+
+    Products of torch, which the reference takes, are rounded by where their operands lie in memory.
+    """
+    exact = {"rtol": 1e-5, "atol": 1e-6} if backend == "reference" else {"rtol": 0, "atol": 0}
+    graphs = random_graphs([4, 0, 1, 60, 3, 0, 9], num_features=num_features, dtype=torch.float32)
+    weighted = replace(graphs, edge_weight=torch.rand(graphs.num_edges))
+    many = random_graphs([900, 200], num_features=num_features, dtype=torch.float32)
+    model = SPIN(num_features, 16, 4, 2, **options)
+    model.operator = "rw"
+    calls = [*graphs, graphs, weighted[3:5], graphs[1:2], graphs[:0], many, graphs[3:]]
+    expected = [training.predict_proba(model, some) for some in calls]
+    predict = training.Predictor(model)
+    with torch.no_grad():
+        model.classifier[0].bias.fill_(torch.nan)
+    predict(graphs)
+    with monkeypatch.context() as patch:
+        if backend not in ("reference", "cuda"):
+            patch.setattr(SPIN, "is_as_constructed", lambda self: pytest.fail("the model has been looked at"))
+        for some, of in zip(calls, expected, strict=True):
+            if some is not many and some.num_nodes:
+                found = predict(some)
+                torch.testing.assert_close(found, of, **exact)
+                assert not found.is_inference()
+    for some, of in zip(calls, expected, strict=True):
+        torch.testing.assert_close(predict(some), of, **exact)
+
+
+def test_a_predictor_of_any_model() -> None:
+    graphs = replace(random_graphs([4, 1, 60, 3, 0, 9], dtype=torch.float32), y=torch.arange(6) % 4)
+    spins = [SPIN(3, 8, 4, 2).double(), SPIN(3, 8, 4, 1, attention=False).double()]
+    for number, member in enumerate(spins):
+        member.operator = ("sym", "adj")[number]
+    graphs = replace(graphs, x=graphs.x.double())
+    spins[0].node_features = NodeFeatures(standardize=True).fit(graphs)
+    linear = SubtreeLinear(3, 4, 8, num_hops=1)
+    with torch.no_grad():
+        linear.weight.normal_()
+    for model in (*spins, linear, Ensemble([linear, *spins])):
+        expected = training.predict_proba(model, graphs)
+        predict = training.Predictor(model)
+        assert torch.equal(predict(graphs), expected)
+        assert torch.equal(torch.cat([predict(one) for one in graphs]), expected)
+
+
+def test_a_predictor_under_autocast() -> None:
+    graphs, model = random_graphs([4, 0, 9], dtype=torch.float32), SPIN(3, 8, 4, 2)
+    for of in (model, copy.deepcopy(model).bfloat16()):
+        predict = training.Predictor(of, "rw")
+        with torch.autocast("cpu"):
+            assert torch.equal(predict(graphs), training.predict_proba(of, graphs, "rw"))
+    predict = training.Predictor(model, "rw")
+    for _ in range(2):
+        assert torch.equal(predict(graphs), training.predict_proba(model, graphs, "rw"))
+        with torch.autocast("cpu"):
+            assert torch.equal(predict(graphs), training.predict_proba(model, graphs, "rw"))
+
+
+def test_threads_share_a_predictor() -> None:
+    graphs = random_graphs([30] * 200, dtype=torch.float32)
+    model = SPIN(3, 16, 4, 2)
+    predict = training.Predictor(model, "sym")
+    expected = torch.cat([training.predict_proba(model, one, "sym") for one in graphs])
+    with ThreadPoolExecutor(4) as pool:
+        assert torch.equal(torch.cat([*pool.map(predict, graphs)]), expected)
+
+
+def test_what_a_predictor_refuses() -> None:
+    model, graphs = SPIN(3, 8, 4, 2), random_graphs([4, 1], dtype=torch.float32)
+    with pytest.raises(ValueError, match="operator must be given"):
+        training.Predictor(model)
+    with pytest.raises(TypeError, match="model must be a GraphModel, such as a SPIN, got Linear"):
+        training.Predictor(torch.nn.Linear(3, 4))
+    with pytest.raises(TypeError, match="model must be a GraphModel, such as a SPIN, got OrderedDict"):
+        training.predict_proba(model.state_dict(), graphs, "sym")
+    predict = training.Predictor(model, "sym")
+    with pytest.raises(TypeError, match="graphs must be a GraphBatch, got list"):
+        predict([graphs])
+    with pytest.raises(ValueError, match="graphs must have 3 features as the model, got 5"):
+        predict(random_graphs([3], num_features=5, dtype=torch.float32))
+    with pytest.raises(TypeError, match=r"graphs must be torch.float32 as the model is, got torch.float64"):
+        predict(random_graphs([3]))
+    graphs.x[0] = torch.inf
+    with pytest.warns(UserWarning, match=r"1 of 2 graph\(s\) have scores that are not finite") as told:
+        assert predict(graphs).isnan().any(1).tolist() == [True, False]
+    assert told[0].filename == __file__
 
 
 @pytest.mark.parametrize(
