@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -228,6 +229,49 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow
   return {loss, gradient};
 }
 
+// Whether one thread makes steps faster than all do: cores that share no cache take a while to hand memory over. The
+// other way is tried now and then, for about a hundredth of the time.
+class Pace {
+ public:
+  // Of these steps, until others come.
+  void begin(const void* rows, int64_t parameters, int64_t batch_size, int64_t threads) {
+    if (auto of = std::tuple(rows, parameters, batch_size, threads); of != of_) *this = Pace(), of_ = of;
+  }
+
+  bool is_alone() const { return alone_ != trying_; }
+  // Steps to make before asking again.
+  int64_t steps() const { return (trying_ ? tried : usual) - static_cast<int64_t>(seconds_.size()); }
+
+  void add(double seconds) {
+    seconds_.push_back(seconds);
+    if (steps() > 0) return;
+    const auto middle = seconds_.begin() + seconds_.size() / 2;  // a pause of the system does not count
+    std::nth_element(seconds_.begin(), middle, seconds_.end());
+    const double now = *middle, before = std::exchange(step_, now);
+    if (trying_) {
+      if (now < before)
+        alone_ = !alone_;
+      else
+        step_ = before;
+      wait_ = std::max(least_wait, 100 * tried * std::abs(now - before));
+    } else {
+      wait_ -= std::accumulate(seconds_.begin(), seconds_.end(), 0.0);
+    }
+    trying_ = !trying_ && wait_ <= 0 && step_ < most_seconds;
+    seconds_.clear();
+  }
+
+ private:
+  static constexpr int64_t usual = 15, tried = 5;  // steps
+  static constexpr double least_wait = 0.25;       // seconds
+  static constexpr double most_seconds = 2e-3;     // of a step: in longer ones handing over is no matter
+
+  std::tuple<const void*, int64_t, int64_t, int64_t> of_;
+  bool alone_ = false, trying_ = false;
+  double step_ = 0, wait_ = 0;
+  std::vector<double> seconds_;
+};
+
 constexpr int64_t least_shared_update = 1 << 16;
 
 // torch's own update of a single parameter, for the bits of its optimiser.
@@ -269,7 +313,8 @@ Tensor training_steps(const Tensor& rows, OptionalTensor crow_indices, OptionalT
     };
     const bool chooses_ahead = step.may_choose<T>(batch_size);
     take_batch(0);
-    for (int64_t i = 0; i < losses.numel(); ++i) {
+    int64_t i = 0;
+    const auto make_step = [&] {
       losses.mutable_data_ptr<T>()[i] = step(parameters.const_data_ptr<T>(), gradient.mutable_data_ptr<T>());
       *num_steps.mutable_data_ptr<float>() += 1;
       const bool more = i + 1 < losses.numel();
@@ -282,6 +327,24 @@ Tensor training_steps(const Tensor& rows, OptionalTensor crow_indices, OptionalT
         if (chooses_ahead && more && last == 2) step.choose<T>();
       };
       size < least_shared_update ? parallel_ranges(2, update) : update(0, 1);
+      ++i;
+    };
+    const int64_t threads = torch::stable::get_num_threads();
+    while (threads == 1 && i < losses.numel()) make_step();
+    thread_local Pace of_thread;
+    Pace& pace = of_thread;
+    if (threads > 1) pace.begin(rows.const_data_ptr(), size, batch_size, threads);
+    while (i < losses.numel()) {
+      const bool alone = pace.is_alone();
+      const auto make_steps = [&](int64_t first, int64_t) {
+        const Serial serial(alone);
+        for (int64_t left = first ? 0 : pace.steps(); left > 0 && i < losses.numel(); --left) {
+          const auto begin = std::chrono::steady_clock::now();
+          make_step();
+          pace.add(std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+        }
+      };
+      alone ? parallel_ranges(2, make_steps) : make_steps(0, 1);  // inside this no thread is asked for
     }
   });
   return losses;
