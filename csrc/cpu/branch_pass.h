@@ -147,7 +147,7 @@ inline int64_t num_entries(const Arguments& of, int64_t i) {
 }
 
 // Adds the graphs at positions [begin, end) of the chosen ones to the entries of a branch.
-inline void add_graphs(const Arguments& of, int64_t branch, int64_t begin, int64_t end, BranchEntries& entries) {
+inline void add_range(const Arguments& of, int64_t branch, int64_t begin, int64_t end, BranchEntries& entries) {
   for (int64_t i = begin; i < end; ++i) {
     if (i + 2 * ahead < of.graphs)
       __builtin_prefetch(of.seg.ptr + branch * of.seg.ptr_stride + graph_of(of, i + 2 * ahead));
@@ -159,7 +159,7 @@ inline void add_graphs(const Arguments& of, int64_t branch, int64_t begin, int64
 
 // The rows of a chunk, and a sixteenth of its entries, at most.
 template <class T>
-int64_t chunk_rows(const Model& model, bool backward) {
+int64_t most_rows(const Model& model, bool backward) {
   int64_t width = padded_to(column_multiple, model.width());  // of the activations that are kept, and of a gradient
   for (const int64_t of_layer : model.widths) width += backward ? padded_to(column_multiple, of_layer) : 0;
   // The backward pass keeps the inputs, too, of which most are zeros where they are wide.
@@ -170,7 +170,7 @@ int64_t chunk_rows(const Model& model, bool backward) {
 // Whether graphs of so many entries are one chunk, too small to be chosen by several threads.
 template <class T>
 bool is_small(const Model& model, int64_t entries) {
-  return entries <= chunk_rows<T>(model, true) && threads_for(add_cost * entries) == 1;
+  return entries <= most_rows<T>(model, true) && threads_for(add_cost * entries) == 1;
 }
 
 // The entries of the chunk of a pass.
@@ -188,7 +188,7 @@ struct Choice {
     branches.resize(std::max<size_t>(branches.size(), of.model.branches));
     for (int64_t b = of.model.branches; b-- > 0;) {
       branches[b].clear(of.seg);
-      add_graphs(of, b, 0, of.graphs, branches[b]);
+      add_range(of, b, 0, of.graphs, branches[b]);
     }
   }
 };
@@ -263,7 +263,7 @@ class BranchPass : public PassBase<T> {
       : Base(workspace, arguments, x, parameters, backward, dx != nullptr),
         entries_(choice_of(workspace).branches),
         dx_(dx),
-        chunk_rows_(chunk_rows<T>(model_, backward)),
+        chunk_rows_(most_rows<T>(model_, backward)),
         chosen_(std::exchange(choice_of(workspace).is_whole, false)) {
     if (static_cast<int64_t>(entries_.size()) < model_.branches) entries_.resize(model_.branches);
   }
@@ -373,7 +373,7 @@ class BranchPass : public PassBase<T> {
   // Adds the graphs up to `end`, of so many entries, to the chunk; returns the number of rows that it has then.
   int64_t add_graphs(int64_t end, int64_t entries) {
     parallel_branches(model_.branches, 1, threads_for(add_cost * entries),
-                      [&](int64_t b, int64_t) { spin_fast::add_graphs(arguments_, b, end_, end, entries_[b]); });
+                      [&](int64_t b, int64_t) { add_range(arguments_, b, end_, end, entries_[b]); });
     end_ = end;
     int64_t rows = 0;
     for (int64_t b = 0; b < model_.branches; ++b) rows += entries_[b].rows;

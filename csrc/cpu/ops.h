@@ -99,10 +99,13 @@ inline bool without_threads = false;
 // While it lives, threads_for() is 1 in this thread, one of several that have work of their own.
 class Serial {
  public:
-  explicit Serial(bool is) { here = is; }
-  ~Serial() { here = false; }
+  explicit Serial(bool is) : before_(here) { here = is || before_; }
+  ~Serial() { here = before_; }
   Serial(const Serial&) = delete;
   static inline thread_local bool here = false;
+
+ private:
+  const bool before_;
 };
 
 // Runs f(first, last) over ranges that together are [0, n), by at most so many threads.

@@ -162,9 +162,8 @@ class Step {
   template <class T>
   T operator()(const T* parameters, T* gradient) const {
     const Arguments& any = of_.any();
-    Workspace& memory = memory_;
-    memory.arena.clear();
-    Classifier<T> classifier(memory.arena, of_.readout_width(), widths_, slope_, parameters, of_.parameters());
+    memory_.arena.clear();
+    Classifier<T> classifier(memory_.arena, of_.readout_width(), widths_, slope_, parameters, of_.parameters());
     const T* weights = class_weight_ ? class_weight_->template const_data_ptr<T>() : nullptr;
     double total = weights ? 0 : static_cast<double>(any.graphs);
     for (int64_t i = 0; weights && i < any.graphs; ++i) total += weights[label_of(i)];
@@ -184,14 +183,14 @@ class Step {
     };
     const T* x = rows_.const_data_ptr<T>();
     if (of_.hops && of_.joint)
-      with_pass(memory, *of_.hops, x, parameters, true, nullptr, [&](auto& hops) {
+      with_pass(memory_, *of_.hops, x, parameters, true, nullptr, [&](auto& hops) {
         const Model& model = of_.hops->model;
-        BranchPass<T> joint(memory, *of_.joint, x, parameters + model.parameters(), true, nullptr);
+        BranchPass<T> joint(memory_, *of_.joint, x, parameters + model.parameters(), true, nullptr);
         BothPasses<T, std::remove_reference_t<decltype(hops)>> both(hops, joint, model);
         train(both);
       });
     else
-      with_pass(memory, any, x, parameters, true, nullptr, train);
+      with_pass(memory_, any, x, parameters, true, nullptr, train);
     classifier.write_gradient(gradient);
     return static_cast<T>(loss);
   }
@@ -233,9 +232,9 @@ std::tuple<Tensor, Tensor> training_step(const Tensor& rows, OptionalTensor crow
 // other way is tried now and then, for about a hundredth of the time.
 class Pace {
  public:
-  // Of these steps, until others come.
-  void begin(const void* rows, int64_t parameters, int64_t batch_size, int64_t threads) {
-    if (auto of = std::tuple(rows, parameters, batch_size, threads); of != of_) *this = Pace(), of_ = of;
+  // Steps of other sizes begin anew.
+  void begin(int64_t parameters, int64_t batch_size, int64_t threads) {
+    if (const std::array of = {parameters, batch_size, threads}; of != of_) *this = Pace(), of_ = of;
   }
 
   bool is_alone() const { return alone_ != trying_; }
@@ -257,7 +256,7 @@ class Pace {
     } else {
       wait_ -= std::accumulate(seconds_.begin(), seconds_.end(), 0.0);
     }
-    trying_ = !trying_ && wait_ <= 0 && step_ < most_seconds;
+    trying_ = !trying_ && wait_ <= 0 && (alone_ || step_ < most_seconds);
     seconds_.clear();
   }
 
@@ -266,9 +265,9 @@ class Pace {
   static constexpr double least_wait = 0.25;       // seconds
   static constexpr double most_seconds = 2e-3;     // of a step: in longer ones handing over is no matter
 
-  std::tuple<const void*, int64_t, int64_t, int64_t> of_;
+  std::array<int64_t, 3> of_ = {};
   bool alone_ = false, trying_ = false;
-  double step_ = 0, wait_ = 0;
+  double step_ = 0, wait_ = least_wait;  // seconds of a step, and until the other way is tried
   std::vector<double> seconds_;
 };
 
@@ -330,10 +329,10 @@ Tensor training_steps(const Tensor& rows, OptionalTensor crow_indices, OptionalT
       ++i;
     };
     const int64_t threads = torch::stable::get_num_threads();
-    while (threads == 1 && i < losses.numel()) make_step();
     thread_local Pace of_thread;
     Pace& pace = of_thread;
-    if (threads > 1) pace.begin(rows.const_data_ptr(), size, batch_size, threads);
+    if (threads > 1) pace.begin(size, batch_size, threads);
+    while (threads == 1 && i < losses.numel()) make_step();
     while (i < losses.numel()) {
       const bool alone = pace.is_alone();
       const auto make_steps = [&](int64_t first, int64_t) {

@@ -75,17 +75,6 @@ class GraphModel(nn.Module):
 
         Arguments and errors are those of ``training.predict_proba``.
         """
-        graphs, name = self.transformed(graphs), self.check_operator(operator)
-        if not torch_compat.is_evaluating(self):  # telling each module anew takes longer than a small graph
-            self.eval()
-        return graphs, name
-
-    def transformed(self, graphs: GraphBatch) -> GraphBatch:
-        """The graphs with the node features of the training.
-
-        Raises:
-            TypeError, ValueError: graphs that do not fit the model.
-        """
         check_graphs(graphs)
         if self.node_features is not None:
             graphs = self.node_features.transform(graphs)
@@ -93,7 +82,10 @@ class GraphModel(nn.Module):
             raise ValueError(f"graphs must have {self.in_features} features as the model, got {graphs.num_features}")
         if graphs.x.device != (device := next((weight.device for weight in self.parameters()), graphs.x.device)):
             raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
-        return graphs
+        name = self.check_operator(operator)
+        if not torch_compat.is_evaluating(self):  # telling each module anew takes longer than a small graph
+            self.eval()
+        return graphs, name
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores ``[g, C]`` of consecutive chunks of graphs; of no graphs one chunk without rows.
@@ -267,27 +259,34 @@ class GraphClassifier(GraphModel):
             raise ValueError(f"operator must name operators that share {self.num_branches - 1} hops, got {operator!r}")
         return name
 
-    def transformed(self, graphs: GraphBatch) -> GraphBatch:
-        """The graphs, which must be of the model's dtype unless under autocast; see :meth:`GraphModel.transformed`."""
-        graphs = super().transformed(graphs)
+    def prepared(
+        self, graphs: GraphBatch, operator: str | Sequence[str] | None = None
+    ) -> tuple[GraphBatch, str | None]:
+        """The graphs, which must be of the model's dtype unless under autocast; see :meth:`GraphModel.prepared`."""
+        graphs, name = super().prepared(graphs, operator)
         weight, x = next(self.parameters(), None), graphs.x
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
                 f"graphs must be {weight.dtype} as the model is, got {x.dtype}; "
-                "convert the model, or load the graphs in its dtype"
+                f"convert the model, or make the graphs of x.to({weight.dtype})"
             )
-        return graphs
+        return graphs, name
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, through their powers; see :meth:`GraphModel.score_chunks`."""
         if len(graphs) == 0:
             rows = graphs.x.new_empty(self.num_branches, 0, graphs.num_features)
             yield self.forward_tensors(rows, graphs.ptr, check_invariants=False)
-        yield from self.scorer(graphs.x, operator, graphs.num_nodes)(graphs, num_bytes)
+        yield from self._scorer(graphs.x, self.check_operator(operator), graphs.num_nodes)(graphs, num_bytes)
 
     def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
         """Class scores through powers, of one graph or more; see :meth:`GraphModel.scorer`."""
-        operator = self.check_operator(operator)
+        if type(self).score_chunks is not GraphClassifier.score_chunks:
+            return super().scorer(x, operator, num_nodes)
+        return self._scorer(x, self.check_operator(operator), num_nodes)
+
+    def _scorer(self, x: Tensor, operator: str, num_nodes: int) -> Scorer:
+        """:meth:`scorer` for what :meth:`score_chunks` here computes."""
 
         def scores(graphs: GraphBatch, num_bytes: int) -> Iterator[Tensor]:
             for chunk in self._chunks(graphs, operator, num_bytes):

@@ -46,6 +46,15 @@ class Ensemble(GraphModel):
         width = members[0].in_features if prepared is None else prepared.num_features_
         self.config: dict[str, Any] = {"in_features": width, "out_features": self.out_features}
 
+    def check_operator(self, operator: str | Sequence[str] | None = None) -> None:
+        """Check that there is none, and that the members know theirs; see :meth:`GraphModel.check_operator`."""
+        super().check_operator(operator)
+        for number, member in enumerate(self.members):
+            try:
+                member.check_operator()
+            except ValueError as error:
+                raise ValueError(f"members[{number}]: {error}") from error
+
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores of consecutive chunks, see :meth:`GraphModel.score_chunks`."""
         if len(graphs) == 0:
@@ -66,7 +75,7 @@ class Ensemble(GraphModel):
         scorers = [member.scorer(x, member.check_operator(), num_nodes) for member in self.members]
 
         def scores(graphs: GraphBatch, num_bytes: int) -> Iterator[Tensor]:
-            own = [member.transformed(graphs) for member in self.members]
+            own = [member.prepared(graphs)[0] for member in self.members]
             of_members = [torch.cat([*score(of, num_bytes)]) for score, of in zip(scorers, own, strict=True)]
             yield self.mean(of_members).to(graphs.x.dtype)
 

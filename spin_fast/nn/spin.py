@@ -356,7 +356,7 @@ class SPIN(GraphClassifier):
             readouts.append(self.joint.fused(rows.flatten(0, 1), ptr, sizes, parts=_parts_of(rows)))
         return readouts
 
-    def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
+    def _scorer(self, x: Tensor, operator: str, num_nodes: int) -> Scorer:
         """Where it can be, equal rows of several chunks go through the branches of hops once; checks are made once."""
         if (
             type(self).forward_tensors is not SPIN.forward_tensors
@@ -368,8 +368,7 @@ class SPIN(GraphClassifier):
             or not native.has_kernel(x)
             or not self.is_as_constructed()
         ):
-            return super().scorer(x, operator, num_nodes)
-        operator = self.check_operator(operator)
+            return super()._scorer(x, operator, num_nodes)
         joint = None if self.joint is None else self.joint.bound()
         hops = rows = None
         if self.hops is not None and self.in_features == 1:  # for which branch_readout has a faster way

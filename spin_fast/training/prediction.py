@@ -7,6 +7,7 @@ import math
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -90,9 +91,10 @@ class Predictor:
     """:func:`predict_proba` by a copy of a model, for many calls with few graphs each, as a server makes them.
 
     A call with a small graph takes longer to look at the model than to evaluate it: whether fused operations compute
-    what its modules would, and at its parameters, to copy them. A predictor looks once. What it returns are the same
-    bits, and what is done to the model afterwards changes nothing. Threads may share a predictor; of their calls one is
-    made after the other.
+    what its modules would, and at its parameters, to copy them. A predictor looks once, in each thread that calls it;
+    of more than 1,000 nodes, where that hardly counts, at every call. What it returns are the same bits, and what is
+    done to the model afterwards changes nothing. Threads and forked processes may share a predictor, and others get it
+    pickled.
 
     Args:
         model: of graphs, such as a ``SPIN``.
@@ -109,21 +111,34 @@ class Predictor:
     def __init__(self, model: GraphModel, operator: str | Sequence[str] | None = None) -> None:
         _check_model(model)
         self._operator = model.check_operator(operator)
+        for module in model.modules():  # what pruning and weight_norm have made of parameters cannot be copied
+            made = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
+            vars(module).update({name: value.detach() for name, value in made.items() if not value.is_leaf})
         self._model = copy.deepcopy(model).eval()
-        self._scorers: dict[tuple[torch.dtype, bool], Scorer] = {}
-        self._lock = threading.Lock()
+        self._of_thread = threading.local()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Predictor, (self._model, self._operator)
+
+    def __repr__(self) -> str:
+        return f"Predictor({type(self._model).__name__}, operator={self._operator!r})"
 
     def __call__(self, graphs: GraphBatch) -> Tensor:
         """Class probabilities ``[G, C]``."""
-        graphs = self._model.transformed(graphs)
+        graphs, _ = self._model.prepared(graphs, self._operator)
         if not 0 < graphs.num_nodes <= FEW_NODES:
             return _probabilities(self._model, _all_scores(self._model, graphs, self._operator))
         kind = graphs.x.dtype, torch.is_autocast_enabled(graphs.x.device.type)
-        with self._lock, torch.inference_mode():
-            if kind not in self._scorers:
-                self._scorers[kind] = self._model.scorer(graphs.x, self._operator, FEW_NODES)
-            scores = [*self._scorers[kind](graphs, CHUNK_BYTES)]
+        scorers = cast("dict[tuple[torch.dtype, bool], Scorer]", vars(self._of_thread))
+        with torch.inference_mode():
+            if kind not in scorers:
+                scorers[kind] = self._model.scorer(graphs.x, self._operator, FEW_NODES)
+            scores = [*scorers[kind](graphs, _chunk_bytes(graphs))]
         return _probabilities(self._model, scores)
+
+
+def _chunk_bytes(graphs: GraphBatch) -> int:
+    return CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
 
 
 def _check_model(model: object) -> None:
@@ -163,8 +178,7 @@ def _all_scores(model: GraphModel, graphs: GraphBatch, operator: str | None, pro
 
 
 def _scores_of_chunks(model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool) -> Iterator[Tensor]:
-    chunk_bytes = CHUNK_BYTES if graphs.x.is_cpu else GPU_CHUNK_BYTES
     with progress_bar("graphs", len(graphs), progress) as advance:
-        for scores in model.score_chunks(graphs, operator, chunk_bytes):
+        for scores in model.score_chunks(graphs, operator, _chunk_bytes(graphs)):
             yield scores
             advance("", len(scores))

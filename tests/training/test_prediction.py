@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from helpers import random_graphs
 from helpers.training import knowing, new_model
+from torch.nn.utils import prune
 
 from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, ops, training
 from spin_fast.nn import Ensemble, SubtreeLinear
@@ -58,7 +60,7 @@ def test_probabilities_straight_from_graphs(monkeypatch: pytest.MonkeyPatch, opt
         assert torch.equal(training.predict_proba(model, graphs, "rw"), at_once)
         assert not checked
         with monkeypatch.context() as patch:
-            patch.setattr(SPIN, "scorer", GraphClassifier.scorer)  # which checks every chunk
+            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)  # which checks every chunk
             torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
             assert checked
         checked.clear()
@@ -97,7 +99,7 @@ def test_rows_that_repeat(monkeypatch: pytest.MonkeyPatch, threads: None, option
         torch.set_num_threads(number)
         monkeypatch.setattr("spin_fast.training.prediction.CHUNK_BYTES", size)
         with monkeypatch.context() as patch:
-            patch.setattr(SPIN, "scorer", GraphClassifier.scorer)
+            patch.setattr(SPIN, "_scorer", GraphClassifier._scorer)
             expected = training.predict_proba(model, graphs, "rw")
             assert not read
         torch.testing.assert_close(training.predict_proba(model, graphs, "rw"), expected)
@@ -199,6 +201,38 @@ def test_threads_share_a_predictor() -> None:
     expected = torch.cat([training.predict_proba(model, one, "sym") for one in graphs])
     with ThreadPoolExecutor(4) as pool:
         assert torch.equal(torch.cat([*pool.map(predict, graphs)]), expected)
+
+
+def test_a_predictor_of_changed_models() -> None:
+    """Overridden methods and pruned weights count, at the first call, too."""
+    graphs = random_graphs([4, 1, 60], dtype=torch.float32)
+
+    class Tenfold(SPIN):
+        def score_chunks(self, *arguments):
+            for scores in super().score_chunks(*arguments):
+                yield 10 * scores
+
+    class Doubled(SPIN):
+        def prepared(self, graphs, operator=None):
+            return super().prepared(replace(graphs, x=2 * graphs.x), operator)
+
+    pruned, normed = SPIN(3, 8, 4, 2), SPIN(3, 8, 4, 2)
+    prune.l1_unstructured(pruned.classifier[0], "weight", 0.5)
+    torch.nn.utils.weight_norm(normed.classifier[0])
+    for model in (Tenfold(3, 8, 4, 2), Doubled(3, 8, 4, 2), pruned, normed):
+        predict = training.Predictor(model, "sym")
+        torch.testing.assert_close(predict(graphs), training.predict_proba(model, graphs, "sym"))
+    with pytest.raises(ValueError, match=r"members\[0\]: operator must be given"):
+        training.Predictor(Ensemble([SPIN(3, 8, 4, 2)]))
+
+
+def test_a_predictor_in_other_processes() -> None:
+    graphs = random_graphs([30, 4], dtype=torch.float32)
+    predict = training.Predictor(SPIN(3, 16, 4, 2), "sym")
+    expected = predict(graphs)
+    assert repr(predict) == "Predictor(SPIN, operator='sym')"
+    for same in (pickle.loads(pickle.dumps(predict)), copy.deepcopy(predict), copy.copy(predict)):
+        assert torch.equal(same(graphs), expected)
 
 
 def test_what_a_predictor_refuses() -> None:
