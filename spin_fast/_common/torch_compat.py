@@ -60,7 +60,7 @@ def parameters_by_name(module: nn.Module, prefix: str = "") -> dict[str, nn.Para
 
 
 def is_evaluating(module: nn.Module) -> bool:
-    """Whether no module in it is in training mode: what ``module.modules()`` tells, in a third of the time."""
+    """Whether no module in it is in training mode: what ``module.modules()`` tells, in half the time."""
     return not module.training and all(child is None or is_evaluating(child) for child in module._modules.values())
 
 

@@ -72,6 +72,8 @@ class Ensemble(GraphModel):
 
     def scorer(self, x: Tensor, operator: str | None, num_nodes: int) -> Scorer:
         """By the scorers of the members, see :meth:`GraphModel.scorer`."""
+        if type(self).score_chunks is not Ensemble.score_chunks:
+            return super().scorer(x, operator, num_nodes)
         scorers = [member.scorer(x, member.check_operator(), num_nodes) for member in self.members]
 
         def scores(graphs: GraphBatch, num_bytes: int) -> Iterator[Tensor]:

@@ -92,9 +92,9 @@ class Predictor:
 
     A call with a small graph takes longer to look at the model than to evaluate it: whether fused operations compute
     what its modules would, and at its parameters, to copy them. A predictor looks once, in each thread that calls it;
-    of more than 1,000 nodes, where that hardly counts, at every call. What it returns are the same bits, and what is
-    done to the model afterwards changes nothing. Threads and forked processes may share a predictor, and others get it
-    pickled.
+    of more than 1,000 nodes, where that hardly counts, at every call. What it returns are the same bits, where there
+    are kernels, and what is done to the model afterwards changes nothing. Threads and forked processes may share a
+    predictor, and others get it pickled.
 
     Args:
         model: of graphs, such as a ``SPIN``.

@@ -178,7 +178,7 @@ def test_a_predictor_of_any_model() -> None:
         expected = training.predict_proba(model, graphs)
         predict = training.Predictor(model)
         assert torch.equal(predict(graphs), expected)
-        assert torch.equal(torch.cat([predict(one) for one in graphs]), expected)
+        torch.testing.assert_close(torch.cat([predict(one) for one in graphs]), expected)
 
 
 def test_a_predictor_under_autocast() -> None:
@@ -212,6 +212,11 @@ def test_a_predictor_of_changed_models() -> None:
             for scores in super().score_chunks(*arguments):
                 yield 10 * scores
 
+    class TenfoldEnsemble(Ensemble):
+        def score_chunks(self, *arguments):
+            for scores in super().score_chunks(*arguments):
+                yield 10 * scores
+
     class Doubled(SPIN):
         def prepared(self, graphs, operator=None):
             return super().prepared(replace(graphs, x=2 * graphs.x), operator)
@@ -222,6 +227,9 @@ def test_a_predictor_of_changed_models() -> None:
     for model in (Tenfold(3, 8, 4, 2), Doubled(3, 8, 4, 2), pruned, normed):
         predict = training.Predictor(model, "sym")
         torch.testing.assert_close(predict(graphs), training.predict_proba(model, graphs, "sym"))
+    normed.operator = "sym"
+    ensemble = TenfoldEnsemble([normed])
+    torch.testing.assert_close(training.Predictor(ensemble)(graphs), training.predict_proba(ensemble, graphs))
     with pytest.raises(ValueError, match=r"members\[0\]: operator must be given"):
         training.Predictor(Ensemble([SPIN(3, 8, 4, 2)]))
 
