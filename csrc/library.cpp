@@ -23,6 +23,7 @@
 #include "check.h"
 #include "cpu/distinct.h"
 #include "cpu/evaluated.h"
+#include "csr.h"
 
 STABLE_TORCH_LIBRARY(spin_fast, m) {
   m.def(
@@ -168,6 +169,32 @@ py::array array_of(const Tensor& t) {
   return py::array(py::dtype(dtype), shape, t.data_ptr(), owner);
 }
 
+// indptr, indices, and if it is wanted the edge that each entry was, unless the edges come in this order.
+template <class I>
+py::tuple csr_of_edges(const Array<I>& edge_index, int64_t num_nodes, bool wants_order) {
+  require(edge_index.ndim() == 2 && edge_index.shape(0) == 2, "edge_index must be [2, E]");
+  require(num_nodes >= 0, "num_nodes must be at least 0, got ", num_nodes);
+  const int64_t edges = edge_index.shape(1), most = std::numeric_limits<I>::max();
+  require(edges <= most, "edge_index must be int64 to have more than ", most, " edges, got ", edges);
+  const I *source = edge_index.data(), *target = source + edges;
+  const ScalarType type = sizeof(I) == 4 ? ScalarType::Int : ScalarType::Long;
+  Tensor indptr = spin_fast::empty({num_nodes + 1}, type), indices = spin_fast::empty({edges}, type);
+  Tensor order = spin_fast::empty({wants_order ? edges : 0}, type);
+  const auto to = [](Tensor& t) { return static_cast<I*>(t.mutable_data_ptr()); };
+  bool in_order = true;
+  {
+    const py::gil_scoped_release others_may_run;
+    if (!spin_fast::is_within(source, 0, 2 * edges, 0, num_nodes)) {
+      const auto [low, high] = std::minmax_element(source, source + 2 * edges);
+      spin_fast::refuse("edge_index must be in [0, ", num_nodes, "), got ", *low, "..", *high);
+    }
+    in_order = spin_fast::csr_of_edges(source, target, edges, num_nodes, to(indptr), to(indices),
+                                       wants_order ? to(order) : nullptr);
+  }
+  return py::make_tuple(array_of(indptr), array_of(indices),
+                        wants_order && !in_order ? py::object(array_of(order)) : py::none());
+}
+
 py::tuple take_rows(DistinctRows& found) {
   const auto indices = found.take_indices();
   py::tuple arrays = std::apply([](const auto&... t) { return py::make_tuple(array_of(t)...); }, found.take());
@@ -303,6 +330,8 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
     return spin_fast::check_sparse_rows(crow_indices.data(), crow_indices.size() - 1, col_indices.data(),
                                         col_indices.size(), width);
   });
+  m.def("csr_of_edges", &csr_of_edges<int32_t>, same_type, py::arg(), py::arg());
+  m.def("csr_of_edges", &csr_of_edges<int64_t>, same_type, py::arg(), py::arg());
   py::class_<DistinctRows>(m, "DistinctRows", "The distinct rows of powers that come chunk by chunk.")
       .def(py::init([](int64_t branches, int64_t nodes, int64_t width, int64_t graphs, int64_t bytes, bool wide_index,
                        bool node_rows, std::optional<bool> sparse, const std::vector<std::string>& operators) {

@@ -39,35 +39,40 @@ def _changed_edges(
 ) -> tuple[Tensor, Tensor | None]:
     """Add reversed edges, and drop self-loops or add missing ones."""
     loops = edge_index[0] == edge_index[1]
-    weights = torch.ones_like(edge_index[0]) if weight is None else weight
-    others = edge_index[:, ~loops], weights[~loops]
-    parts = [others if self_loops is False else (edge_index, weights)]
+    others = ~loops if bool(loops.any()) else slice(None)  # which is no copy
+    kept = others if self_loops is False else slice(None)
+    edges, weights = [edge_index[:, kept]], [] if weight is None else [weight[kept]]
     if undirected:
-        parts.append((others[0].flip(0), others[1]))
+        edges.append(edge_index[:, others].flip(0))
+        weights += [] if weight is None else [weight[others]]
     if self_loops:
         lack = torch.ones(num_nodes, dtype=torch.bool, device=edge_index.device)
         lack[edge_index[0, loops].long()] = False
         nodes = lack.nonzero().squeeze(1).to(edge_index.dtype)
-        parts.append((nodes.expand(2, -1), weights.new_ones(len(nodes))))
-    edges, changed = zip(*parts, strict=True)
-    return torch.cat(edges, dim=1), None if weight is None else torch.cat(changed)
+        edges.append(nodes.expand(2, -1))
+        weights += [] if weight is None else [weight.new_ones(len(nodes))]
+    return torch.cat(edges, dim=1), torch.cat(weights) if weights else None
 
 
 def _coalesced(
-    edge_index: Tensor, row_major: Tensor, weight: Tensor | None, reduce: Reduce, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
-    """Merge repeated edges; ``row_major`` is the key by which edges are sorted."""
-    times = row_major.unique_consecutive(return_counts=True)[1]
-    if len(times) == len(row_major):
-        return edge_index, weight
+    indptr: Tensor, indices: Tensor, weight: Tensor | None, reduce: Reduce, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Merge repeated edges, which are neighbours in their row."""
+    is_first = torch.ones_like(indices, dtype=torch.bool)
+    is_first[1:] = indices[1:] != indices[:-1]
+    is_first[indptr[indptr < len(indices)].long()] = True  # of its row
+    if bool(is_first.all()):
+        return indptr, indices, weight
+    first = is_first.nonzero().squeeze(1)
+    times = first.diff(append=first.new_tensor([len(indices)]))
     if weight is not None:
         weight = torch.segment_reduce(weight, reduce, lengths=times)
     elif reduce == "sum":
         weight = times.to(dtype)
-    return edge_index[:, times.cumsum(0) - times], weight
+    return offsets(is_first)[indptr.long()].to(indptr.dtype), indices[first], weight
 
 
-def _check_ends(edge_index: Tensor, batch: Tensor) -> None:
+def _check_crossing(edge_index: Tensor, batch: Tensor) -> None:
     """Raise a ValueError with the first edge between two graphs, in the caller's numbering."""
     ends = batch[edge_index.long()]
     crossing = (ends[0] != ends[1]).nonzero()
@@ -182,49 +187,42 @@ class GraphBatch(GraphArrays):
             check.flag("self_loops", self_loops)
         if coalesce is not None and coalesce not in REDUCTIONS:
             raise ValueError(f"coalesce must be one of {', '.join(REDUCTIONS)} or None, got {coalesce!r}")
-        if batch is None:
-            batch = torch.zeros(num_nodes, dtype=torch.int64, device=x.device)
-            num_graphs = 1 if num_graphs is None else num_graphs
-        check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
-        if num_nodes and int(batch.min()) < 0:
-            raise ValueError(f"batch must not be negative, got {int(batch.min())}")
-        if edge_index.numel() and (int(edge_index.min()) < 0 or int(edge_index.max()) >= num_nodes):
-            raise ValueError(
-                f"edge_index must be in [0, {num_nodes}), got {int(edge_index.min())}..{int(edge_index.max())}"
-            )
         if edge_weight is not None:
             check.tensor("edge_weight", edge_weight, (edge_index.shape[1],), (x.dtype,), x.device)
-        original = edge_index, batch
-        if bool((batch[1:] < batch[:-1]).any()):
-            if not sort_nodes:
-                raise ValueError(
-                    "batch must be ascending; sort_nodes=True sorts the nodes by graph, or sort them beforehand"
-                )
-            order = batch.argsort(stable=True)
-            position = torch.empty_like(order).scatter_(0, order, torch.arange(num_nodes, device=x.device))
-            batch, x, edge_index = batch[order], x[order], position[edge_index.long()].to(edge_index.dtype)
-        least = int(batch[-1]) + 1 if num_nodes else 0
-        num_graphs = least if num_graphs is None else check.integer("num_graphs", num_graphs, least)
+        given_edges, given_batch = edge_index, batch
+        if sort_nodes or undirected or self_loops is not None:
+            ops.check_ends(edge_index, num_nodes)
+        if batch is None:
+            num_graphs = 1 if num_graphs is None else check.integer("num_graphs", num_graphs, min(num_nodes, 1))
+            ptr = torch.full((num_graphs + 1,), num_nodes, device=x.device)
+            ptr[0] = 0
+        else:
+            check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
+            if num_nodes and int(batch.min()) < 0:
+                raise ValueError(f"batch must not be negative, got {int(batch.min())}")
+            if bool((batch[1:] < batch[:-1]).any()):
+                if not sort_nodes:
+                    raise ValueError(
+                        "batch must be ascending; sort_nodes=True sorts the nodes by graph, or sort them beforehand"
+                    )
+                by_graph = batch.argsort(stable=True)
+                position = torch.empty_like(by_graph).scatter_(0, by_graph, torch.arange(num_nodes, device=x.device))
+                batch, x, edge_index = batch[by_graph], x[by_graph], position[edge_index.long()].to(edge_index.dtype)
+            least = int(batch[-1]) + 1 if num_nodes else 0
+            num_graphs = least if num_graphs is None else check.integer("num_graphs", num_graphs, least)
+            ptr = offsets(torch.bincount(batch, minlength=num_graphs))
         if undirected or self_loops is not None:
             edge_index, edge_weight = _changed_edges(edge_index, edge_weight, num_nodes, undirected, self_loops)
-        row_major = edge_index[1].long() * max(num_nodes, 1) + edge_index[0]
-        if bool((row_major[1:] < row_major[:-1]).any()):
-            order = row_major.argsort(stable=True)
-            edge_index, row_major = edge_index[:, order], row_major[order]
-            edge_weight = None if edge_weight is None else edge_weight[order]
+        indptr, indices, order = ops.csr_of_edges(edge_index, num_nodes, return_order=edge_weight is not None)
+        if edge_weight is not None and order is not None:
+            edge_weight = edge_weight.index_select(0, order)
         if coalesce is not None:
-            edge_index, edge_weight = _coalesced(edge_index, row_major, edge_weight, coalesce, x.dtype)
+            indptr, indices, edge_weight = _coalesced(indptr, indices, edge_weight, coalesce, x.dtype)
         try:
-            graphs = cls(
-                ptr=offsets(torch.bincount(batch, minlength=num_graphs)),
-                indptr=offsets(torch.bincount(edge_index[1], minlength=num_nodes)).to(edge_index.dtype),
-                indices=edge_index[0].clone(),  # a view keeps the targets alive, and may change after the check
-                x=x,
-                y=y,
-                edge_weight=edge_weight,
-            )
+            graphs = cls(ptr=ptr, indptr=indptr, indices=indices, x=x, y=y, edge_weight=edge_weight)
         except ValueError:
-            _check_ends(*original)
+            if given_batch is not None:
+                _check_crossing(given_edges, given_batch)
             raise
         return graphs if has_features else graphs._with_degree()
 

@@ -95,18 +95,19 @@ def labels(y: Any, dtype: torch.dtype) -> Tensor:
     return y.to(torch.int64).squeeze(1) if y.dim() == 2 else y.to(torch.int64)
 
 
-def cat(name: str, values: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate over graphs what all of them have, or none, in the same dtype, width and device."""
+def cat(name: str, values: Sequence[Tensor | None], dim: int = 0) -> Tensor | None:
+    """Concatenate over graphs what all of them have, or none, in the same dtype, device and other sizes."""
     given = [value is not None for value in values]
     if any(given) and not all(given):
         some, none = given.index(True), given.index(False)
         raise ValueError(f"{name} must be given in all graphs or in none, got it at {some} but not at {none}")
     there = [value for value in values if value is not None]
-    kinds = [f"{check.shown(v.dtype)} [{', '.join(('*', *map(str, v.shape[1:])))}] on {v.device}" for v in there]
+    sizes = [", ".join("*" if axis == dim else str(size) for axis, size in enumerate(v.shape)) for v in there]
+    kinds = [f"{check.shown(v.dtype)} [{shape}] on {v.device}" for v, shape in zip(there, sizes, strict=True)]
     for number, kind in enumerate(kinds):
         if kind != kinds[0]:
             raise ValueError(f"{name} must be alike in all graphs, got {kinds[0]} at 0 and {kind} at {number}")
-    return torch.cat(there) if there else None
+    return torch.cat(there, dim) if there else None
 
 
 def _joined(name: str, parts: list[Parts]) -> Parts:
@@ -121,11 +122,12 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
         for sizes in ([len(batch) for batch in batches], [edge.shape[1] for edge in edges], counts)
     )
     narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(num_edges.sum())) < 2**31
-    edge_index = cat("edge_index", [edge.t() if narrow else edge.t().long() for edge in edges])
+    edge_index = cat("edge_index", [edge if narrow else edge.long() for edge in edges], dim=1)
     assert edge_index is not None
     first_node, first_graph = nodes.cumsum(0) - nodes, graphs.cumsum(0) - graphs
+    edge_index += first_node.to(edge_index.dtype).repeat_interleave(num_edges)
     return Parts(
-        (edge_index + first_node.to(edge_index.dtype).repeat_interleave(num_edges)[:, None]).t(),
+        edge_index,
         torch.cat(batches) + first_graph.repeat_interleave(nodes),
         sum(counts),
         cat("x", xs),

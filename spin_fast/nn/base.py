@@ -80,8 +80,9 @@ class GraphModel(nn.Module):
             graphs = self.node_features.transform(graphs)
         if self.in_features not in (None, graphs.num_features):
             raise ValueError(f"graphs must have {self.in_features} features as the model, got {graphs.num_features}")
-        if graphs.x.device != (device := next((weight.device for weight in self.parameters()), graphs.x.device)):
-            raise ValueError(f"graphs must be on {device} as the model is, got {graphs.x.device}; move one of them")
+        weight, device = torch_compat.first_parameter(self), graphs.x.device
+        if weight is not None and device != weight.device:
+            raise ValueError(f"graphs must be on {weight.device} as the model is, got {device}; move one of them")
         name = self.check_operator(operator)
         if not torch_compat.is_evaluating(self):  # telling each module anew takes longer than a small graph
             self.eval()
@@ -208,7 +209,7 @@ class GraphClassifier(GraphModel):
             raise ValueError(
                 f"features must have {self.num_branches} branches as the model has, got {features.num_branches}"
             )
-        weight, rows = next(self.parameters(), None), features.rows
+        weight, rows = torch_compat.first_parameter(self), features.rows
         if weight is None:
             return
         if weight.dtype in (torch.bfloat16, torch.float16):
@@ -264,7 +265,7 @@ class GraphClassifier(GraphModel):
     ) -> tuple[GraphBatch, str | None]:
         """The graphs, which must be of the model's dtype unless under autocast; see :meth:`GraphModel.prepared`."""
         graphs, name = super().prepared(graphs, operator)
-        weight, x = next(self.parameters(), None), graphs.x
+        weight, x = torch_compat.first_parameter(self), graphs.x
         if weight is not None and x.dtype != weight.dtype and not torch.is_autocast_enabled(x.device.type):
             raise TypeError(
                 f"graphs must be {weight.dtype} as the model is, got {x.dtype}; "

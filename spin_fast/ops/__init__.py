@@ -13,6 +13,7 @@ branches, ``S = (R + 1) * G`` segments in branch-major order, ``U`` distinct row
 """
 
 from .branch import bind_branch_readout, branch_readout
+from .csr import check_ends, csr_of_edges
 from .distinct import DistinctRows, distinct_rows
 from .evaluated import EvaluatedRows, chunks_at_once, classifier_of
 from .invariants import check_csr, check_parts, check_segments, check_sparse_rows
@@ -37,11 +38,13 @@ __all__ = [
     "bind_training_step",
     "branch_readout",
     "check_csr",
+    "check_ends",
     "check_parts",
     "check_segments",
     "check_sparse_rows",
     "chunks_at_once",
     "classifier_of",
+    "csr_of_edges",
     "distinct_rows",
     "joint_rows",
     "may_use_tf32",

@@ -454,6 +454,16 @@ def subtree_keys(
     return torch.stack(keys)
 
 
+def csr_of_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    source, target = edge_index
+    row_major, order = target.long() * max(num_nodes, 1) + source, None
+    if bool((row_major[1:] < row_major[:-1]).any()):
+        order = row_major.argsort(stable=True)
+        source = source[order]
+    indptr = offsets(torch.bincount(target, minlength=num_nodes)).to(edge_index.dtype)
+    return indptr, source.clone(), order
+
+
 def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> str:
     """What is wrong with the contents of a CSR adjacency, or an empty string."""
     problem = check_offsets("indptr", indptr, indices.numel(), "indices")
