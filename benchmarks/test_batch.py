@@ -1,4 +1,4 @@
-"""``GraphBatch.from_edge_index`` of a whole data set, against what sorts edges for others."""
+"""A ``GraphBatch`` of a whole data set, from edges or PyG's objects, against what sorts and joins them for others."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 import scipy.sparse
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch, Data, InMemoryDataset
 from torch_geometric.utils import sort_edge_index
 
 from spin_fast import GraphBatch
@@ -49,3 +50,25 @@ def test_from_edge_index(race: RaceRunner, dataset: str, graphs: GraphBatch, ord
     assert np.array_equal(by_scipy.indptr, made.indptr.numpy())
     assert np.array_equal(by_scipy.indices, made.indices.numpy())
     race(f"from_edge_index, edges {order}", dataset, contenders)
+
+
+class InMemory(InMemoryDataset):
+    """As PyG's and OGB's data sets are once they have been read."""
+
+    def __init__(self, items: list[Data]) -> None:
+        super().__init__()
+        self.data, self.slices = self.collate(items)
+
+
+@pytest.mark.full
+def test_from_pyg(race: RaceRunner, dataset: str, graphs: GraphBatch) -> None:
+    """One batch of all graphs of a data set, which PyG makes of a list of them."""
+    items = graphs.to_pyg()
+    contenders = {
+        "from_pyg, InMemoryDataset": partial(GraphBatch.from_pyg, InMemory(items)),
+        "from_pyg, list of Data": partial(GraphBatch.from_pyg, items),
+        "PyG, Batch.from_data_list": partial(Batch.from_data_list, items),
+    }
+    for make in list(contenders.values())[:2]:
+        assert torch.equal(make().indices, graphs.indices.long())
+    race("from_pyg", dataset, contenders, ours=2)

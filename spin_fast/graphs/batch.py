@@ -239,7 +239,9 @@ class GraphBatch(GraphArrays):
     ) -> GraphBatch:
         """Build from PyG: a ``Data``, a ``Batch``, or an iterable of them, such as a list, a dataset or a loader.
 
-        Other attributes, such as ``edge_attr``, are left out. What is on a GPU stays there.
+        Other attributes, such as ``edge_attr``, are left out. What is on a GPU stays there. An ``InMemoryDataset`` that
+        has no ``transform`` is read from the arrays in which it has all graphs, which is many times faster than one by
+        one.
 
         Args:
             data: homogeneous graphs with ``edge_index``.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from .._common import check
+from .._common.indexing import ragged_arange
 
 
 class Parts(NamedTuple):
@@ -121,19 +122,26 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
         torch.tensor(sizes, device=device)
         for sizes in ([len(batch) for batch in batches], [edge.shape[1] for edge in edges], counts)
     )
-    narrow = all(edge.dtype == torch.int32 for edge in edges) and max(int(nodes.sum()), int(num_edges.sum())) < 2**31
-    edge_index = cat("edge_index", [edge if narrow else edge.long() for edge in edges], dim=1)
+    wide = any(edge.dtype == torch.int64 for edge in edges)
+    edge_index = cat("edge_index", [edge.long() if wide else edge for edge in edges], dim=1)
     assert edge_index is not None
-    first_node, first_graph = nodes.cumsum(0) - nodes, graphs.cumsum(0) - graphs
-    edge_index += first_node.to(edge_index.dtype).repeat_interleave(num_edges)
+    first_graph = graphs.cumsum(0) - graphs
     return Parts(
-        edge_index,
+        _numbered_over_all(edge_index, num_edges, nodes),
         torch.cat(batches) + first_graph.repeat_interleave(nodes),
         sum(counts),
         cat("x", xs),
         cat("y", ys),
         cat("edge_weight", weights),
     )
+
+
+def _numbered_over_all(edge_index: Tensor, num_edges: Tensor, num_nodes: Tensor) -> Tensor:
+    """Edges of graphs one after the other, each of which counts its nodes from 0, with numbers over all nodes."""
+    if max(int(num_nodes.sum()), edge_index.shape[1]) >= 2**31:
+        edge_index = edge_index.long()
+    first_node = num_nodes.cumsum(0) - num_nodes
+    return edge_index + first_node.to(edge_index.dtype).repeat_interleave(num_edges)
 
 
 def _items(name: str, value: Any, kind: str) -> list[Any]:
@@ -159,11 +167,62 @@ def plain(edge_index: Any) -> Any:
 
 def from_pyg(data: Any, x: str | None, y: Any, edge_weight: str | None) -> Parts:
     pyg = library("torch_geometric.data", "from_pyg")
+    if parts := _pyg_collated(pyg, data, x, y if isinstance(y, str) else None, edge_weight):
+        return parts if y is None or isinstance(y, str) else parts._replace(y=y)
     single = isinstance(data, (pyg.Data, pyg.HeteroData))
     items = [data] if single else _items("data", data, "a PyG Data, Batch or dataset, or a list of Data")
     name = y if isinstance(y, str) else None
     parts = _joined("data", [_pyg_part(pyg, item, f" at {i}", x, name, edge_weight) for i, item in enumerate(items)])
     return parts if y is None or isinstance(y, str) else parts._replace(y=y)
+
+
+def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight: str | None) -> Parts | None:
+    """The graphs of an ``InMemoryDataset`` from the arrays in which it has all, without a look at each.
+
+    None where more makes a graph than these, and where something is missing or wrong, which a look at each will tell.
+    """
+    kind, makes_graphs = pyg.InMemoryDataset, ("get", "indices", "len", "__getitem__", "__len__")
+    if not isinstance(data, kind) or any(getattr(type(data), name) is not getattr(kind, name) for name in makes_graphs):
+        return None
+    arrays, slices = data._data, data.slices
+    if len(data) == 0 or data.transform is not None or type(arrays) is not pyg.Data or not slices or "batch" in arrays:
+        return None
+    wanted = [name for name in ("edge_index", x, y, edge_weight) if name is not None]
+    names = [name for name in wanted if name in arrays]
+    for name in names:
+        known = isinstance(arrays[name], Tensor) and isinstance(slices.get(name), Tensor)
+        if not known or arrays.__cat_dim__(name, arrays[name]) != (-1 if name == "edge_index" else 0):
+            return None
+    ids = None if data._indices is None else torch.tensor(data.indices(), dtype=torch.int64)
+    sizes = {name: slices[name].diff() if ids is None else slices[name].diff()[ids] for name in names}
+    counted = getattr(arrays._store, "_num_nodes", None)
+    num_nodes = sizes.get("x") if counted is None else torch.tensor(counted)[slice(None) if ids is None else ids]
+    missing = {*wanted} - {*names}
+    if num_nodes is None or x in missing or not missing <= {"y", "edge_weight"}:
+        return None
+    num_edges = sizes["edge_index"]
+    expected = {x: num_nodes, y: torch.ones_like(num_nodes), edge_weight: num_edges}
+    if not all(torch.equal(sizes[name], expected[name]) for name in names if name != "edge_index"):
+        return None
+
+    def taken(name: str) -> Tensor:
+        values: Tensor = plain(arrays[name])
+        if ids is None:
+            return values
+        entries = ragged_arange(slices[name][ids], sizes[name]).to(values.device)
+        return values.index_select(-1 if name == "edge_index" else 0, entries)
+
+    edge_index = taken("edge_index")
+    check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS)
+    num_nodes, num_edges = num_nodes.to(edge_index.device), num_edges.to(edge_index.device)
+    return Parts(
+        _numbered_over_all(edge_index, num_edges, num_nodes),
+        torch.arange(len(num_nodes), device=edge_index.device).repeat_interleave(num_nodes),
+        len(num_nodes),
+        None if x is None else taken(x),
+        labels(taken(y), torch.float32) if y in names else None,
+        _per_edge(taken(edge_weight), edge_index.shape[1], "") if edge_weight in names else None,
+    )
 
 
 def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_weight: str | None) -> Parts:

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spin_fast import GraphBatch
+from spin_fast.graphs import convert
 
 networkx = pytest.importorskip("networkx")
 pyg = pytest.importorskip("torch_geometric.data")
@@ -129,13 +130,59 @@ def triangle(**attributes) -> pyg.Data:
     return pyg.Data(**{"x": torch.eye(3), "edge_index": edge_index, **attributes})
 
 
-def test_pyg_dataset() -> None:
-    class Three(pyg.InMemoryDataset):
-        def __init__(self) -> None:
-            super().__init__()
-            self.data, self.slices = self.collate([triangle(y=torch.tensor([label])) for label in (2, 0, 1)])
+class InMemory(pyg.InMemoryDataset):
+    def __init__(self, items: list[pyg.Data]) -> None:
+        super().__init__()
+        self.data, self.slices = self.collate(items)
 
-    dataset = Three()
+
+@given(graphs=labelled(), data=st.data())
+def test_a_pyg_dataset_is_its_graphs(graphs: GraphBatch, data: st.DataObject) -> None:
+    """Whether they are looked at one by one, or taken from the arrays in which it has them."""
+    if len(graphs) < 2:  # PyG has the arrays of a single graph as they are
+        return
+    items = graphs.to_pyg()
+    for item in items:
+        if graphs.edge_weight is not None:
+            item.edge_weight = item.edge_weight[:, None]
+        item.num_nodes, item.degree = len(item.x), torch.rand(len(item.x), 2)
+    dataset = InMemory(items)
+    ids = data.draw(st.lists(st.integers(0, len(graphs) - 1), min_size=1, max_size=5))
+    options = {
+        "x": data.draw(st.sampled_from(["x", "degree", None])),
+        "y": data.draw(st.sampled_from(["y", None])),
+        "edge_weight": data.draw(st.sampled_from(["edge_weight", None])),
+    }
+    for chosen, some in ((dataset, items), (dataset[ids], [items[i] for i in ids])):
+        expected = GraphBatch.from_pyg(some, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(convert, "_pyg_part", None)
+            assert same(GraphBatch.from_pyg(chosen, **options), expected)
+    assert GraphBatch.from_pyg(dataset, y=torch.arange(len(items))).y.tolist() == [*range(len(items))]
+
+
+def test_pyg_datasets_that_make_graphs_in_their_own_way() -> None:
+    class Doubled(InMemory):
+        def get(self, idx: int) -> pyg.Data:
+            item = super().get(idx)
+            return item.update({"x": 2 * item.x})
+
+    items = [triangle(y=torch.tensor([label])) for label in (2, 0, 1)]
+    assert GraphBatch.from_pyg(Doubled(items)).x.amax() == 2
+    crossing = InMemory([*items, triangle(edge_index=torch.tensor([[0, 3], [1, 0]]), y=torch.tensor([1]))])
+    with pytest.raises(ValueError, match=r"edge_index must be in \[0, 12\), got 0..12"):
+        GraphBatch.from_pyg(crossing)
+    with pytest.raises(ValueError, match=r"y must have one entry per graph, 1, got shape \[3\] at 1"):
+        GraphBatch.from_pyg(InMemory([triangle(y=torch.arange(n)) for n in (1, 3)]))
+    for name in ("x", "y", "edge_weight"):
+        with pytest.raises(ValueError, match="data must have 'z', got none at 0"):
+            GraphBatch.from_pyg(InMemory(items), **{name: "z"})
+    with pytest.raises(ValueError, match="data must hold at least one graph, got none"):
+        GraphBatch.from_pyg(InMemory(items)[[]])
+
+
+def test_pyg_dataset() -> None:
+    dataset = InMemory([triangle(y=torch.tensor([label])) for label in (2, 0, 1)])
     assert GraphBatch.from_pyg(dataset).y.tolist() == [2, 0, 1]
     assert GraphBatch.from_pyg(dataset[[2, 1]]).y.tolist() == [1, 0]
     assert GraphBatch.from_pyg(torch.utils.data.Subset(dataset, [1, 0])).y.tolist() == [0, 2]
