@@ -198,8 +198,6 @@ class GraphBatch(GraphArrays):
             ptr[0] = 0
         else:
             check.tensor("batch", batch, (num_nodes,), (torch.int64,), x.device)
-            if num_nodes and int(batch.min()) < 0:
-                raise ValueError(f"batch must not be negative, got {int(batch.min())}")
             if bool((batch[1:] < batch[:-1]).any()):
                 if not sort_nodes:
                     raise ValueError(
@@ -208,9 +206,11 @@ class GraphBatch(GraphArrays):
                 by_graph = batch.argsort(stable=True)
                 position = torch.empty_like(by_graph).scatter_(0, by_graph, torch.arange(num_nodes, device=x.device))
                 batch, x, edge_index = batch[by_graph], x[by_graph], position[edge_index.long()].to(edge_index.dtype)
+            if num_nodes and (first := int(batch[0])) < 0:
+                raise ValueError(f"batch must not be negative, got {first}")
             least = int(batch[-1]) + 1 if num_nodes else 0
             num_graphs = least if num_graphs is None else check.integer("num_graphs", num_graphs, least)
-            ptr = offsets(torch.bincount(batch, minlength=num_graphs))
+            ptr = torch.searchsorted(batch.contiguous(), torch.arange(num_graphs + 1, device=x.device))
         if undirected or self_loops is not None:
             edge_index, edge_weight = _changed_edges(edge_index, edge_weight, num_nodes, undirected, self_loops)
         indptr, indices, order = ops.csr_of_edges(edge_index, num_nodes, return_order=edge_weight is not None)
