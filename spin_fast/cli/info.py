@@ -18,7 +18,9 @@ from rich.text import Text
 from torch import Tensor
 
 from .. import __version__, build_info, datasets, training
-from .._common import files
+from .._common import check, files
+from ..features import shards
+from ..features.storage import INDEX_FORMAT, index_of
 from ..training.checkpoints import CHECKPOINT_FORMAT
 from ._app import Report, by_branch, command, console, kernels_on
 from ._errors import message_of
@@ -41,7 +43,8 @@ def info(
 ) -> Report:
     """Show what is in DATASET; without one what is installed, which kernels run, and which datasets are found.
 
-    In the place of DATASET may be a model that spin-fast train has written: this shows its kind and its settings.
+    In the place of DATASET may be a model that spin-fast train has written, or features that spin-fast precompute has,
+    a file or the index of several: this shows their kind and their settings.
 
     Graphs are duplicates if all models of these hops and this operator give them the same scores. Where the labels of
     duplicates differ, some predictions are wrong whatever the model, which bounds the accuracy over all graphs. Test
@@ -52,12 +55,15 @@ def info(
 
     Keys of --json: dataset, graphs, nodes, edges, density, empty_graphs, isolated_nodes, self_loops, repeated_edges,
     directed, weighted, features, classes, tasks, operator, hops, bytes, deduplication, joint_deduplication, duplicates,
-    splits, splits_missing. Of a model: model, kind, parameters, config, metadata.
+    splits, splits_missing. Of a model: model, kind, parameters, config, metadata. Of features: features, graphs, nodes,
+    labels, columns, dtype, node_features, operator, hops, deduplication, bytes, files.
     """
     if dataset is None:
         return _installation(data.root)
     if files.has_format(Path(dataset), CHECKPOINT_FORMAT):
         return _model(Path(dataset))
+    if shards.is_shard(path := Path(dataset)) or files.has_format(index_of(path), INDEX_FORMAT):
+        return _features(path)
     source, read = data.read(datasets.find(dataset, data.root))
     found, missing = _splits(source, read.graphs.y, seed, splits, fold)
     with console.status(f"computing {hops} hops of {source.title}"):
@@ -96,6 +102,30 @@ def _model(path: Path) -> Report:
         table.add_section()
     config = model.config | ({"members": members} if members else {})
     return Report(head | {"config": config, "metadata": metadata}, [table])
+
+
+def _features(path: Path) -> Report:
+    features = shards.load(path)
+    first, y, prepared = features.shards[0], features.y, features.node_features
+    facts: dict[str, Any] = {
+        "features": str(path),
+        "graphs": len(features),
+        "nodes": sum(int(shard.node_ptr[-1]) for shard in features.shards),
+        "labels": None if y is None else [*y.shape],
+        "columns": features.num_features,
+        "dtype": check.shown(first.rows.dtype),
+        "node_features": None if prepared is None else prepared.to_dict(),
+        "operator": features.operator,
+        "hops": features.num_hops,
+        "deduplication": features.deduplication,
+        "bytes": sum(shard.nbytes for shard in features.shards),
+        "files": len(features.shards),
+    }
+    table = Table(show_header=False)
+    for name, value in (facts | {"deduplication": by_branch(features.deduplication)}).items():
+        text = value if isinstance(value, str) else f"{value:,}" if isinstance(value, int) else json.dumps(value)
+        table.add_row(name, escape(shorten(text, MOST_CHARACTERS, placeholder=" ...")))
+    return Report(facts, [table])
 
 
 def _splits(

@@ -41,10 +41,12 @@ class Ensemble(GraphModel):
             if len(found) > 1:
                 raise ValueError(f"members must have the same {name}, got {', '.join(sorted(map(str, found)))}")
             setattr(self, name, next(iter(found), None))
+        own = (of.in_features if of.node_features is None else of.node_features.num_features_ for of in members)
+        widths = sorted({width for width in own if width is not None})
+        if len(widths) > 1:
+            raise ValueError(f"members must take graphs of as many features each, got {', '.join(map(str, widths))}")
         self.members = nn.ModuleList(members)  # type: ignore[assignment]
-        prepared = members[0].node_features
-        width = members[0].in_features if prepared is None else prepared.num_features_
-        self.config: dict[str, Any] = {"in_features": width, "out_features": self.out_features}
+        self.config: dict[str, Any] = {"in_features": next(iter(widths), None), "out_features": self.out_features}
 
     def check_operator(self, operator: str | Sequence[str] | None = None) -> None:
         """Check that there is none, and that the members know theirs; see :meth:`GraphModel.check_operator`."""

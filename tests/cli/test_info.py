@@ -51,6 +51,22 @@ def test_info_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row in shown.replace("\u2502\n\u2502", " ") or row in " ".join(shown.replace("\u2502", " ").split())
 
 
+def test_info_of_features(tmp_path: Path) -> None:
+    path = tmp_path / "digits.safetensors"
+    invoke("precompute", "digits", "--hops", 1, "--operator", "rw", "--out", path)
+    facts = json.loads(invoke("info", path, "--json"))
+    keys = ("graphs", "nodes", "labels", "columns", "dtype", "node_features", "operator", "hops", "files")
+    assert [facts[key] for key in keys] == [1797, 58736, [1797], 3, "float32", None, "rw", 1, 1]
+    assert "58,736" in invoke("info", path)
+    invoke("precompute", "digits", "--hops", 1, "--operator", "rw", "--out", path, "--shards", 2)
+    of_all = [json.loads(invoke("info", name, "--json")) for name in (path, f"{path}.index.json")]
+    for sharded in of_all:
+        assert [sharded[key] for key in keys[:-1]] == [facts[key] for key in keys[:-1]]
+        assert sharded["files"] == 2
+    path.with_name(f"{path.name}.index.json").write_text('{"format": "spin_fast features-index 1"}')
+    assert "digits.safetensors.index.json" in invoke("info", path, exit_code=1)
+
+
 @pytest.mark.parametrize(
     ("name", "expected", "isolated", "bound"),
     [("PROTEINS", (1113, 39.06, 72.82), 5, 1110 / 1113), ("IMDB-MULTI", (1500, 13.00, 65.94), 0, 949 / 1500)],

@@ -111,6 +111,8 @@ def test_bad_members(graphs: GraphBatch, tmp_path: Path) -> None:
         Ensemble(members(graphs)[:1] * 2)
     with pytest.raises(ValueError, match="members must have the same out_features, got"):
         Ensemble([*members(graphs), *members(graphs, out_features=3)])
+    with pytest.raises(ValueError, match="members must take graphs of as many features each, got 2, 3"):
+        Ensemble([SPIN(width, 4, 10, num_hops=1) for width in (3, 2)])
     with pytest.raises(ValueError, match="graphs must have 3 features as fitted, got 2"):
         training.predict_proba(Ensemble(members(graphs)), replace(graphs, x=graphs.x[:, :2]))
     of_any_modules = PAGNN([torch.nn.Linear(3, 10) for _ in range(3)])
