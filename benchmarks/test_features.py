@@ -43,8 +43,9 @@ def test_from_graphs(race: RaceRunner, dataset: str, graphs: GraphBatch, threads
         for chunk in power_chunks(graphs, NUM_HOPS, "sym", *limits, float64_sums=True):
             yield chunk.powers, chunk.ptr
 
-    if told := threads == 1 and floors.told_search(graphs, features, chunks):
-        *rows, _, _, _, _ = told()
-        assert torch.equal(torch.cat(rows).view(torch.int32), features.rows.to_dense().view(torch.int32))
-        contenders["told which rows are equal"] = told
+    for by_slots in (False, True) if threads == 1 else ():
+        if told := floors.told_search(graphs, features, chunks, by_slots=by_slots):
+            *rows, _, _, _, _ = told()
+            assert torch.equal(torch.cat(rows).view(torch.int32), features.rows.to_dense().view(torch.int32))
+            contenders["told which rows are equal" + (" and the slot of each" if by_slots else "")] = told
     race("PowerFeatures.from_graphs", dataset, contenders, ours=4, once=once)

@@ -207,21 +207,31 @@ ALWAYS_INLINE void meet(Bits* hash, Bits* differ, const uint32_t* row, const uin
 
 // What is left to a search for distinct rows that is told every answer: to read each of n rows for its hash, to compare
 // it with the one that it equals, to keep it if it is new, and to write its number. `like`: the first row of the same
-// graph that equals it, maybe itself; numbers go by first appearance, and `kept` are known. Returns how many then are,
-// or -1 if an answer is wrong.
+// graph that equals it, maybe itself; numbers go by first appearance, and `kept` are known. With `slots`, that of each
+// row, which `place` tells, holds its number: a search that knows rows by hashes reads it, and compares no rows of one
+// word, of which no other has the hash. Returns how many rows then are known, or -1 if an answer is wrong.
 int64_t number_rows(const uint32_t* rows, size_t n, const int32_t* like, const int32_t* number, uint32_t* known,
-                    int64_t kept, int32_t* number_of_row) {
-  const size_t ahead = 8;
+                    int64_t kept, int32_t* number_of_row, uint64_t* slots, const int32_t* place) {
+  const size_t ahead = 8, slots_ahead = 32;
+  const uint64_t taken = (uint64_t)1 << 63;
+  const int compares = WIDTH > 1 || !slots;
   Bits hash = {0}, differ = {0};
+  uint64_t other_slot = 0;
   for (size_t v = 0; v < n; ++v) {
-    if (v + ahead < n) {
+    if (slots && v + slots_ahead < n) __builtin_prefetch(slots + place[v + slots_ahead]);
+    if (compares && v + ahead < n) {
       const char* next = (const char*)(known + (size_t)number[v + ahead] * WIDTH);
       for (size_t byte = 0; byte < WIDTH * sizeof(float); byte += line_bytes) __builtin_prefetch(next + byte);
     }
     const uint32_t* row = rows + v * WIDTH;
-    if (number[v] == kept) memcpy(known + (size_t)kept++ * WIDTH, row, WIDTH * sizeof(float));
+    if (number[v] == kept) {
+      if (slots) slots[place[v]] = taken | (uint64_t)kept;
+      memcpy(known + (size_t)kept++ * WIDTH, row, WIDTH * sizeof(float));
+    }
+    if (slots) other_slot |= slots[place[v]] ^ (taken | (uint64_t)number[v]);
     const size_t before = like[v];
-    const uint32_t* other = before < v ? rows + before * WIDTH : known + (size_t)number[v] * WIDTH;
+    const uint32_t* other = !compares || before < v ? rows + (compares ? before : v) * WIDTH
+                                                    : known + (size_t)number[v] * WIDTH;
     for (int j = 0; j + lanes <= WIDTH; j += lanes) meet(&hash, &differ, row + j, other + j);
     if (WIDTH % lanes) meet(&hash, &differ, row + WIDTH - lanes, other + WIDTH - lanes);
     number_of_row[v] = number[v];
@@ -232,5 +242,5 @@ int64_t number_rows(const uint32_t* rows, size_t n, const int32_t* like, const i
   memcpy(wrong, &differ, sizeof wrong);
   for (int i = 0; i < lanes; ++i)
     if (wrong[i]) return -1;
-  return kept;
+  return other_slot ? -1 : kept;
 }

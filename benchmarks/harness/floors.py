@@ -75,7 +75,7 @@ def _library(index: str = "int32_t", width: int = 1) -> Any:
     library.copy.argtypes = [address, address, size]
     library.gather.argtypes = [address, address, size, flag, address, flag]
     library.hand_over.argtypes = [address, flag, size]
-    library.number_rows.argtypes = [address, size, address, address, address, ctypes.c_int64, address]
+    library.number_rows.argtypes = [address, size, *[address] * 3, ctypes.c_int64, *[address] * 3]
     library.sweep.restype, library.gather.restype = ctypes.c_uint64, ctypes.c_float
     library.number_rows.restype = ctypes.c_int64
     return library
@@ -185,11 +185,16 @@ def gather(graphs: GraphBatch, hops: int, threads: int) -> Floors:
 
 
 def told_search(
-    graphs: GraphBatch, features: PowerFeatures, powers: Callable[[], Iterable[tuple[Tensor, Tensor]]]
+    graphs: GraphBatch,
+    features: PowerFeatures,
+    powers: Callable[[], Iterable[tuple[Tensor, Tensor]]],
+    *,
+    by_slots: bool = False,
 ) -> Callable[[], tuple[Tensor, ...]] | None:
     """The search for the distinct rows of ``powers``, chunk by chunk, by one who knows them.
 
-    A search that compares whole rows does as much, but that it may keep them sparse.
+    A search that compares whole rows does as much, but that it may keep them sparse. With ``by_slots`` it finds them in
+    a table of twice as many slots as rows or more, made in the call, each row at once in a slot of its own.
 
     ``features`` are the answers. Each call returns rows, ``ptr``, ``index``, ``count`` and ``row_of_node`` of these.
     """
@@ -207,15 +212,22 @@ def told_search(
     cuts = offsets(torch.tensor([part.shape[1] for part, _ in powers()])).tolist()
     told = [((like[:, a:b] - a).int().contiguous(), numbers[:, a:b].contiguous()) for a, b in pairwise(cuts)]
     lists = features.ptr, features.index, features.count
+    sizes = [1 << (2 * rows - 1).bit_length() if by_slots else 0 for rows in num_rows]
+    places = [
+        torch.randperm(size)[number.long()].int() if size else number
+        for size, number in zip(sizes, numbers, strict=True)
+    ]
 
     def run() -> tuple[Tensor, ...]:
         known = [graphs.x.new_empty(rows, graphs.num_features) for rows in num_rows]
+        tables = [torch.zeros(size, dtype=torch.int64) for size in sizes]
         row_of_node, kept = torch.empty_like(numbers), [0] * len(num_rows)
         for (part, _), answers, begin in zip(powers(), told, cuts, strict=False):
             for r, arrays in enumerate(zip(part, *answers, strict=True)):
                 rows, before, number = (array.data_ptr() for array in arrays)
                 to = known[r].data_ptr(), kept[r], row_of_node[r, begin:].data_ptr()
-                kept[r] = library.number_rows(rows, part.shape[1], before, number, *to)
+                table = (tables[r].data_ptr(), places[r][begin:].data_ptr()) if by_slots else (None, None)
+                kept[r] = library.number_rows(rows, part.shape[1], before, number, *to, *table)
         assert kept == num_rows
         return *known, *(array.clone() for array in lists), row_of_node
 

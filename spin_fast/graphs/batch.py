@@ -184,7 +184,7 @@ class GraphBatch(GraphArrays):
         for name, value in (("undirected", undirected), ("sort_nodes", sort_nodes)):
             check.flag(name, value)
         if self_loops is not None:
-            check.flag("self_loops", self_loops)
+            self_loops = check.flag("self_loops", self_loops)
         if coalesce is not None and coalesce not in REDUCTIONS:
             raise ValueError(f"coalesce must be one of {', '.join(REDUCTIONS)} or None, got {coalesce!r}")
         if edge_weight is not None:
@@ -210,7 +210,7 @@ class GraphBatch(GraphArrays):
                 raise ValueError(f"batch must not be negative, got {first}")
             least = int(batch[-1]) + 1 if num_nodes else 0
             num_graphs = least if num_graphs is None else check.integer("num_graphs", num_graphs, least)
-            ptr = torch.searchsorted(batch.contiguous(), torch.arange(num_graphs + 1, device=x.device))
+            ptr = offsets(torch.bincount(batch, minlength=num_graphs))
         if undirected or self_loops is not None:
             edge_index, edge_weight = _changed_edges(edge_index, edge_weight, num_nodes, undirected, self_loops)
         indptr, indices, order = ops.csr_of_edges(edge_index, num_nodes, return_order=edge_weight is not None)

@@ -182,47 +182,65 @@ def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight
     None where more makes a graph than these, and where something is missing or wrong, which a look at each will tell.
     """
     kind, makes_graphs = pyg.InMemoryDataset, ("get", "indices", "len", "__getitem__", "__len__")
-    if not isinstance(data, kind) or any(getattr(type(data), name) is not getattr(kind, name) for name in makes_graphs):
+    if not isinstance(data, kind) or len(data) == 0 or data.transform is not None or "get" in vars(data):
         return None
-    arrays, slices = data._data, data.slices
-    if len(data) == 0 or data.transform is not None or type(arrays) is not pyg.Data or not slices or "batch" in arrays:
+    arrays, slices = vars(data).get("_data"), data.slices
+    is_own = any(getattr(type(data), name) is not getattr(kind, name) for name in makes_graphs)
+    if is_own or type(arrays) is not pyg.Data or not slices or "batch" in arrays:
         return None
-    wanted = [name for name in ("edge_index", x, y, edge_weight) if name is not None]
-    names = [name for name in wanted if name in arrays]
-    for name in names:
-        known = isinstance(arrays[name], Tensor) and isinstance(slices.get(name), Tensor)
-        if not known or arrays.__cat_dim__(name, arrays[name]) != (-1 if name == "edge_index" else 0):
+    wanted = {name for name in ("edge_index", x, y, edge_weight) if name is not None}
+    names = [name for name in wanted | {"x"} if name in arrays]
+    dims = {name: -1 if name == "edge_index" else 0 for name in names}
+    for name, dim in dims.items():
+        values, ends = arrays[name], slices.get(name)
+        if not isinstance(values, Tensor) or not isinstance(ends, Tensor) or arrays.__cat_dim__(name, values) != dim:
             return None
-    ids = None if data._indices is None else torch.tensor(data.indices(), dtype=torch.int64)
-    sizes = {name: slices[name].diff() if ids is None else slices[name].diff()[ids] for name in names}
+        if ends[-1] > values.shape[dim] or _has_changed(vars(data).get("_data_list"), name, values, dim, ends.tolist()):
+            return None
+    ids = torch.tensor(data.indices(), dtype=torch.int64)
+    sizes = {name: slices[name].diff()[ids] for name in names}
     counted = getattr(arrays._store, "_num_nodes", None)
-    num_nodes = sizes.get("x") if counted is None else torch.tensor(counted)[slice(None) if ids is None else ids]
-    missing = {*wanted} - {*names}
+    num_nodes = sizes.get("x") if counted is None else torch.tensor(counted)[ids]
+    missing = wanted - {*names}
     if num_nodes is None or x in missing or not missing <= {"y", "edge_weight"}:
         return None
-    num_edges = sizes["edge_index"]
-    expected = {x: num_nodes, y: torch.ones_like(num_nodes), edge_weight: num_edges}
-    if not all(torch.equal(sizes[name], expected[name]) for name in names if name != "edge_index"):
+    expected = {x: num_nodes, y: torch.ones_like(num_nodes), edge_weight: sizes["edge_index"]}
+    if not all(torch.equal(sizes[name], size) for name, size in expected.items() if name in names):
         return None
 
     def taken(name: str) -> Tensor:
-        values: Tensor = plain(arrays[name])
-        if ids is None:
-            return values
-        entries = ragged_arange(slices[name][ids], sizes[name]).to(values.device)
-        return values.index_select(-1 if name == "edge_index" else 0, entries)
+        values, ends = plain(arrays[name]), slices[name]
+        if data._indices is None:
+            return values.narrow(dims[name], ends[0], ends[-1] - ends[0])
+        return values.index_select(dims[name], ragged_arange(ends[ids], sizes[name]).to(values.device))
 
-    edge_index = taken("edge_index")
+    edge_index, weight = taken("edge_index"), taken(edge_weight) if edge_weight in names else None
+    if edge_index.shape[:-1] != (2,) or (weight is not None and weight.shape[1:] not in ((), (1,))):
+        return None
     check.tensor("edge_index", edge_index, (2, "E"), check.INTEGERS)
-    num_nodes, num_edges = num_nodes.to(edge_index.device), num_edges.to(edge_index.device)
+    num_nodes, num_edges = num_nodes.to(edge_index.device), sizes["edge_index"].to(edge_index.device)
     return Parts(
         _numbered_over_all(edge_index, num_edges, num_nodes),
-        torch.arange(len(num_nodes), device=edge_index.device).repeat_interleave(num_nodes),
-        len(num_nodes),
-        None if x is None else taken(x),
-        labels(taken(y), torch.float32) if y in names else None,
-        _per_edge(taken(edge_weight), edge_index.shape[1], "") if edge_weight in names else None,
+        torch.arange(len(ids), device=edge_index.device).repeat_interleave(num_nodes),
+        len(ids),
+        None if x is None else taken(x).clone(),
+        labels(taken(y).clone(), torch.float32) if y in names else None,
+        None if weight is None else _per_edge(weight.clone(), edge_index.shape[1], ""),
     )
+
+
+def _has_changed(graphs: list[Any] | None, name: str, values: Tensor, dim: int, ends: list[int]) -> bool:
+    """Whether one of the graphs that a dataset keeps since they were looked at has another array than its part."""
+    start, step = values.data_ptr(), values.stride(dim) * values.element_size()
+    for graph, (begin, end) in zip(graphs or (), itertools.pairwise(ends), strict=False):
+        if graph is None:
+            continue
+        own = getattr(graph, name, None)
+        if not isinstance(own, Tensor) or own.dim() != values.dim() or own.shape[dim] != end - begin:
+            return True
+        if own.numel() and own.data_ptr() != start + begin * step:
+            return True
+    return False
 
 
 def _pyg_part(pyg: Any, item: Any, at: str, x: str | None, y: str | None, edge_weight: str | None) -> Parts:

@@ -38,10 +38,11 @@ def csr_of_edges(
         the edge ``[E]`` that each entry was; None instead if the edges come in this order, or if it is not wanted.
 
     Raises:
-        ValueError: an end of an edge is not in ``[0, N)``, or int32 cannot count the edges.
+        ValueError: an end of an edge is not in ``[0, N)``.
     """
     if native.library is None or not contents_are_readable(edge_index):
         check_ends(edge_index, num_nodes)
-        return reference.csr_of_edges(edge_index, num_nodes)
+        indptr, indices, order = reference.csr_of_edges(edge_index, num_nodes)
+        return indptr, indices, order if return_order else None
     indptr, indices, order = native.library.csr_of_edges(edge_index.contiguous().numpy(), num_nodes, return_order)
     return torch.from_numpy(indptr), torch.from_numpy(indices), None if order is None else torch.from_numpy(order)

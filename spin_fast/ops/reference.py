@@ -459,9 +459,8 @@ def csr_of_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Te
     row_major, order = target.long() * max(num_nodes, 1) + source, None
     if bool((row_major[1:] < row_major[:-1]).any()):
         order = row_major.argsort(stable=True)
-        source = source[order]
     indptr = offsets(torch.bincount(target, minlength=num_nodes)).to(edge_index.dtype)
-    return indptr, source.clone(), order
+    return indptr, source.clone() if order is None else source[order], order
 
 
 def check_csr(indptr: Tensor, indices: Tensor, ptr: Tensor | None, num_nodes: int) -> str:

@@ -181,6 +181,28 @@ def test_pyg_datasets_that_make_graphs_in_their_own_way() -> None:
         GraphBatch.from_pyg(InMemory(items)[[]])
 
 
+def test_a_pyg_dataset_that_was_changed_is_taken_as_it_is() -> None:
+    def items(*values: int) -> list[pyg.Data]:
+        return [triangle(x=torch.full((3, 1), float(i)), y=torch.tensor([i]), pos=torch.eye(3)) for i in values]
+
+    dataset = InMemory(items(0, 1, 2))
+    graphs = GraphBatch.from_pyg(dataset)
+    graphs.x.neg_()
+    assert GraphBatch.from_pyg(dataset).x.amin() == 0  # they share no memory
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert, "_pyg_part", None)
+        assert [item.y.item() for item in dataset] == [0, 1, 2]  # which the data set remembers
+        assert GraphBatch.from_pyg(dataset).y.tolist() == [0, 1, 2]
+        assert GraphBatch.from_pyg(dataset, x="pos").x.shape == (9, 3)
+        assert GraphBatch.from_pyg(dataset, x=None).x.shape == (9, 1)
+        dataset.slices = {name: ends[:3] for name, ends in dataset.slices.items()}
+        assert GraphBatch.from_pyg(dataset).x.flatten().tolist() == [0] * 3 + [1] * 3
+    dataset._data_list[1] = items(7)[0]
+    assert GraphBatch.from_pyg(dataset).x.flatten().tolist() == [0] * 3 + [7] * 3
+    dataset.get = lambda _: items(5)[0]
+    assert GraphBatch.from_pyg(dataset).y.tolist() == [5, 5]
+
+
 def test_pyg_dataset() -> None:
     dataset = InMemory([triangle(y=torch.tensor([label])) for label in (2, 0, 1)])
     assert GraphBatch.from_pyg(dataset).y.tolist() == [2, 0, 1]
