@@ -244,7 +244,7 @@ def test_single_graphs(
 ) -> None:
     """Class probabilities of graphs in memory, one a call, as a server computes them that waits for no other request.
 
-    A time is that of all calls, on graphs from the whole data set.
+    A time is that of all calls, on graphs from the whole data set. Batches are made beforehand but where it says how.
     """
     chosen = graphs[torch.linspace(0, len(graphs) - 1, SINGLE_GRAPHS).long()]
     singles = [chosen[i : i + 1] for i in range(SINGLE_GRAPHS)]
@@ -252,10 +252,10 @@ def test_single_graphs(
     spin = spins["SPIN-att"]
     predictor = training.Predictor(spin, "sym")
     ours = {
-        "SPIN-att, Predictor": partial(one_by_one, predictor, singles),
         "SPIN-att, Predictor, from edge_index": partial(
             one_by_one, lambda graph: predictor(GraphBatch.from_edge_index(graph.edge_index, graph.x)), data
         ),
+        "SPIN-att, Predictor": partial(one_by_one, predictor, singles),
         "SPIN-att, predict_proba": partial(
             one_by_one, lambda graph: training.predict_proba(spin, graph, "sym"), singles
         ),

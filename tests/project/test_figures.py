@@ -14,10 +14,12 @@ RESULTS = ROOT / "benchmarks" / "results" / "training" / "results.json"
 RACES = {  # of the CPU
     "AVX2": ROOT / "benchmarks" / "results" / "avx2" / "training" / "results.json",
     "AVX-512": ROOT / "benchmarks" / "results" / "avx512" / "training" / "results.json",
+    "AVX-512, single graphs": ROOT / "benchmarks" / "results" / "avx512" / "single-graphs" / "results.json",
 }
 pytestmark = pytest.mark.skipif(not RESULTS.is_file(), reason="no benchmarks/results: this is not a checkout")
 
 EPOCH, PREDICTION = "training epoch, batches of 128", "prediction, precomputation included"
+ONE_BY_ONE = "prediction, 64 graphs one by one"
 GIN, TUNED = r"GIN edge_index, DataLoader", r"GIN .*, collated.*"
 ROWS = {  # of README's table: the CPU, the case, and the rivals of which the fastest counts
     "GIN of PyG, DataLoader": ("AVX2", EPOCH, GIN),
@@ -28,6 +30,11 @@ ROWS = {  # of README's table: the CPU, the case, and the rivals of which the fa
     "AVX-512: GIN of PyG, DataLoader": ("AVX-512", EPOCH, GIN),
     "AVX-512: GIN, tuned": ("AVX-512", EPOCH, TUNED),
     "AVX-512: class probabilities from graphs: GIN of PyG": ("AVX-512", PREDICTION, GIN),
+    "AVX-512: the same, a graph a call": (
+        "AVX-512, single graphs",
+        ONE_BY_ONE,
+        r"GIN edge_index, collated in the call",
+    ),
 }
 LONG_NAMES = {"IMDB-M": "IMDB-MULTI", "IMDB-B": "IMDB-BINARY", "REDDIT-B": "REDDIT-BINARY", "molhiv": "ogbg-molhiv"}
 
