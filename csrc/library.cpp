@@ -23,6 +23,7 @@
 #include "check.h"
 #include "cpu/distinct.h"
 #include "cpu/evaluated.h"
+#include "cpu/pace.h"
 #include "csr.h"
 
 STABLE_TORCH_LIBRARY(spin_fast, m) {
@@ -352,6 +353,12 @@ PYBIND11_MODULE(_C, m, py::mod_gil_not_used()) {
       .def(py::init(&evaluated_rows<double>), same_type, py::arg(), py::arg(), py::arg(), py::arg(), py::arg(),
            py::arg(), py::arg())
       .def("readout", &readout_of_rows, same_type, same_type);
+  py::class_<spin_fast::Pace>(m, "Pace", "Whether steps are made by one thread or by all; for tests.")
+      .def(py::init())
+      .def("begin", &spin_fast::Pace::begin)
+      .def("is_alone", &spin_fast::Pace::is_alone)
+      .def("steps", &spin_fast::Pace::steps)
+      .def("add", &spin_fast::Pace::add);
   m.def("readouts_of_graphs", &readouts_of_graphs<int32_t>, py::arg(), same_type, same_type, same_type, py::arg(),
         py::arg());
   m.def("readouts_of_graphs", &readouts_of_graphs<int64_t>, py::arg(), same_type, same_type, same_type, py::arg(),

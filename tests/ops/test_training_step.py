@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -249,3 +251,48 @@ def test_joint_rows_are_checked(backend: str) -> None:
         ops.training_step(*data, **options | {"model": sizes}, joint=features.joint)
     with pytest.raises(ValueError, match="model must have branches of hops, joint, both, got 'all'"):
         ops.training_step(*data, **options | {"model": model.sizes._replace(branches="all")})
+
+
+class Simulated:
+    """Steps whose times are told: by all threads, and by one."""
+
+    def __init__(self, library: Any) -> None:
+        self.pace = library.Pace()
+        self.pace.begin(1000, 32, 2)
+
+    def share_alone(self, seconds: float, shared: float, alone: float) -> float:
+        """Make steps for so long; returns the share of the time in which they were made by one thread."""
+        spent = {False: 0.0, True: 0.0}
+        while sum(spent.values()) < seconds:
+            way = self.pace.is_alone()
+            for _ in range(self.pace.steps()):
+                step = alone if way else shared
+                step *= 20 if random.random() < 0.05 else random.uniform(0.98, 1.02)  # the system does other things
+                self.pace.add(step)
+                spent[way] += step
+        return spent[True] / seconds
+
+
+@pytest.mark.parametrize(("slow", "fast"), [(60e-6, 50e-6), (500e-6, 100e-6), (2e-3, 1.9e-3)])
+def test_steps_are_made_in_the_faster_way(native, slow: float, fast: float) -> None:
+    """Trying the other way costs about a hundredth of the time, and pauses of the system as much."""
+    random.seed(0)
+    steps, lost = Simulated(native), 1 - fast / slow  # of the time of steps in the slower way
+    assert steps.share_alone(20, shared=fast, alone=slow) * lost < 0.025
+    steps.share_alone(2, shared=slow, alone=fast)  # cores have been moved apart: after at most this it has found out
+    assert (1 - steps.share_alone(20, shared=slow, alone=fast)) * lost < 0.025
+    steps.share_alone(2, shared=fast, alone=slow)
+    assert steps.share_alone(20, shared=fast, alone=slow) * lost < 0.025
+
+
+def test_steps_of_which_one_thread_makes_no_other(native) -> None:
+    random.seed(0)
+    steps = Simulated(native)
+    assert steps.share_alone(5, shared=5e-3, alone=1e-3) == 0  # of long ones, handing over takes no part that counts
+    steps.pace.begin(1000, 128, 2)
+    assert steps.share_alone(5, shared=60e-6, alone=50e-6) > 0.8
+    assert steps.pace.is_alone()
+    steps.pace.begin(1000, 128, 2)
+    assert steps.pace.is_alone()
+    steps.pace.begin(1000, 32, 2)  # what was found of others does not count
+    assert not steps.pace.is_alone()
