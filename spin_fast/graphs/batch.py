@@ -92,8 +92,9 @@ class GraphBatch(GraphArrays):
     Edges are directed, from a source to a target, as in PyG; an undirected edge is stored as two, one per direction.
     ``num_edges``, ``E`` and degrees count directed edges.
 
-    Contents are checked, and arrays made contiguous, once, here; the operations then trust them. On a GPU contents are
-    not checked, which would wait for it: build on the CPU and move with :meth:`to`.
+    Contents are checked, and arrays made contiguous, once, here; the operations then trust them. Those that are
+    contiguous are not copied. On a GPU contents are not checked, which would wait for it: build on the CPU and move
+    with :meth:`to`.
 
     Args:
         ptr: ``[G + 1]`` int64, node offsets of the graphs.

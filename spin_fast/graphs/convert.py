@@ -15,8 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .. import ops
 from .._common import check
-from .._common.indexing import ragged_arange
+from .._common.indexing import offsets, ragged_arange
 
 
 class Parts(NamedTuple):
@@ -69,6 +70,8 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded
     are an error: they may be categories, of which two would become one. So are numbers that would become infinite.
     """
+    if not isinstance(x, Tensor):
+        raise check.ArgumentTypeError("x", "be a torch.Tensor", type(x))
     if dtype is not None and dtype not in check.FLOATS:
         raise TypeError(f"dtype must be torch.float32, torch.float64 or None, got {dtype}")
     if x.is_complex():
@@ -137,11 +140,26 @@ def _joined(name: str, parts: list[Parts]) -> Parts:
 
 
 def _numbered_over_all(edge_index: Tensor, num_edges: Tensor, num_nodes: Tensor) -> Tensor:
-    """Edges of graphs one after the other, each of which counts its nodes from 0, with numbers over all nodes."""
+    """Edges of graphs one after the other, each of which counts its nodes from 0, with numbers over all nodes.
+
+    Raises:
+        ValueError: an end is no node of its graph; names the first such graph.
+    """
     if max(int(num_nodes.sum()), edge_index.shape[1]) >= 2**31:
         edge_index = edge_index.long()
-    first_node = num_nodes.cumsum(0) - num_nodes
-    return edge_index + first_node.to(edge_index.dtype).repeat_interleave(num_edges)
+    edge_ptr, node_ptr = offsets(num_edges), offsets(num_nodes)
+    over_all = edge_index + node_ptr[:-1].to(edge_index.dtype).repeat_interleave(num_edges)
+    try:
+        for ends in over_all:
+            ops.check_segments(edge_ptr, ends, None, int(node_ptr[-1]), node_ptr)
+    except ValueError:
+        wrong = (edge_index < 0) | (edge_index >= num_nodes.repeat_interleave(num_edges))
+        graph = int(torch.searchsorted(edge_ptr, wrong.any(0).nonzero()[0], right=True)) - 1
+        low, high = edge_index[:, edge_ptr[graph] : edge_ptr[graph + 1]].aminmax()
+        raise ValueError(
+            f"edge_index must be in [0, {num_nodes[graph]}), got {int(low)}..{int(high)} at {graph}"
+        ) from None
+    return over_all
 
 
 def _items(name: str, value: Any, kind: str) -> list[Any]:
@@ -167,6 +185,9 @@ def plain(edge_index: Any) -> Any:
 
 def from_pyg(data: Any, x: str | None, y: Any, edge_weight: str | None) -> Parts:
     pyg = library("torch_geometric.data", "from_pyg")
+    for argument, name in (("x", x), ("edge_weight", edge_weight)):
+        if name is not None and not isinstance(name, str):
+            raise check.ArgumentTypeError(argument, "be the name of an attribute or None", type(name))
     if parts := _pyg_collated(pyg, data, x, y if isinstance(y, str) else None, edge_weight):
         return parts if y is None or isinstance(y, str) else parts._replace(y=y)
     single = isinstance(data, (pyg.Data, pyg.HeteroData))
@@ -177,11 +198,13 @@ def from_pyg(data: Any, x: str | None, y: Any, edge_weight: str | None) -> Parts
 
 
 def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight: str | None) -> Parts | None:
-    """The graphs of an ``InMemoryDataset`` from the arrays in which it has all, without a look at each.
+    """The graphs of an ``InMemoryDataset``, or some, from the arrays in which it has all, without a look at each.
 
     None where more makes a graph than these, and where something is missing or wrong, which a look at each will tell.
     """
-    kind, makes_graphs = pyg.InMemoryDataset, ("get", "indices", "len", "__getitem__", "__len__")
+    kind, makes_graphs, chosen = pyg.InMemoryDataset, ("get", "indices", "len", "__getitem__", "__len__"), None
+    if type(data) is torch.utils.data.Subset:
+        data, chosen = data.dataset, list(data.indices)
     if not isinstance(data, kind) or len(data) == 0 or data.transform is not None or "get" in vars(data):
         return None
     arrays, slices = vars(data).get("_data"), data.slices
@@ -198,6 +221,8 @@ def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight
         if ends[-1] > values.shape[dim] or _has_changed(vars(data).get("_data_list"), name, values, dim, ends.tolist()):
             return None
     ids = torch.tensor(data.indices(), dtype=torch.int64)
+    if chosen is not None:
+        ids = ids[chosen]
     sizes = {name: slices[name].diff()[ids] for name in names}
     counted = getattr(arrays._store, "_num_nodes", None)
     num_nodes = sizes.get("x") if counted is None else torch.tensor(counted)[ids]
@@ -210,7 +235,7 @@ def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight
 
     def taken(name: str) -> Tensor:
         values, ends = plain(arrays[name]), slices[name]
-        if data._indices is None:
+        if data._indices is None and chosen is None:
             return values.narrow(dims[name], ends[0], ends[-1] - ends[0])
         return values.index_select(dims[name], ragged_arange(ends[ids], sizes[name]).to(values.device))
 

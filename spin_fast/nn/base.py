@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .. import ops
 from .._common import check, torch_compat
@@ -22,6 +23,7 @@ from .layers import Rows
 
 Scorer = Callable[[GraphBatch, int], Iterator[Tensor]]  # from graphs and bytes of a chunk to the scores of chunks
 
+GRAPHS_OF_VECTORS = 32  # a multiple of what torch takes at a time: two vectors
 FEW_CLASSES = 16  # fewer fill no vector, so that torch's softmax of rows takes them one by one, at 7 times the cost
 
 
@@ -115,14 +117,19 @@ class GraphModel(nn.Module):
     def probabilities(self, scores: Tensor) -> Tensor:
         """``[G, C]`` of class scores ``[G, C]``: their softmax, or of binary tasks the sigmoid of each.
 
-        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN.
+        A score that is not finite has no probability: the whole row, or of tasks the entry, is NaN. The same
+        scores have the same bits, whatever others come with them.
         """
-        scores = scores + 0 * scores  # which is NaN where they are not finite
-        # On one thread: where the share of another ends, and fills no vector, torch rounds exponentials differently.
+        scores = scores.add(scores, alpha=0)  # which is NaN where they are not finite
+        if not self.has_tasks(scores) and scores.shape[1] >= FEW_CLASSES:
+            return scores.softmax(1)
+        # Where the last values, or the share of a thread, fill no vector, torch rounds exponentials differently.
+        num_graphs = len(scores)
+        if scores.is_cpu:
+            scores = F.pad(scores, (0, 0, 0, -num_graphs % GRAPHS_OF_VECTORS))
         if self.has_tasks(scores):
-            return native.on_this_thread(scores.sigmoid)
-        few = scores.shape[1] < FEW_CLASSES
-        return native.on_this_thread(partial(scores.t().softmax, 0)).t().contiguous() if few else scores.softmax(1)
+            return native.on_this_thread(scores.sigmoid)[:num_graphs]
+        return native.on_this_thread(partial(scores.t().softmax, 0)).t()[:num_graphs].contiguous()
 
 
 class GraphClassifier(GraphModel):

@@ -153,7 +153,9 @@ def test_a_pyg_dataset_is_its_graphs(graphs: GraphBatch, data: st.DataObject) ->
         "y": data.draw(st.sampled_from(["y", None])),
         "edge_weight": data.draw(st.sampled_from(["edge_weight", None])),
     }
-    for chosen, some in ((dataset, items), (dataset[ids], [items[i] for i in ids])):
+    subset = torch.utils.data.Subset(dataset, ids)
+    few, all_of_few = [items[i] for i in ids], torch.utils.data.Subset(dataset[ids], range(len(ids)))
+    for chosen, some in ((dataset, items), (dataset[ids], few), (subset, few), (all_of_few, few)):
         expected = GraphBatch.from_pyg(some, **options)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(convert, "_pyg_part", None)
@@ -170,7 +172,7 @@ def test_pyg_datasets_that_make_graphs_in_their_own_way() -> None:
     items = [triangle(y=torch.tensor([label])) for label in (2, 0, 1)]
     assert GraphBatch.from_pyg(Doubled(items)).x.amax() == 2
     crossing = InMemory([*items, triangle(edge_index=torch.tensor([[0, 3], [1, 0]]), y=torch.tensor([1]))])
-    with pytest.raises(ValueError, match=r"edge_index must be in \[0, 12\), got 0..12"):
+    with pytest.raises(ValueError, match=r"edge_index must be in \[0, 3\), got 0..3 at 3"):
         GraphBatch.from_pyg(crossing)
     with pytest.raises(ValueError, match=r"y must have one entry per graph, 1, got shape \[3\] at 1"):
         GraphBatch.from_pyg(InMemory([triangle(y=torch.arange(n)) for n in (1, 3)]))
@@ -201,6 +203,17 @@ def test_a_pyg_dataset_that_was_changed_is_taken_as_it_is() -> None:
     assert GraphBatch.from_pyg(dataset).x.flatten().tolist() == [0] * 3 + [7] * 3
     dataset.get = lambda _: items(5)[0]
     assert GraphBatch.from_pyg(dataset).y.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("ends", [[3, 4], [-1, -2], [0, 3], [-1, 0]])
+def test_edges_to_nodes_of_other_graphs_are_refused(ends: list[int]) -> None:
+    """Also those of which both ends are in the same other graph."""
+    wrong = triangle(edge_index=torch.tensor([ends, ends]), y=torch.tensor([0]))
+    items = [triangle(y=torch.tensor([0])), wrong, triangle(y=torch.tensor([0]))]
+    low, high = min(ends), max(ends)
+    for data in (items, InMemory(items), InMemory([*items, wrong])[[0, 1]]):
+        with pytest.raises(ValueError, match=rf"edge_index must be in \[0, 3\), got {low}\.\.{high} at 1"):
+            GraphBatch.from_pyg(data)
 
 
 def test_pyg_dataset() -> None:
@@ -280,6 +293,9 @@ def test_pyg_edge_index_class() -> None:
         ([triangle(), "a"], {}, TypeError, "data must hold torch_geometric.data.Data, got str at 1"),
         (pyg.HeteroData(), {}, TypeError, r"got HeteroData at 0; convert it by its to_homogeneous"),
         ([triangle(), triangle(x=None)], {}, ValueError, "data must have 'x', got none at 1; x=None takes the degree"),
+        (triangle(x=np.eye(3)), {}, TypeError, "x must be a torch.Tensor, got ndarray"),
+        (triangle(), {"x": torch.eye(3)}, TypeError, "x must be the name of an attribute or None, got Tensor"),
+        (triangle(), {"edge_weight": 1}, TypeError, "edge_weight must be the name of an attribute or None, got int"),
         (triangle(), {"x": "z"}, ValueError, "data must have 'z', got none at 0"),
         (triangle(), {"edge_weight": "w"}, ValueError, "data must have 'w', got none at 0"),
         (triangle(edge_index=None), {}, ValueError, "data must have 'edge_index', got none at 0"),

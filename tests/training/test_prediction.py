@@ -365,3 +365,6 @@ def test_probabilities_do_not_depend_on_the_number_of_threads(
         found.append(model.probabilities(scores))
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], found[2])
+    for few in (1, 2, 15, 16, 37):  # nor on the number of graphs
+        alone = torch.cat([model.probabilities(part) for part in scores[: 4 * few].split(few)])
+        assert torch.equal(alone, found[0][: 4 * few])
