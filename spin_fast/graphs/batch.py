@@ -120,8 +120,7 @@ class GraphBatch(GraphArrays):
         check.tensor("x", self.x, ("N", "d"), check.FLOATS)
         device, num_nodes = self.x.device, self.x.shape[0]
         check.offsets_shape("ptr", self.ptr, device)
-        check.tensor("indptr", self.indptr, (num_nodes + 1,), check.INTEGERS, device)
-        check.tensor("indices", self.indices, ("E",), (self.indptr.dtype,), device)
+        ops.check_csr(self.indptr, self.indices, self.ptr, num_nodes, device=device)
         if self.edge_weight is not None:
             check.tensor("edge_weight", self.edge_weight, (self.indices.numel(),), (self.x.dtype,), device)
         if self.y is not None and (not isinstance(self.y, Tensor) or self.y.shape[:1] != (self.num_graphs,)):
@@ -129,7 +128,6 @@ class GraphBatch(GraphArrays):
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
         if self.y is not None and self.y.device != device:
             raise ValueError(f"y must be on {device}, got {self.y.device}")
-        ops.check_csr(self.indptr, self.indices, self.ptr, num_nodes)
         for name in ("ptr", "indptr", "indices", "x", "y", "edge_weight"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, value.contiguous())  # once, instead of at every operation

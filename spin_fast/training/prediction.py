@@ -148,7 +148,7 @@ def _check_model(model: object) -> None:
 
 def _probabilities(model: GraphModel, chunks: list[Tensor]) -> Tensor:
     """Class probabilities of scores, with a warning to the caller's caller where these are not finite."""
-    scores = torch.cat(chunks)
+    scores = chunks[0] if len(chunks) == 1 else torch.cat(chunks)
     if not math.isfinite(scores.sum()) and len(wrong := not_finite(scores)):
         first = f"{len(wrong)} of {len(scores)} graph(s) have scores that are not finite, the first is {int(wrong[0])}"
         warnings.warn(f"{first}: their probabilities are NaN", stacklevel=3)
