@@ -205,7 +205,7 @@ def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight
     kind, makes_graphs, chosen = pyg.InMemoryDataset, ("get", "indices", "len", "__getitem__", "__len__"), None
     if type(data) is torch.utils.data.Subset:
         data, chosen = data.dataset, list(data.indices)
-    if not isinstance(data, kind) or len(data) == 0 or data.transform is not None or "get" in vars(data):
+    if not isinstance(data, kind) or data.transform is not None or "get" in vars(data):
         return None
     arrays, slices = vars(data).get("_data"), data.slices
     is_own = any(getattr(type(data), name) is not getattr(kind, name) for name in makes_graphs)
@@ -223,6 +223,8 @@ def _pyg_collated(pyg: Any, data: Any, x: str | None, y: str | None, edge_weight
     ids = torch.tensor(data.indices(), dtype=torch.int64)
     if chosen is not None:
         ids = ids[chosen]
+    if len(ids) == 0:
+        return None
     sizes = {name: slices[name].diff()[ids] for name in names}
     counted = getattr(arrays._store, "_num_nodes", None)
     num_nodes = sizes.get("x") if counted is None else torch.tensor(counted)[ids]

@@ -179,8 +179,9 @@ def test_pyg_datasets_that_make_graphs_in_their_own_way() -> None:
     for name in ("x", "y", "edge_weight"):
         with pytest.raises(ValueError, match="data must have 'z', got none at 0"):
             GraphBatch.from_pyg(InMemory(items), **{name: "z"})
-    with pytest.raises(ValueError, match="data must hold at least one graph, got none"):
-        GraphBatch.from_pyg(InMemory(items)[[]])
+    for empty in (InMemory(items)[[]], torch.utils.data.Subset(InMemory(items), [])):
+        with pytest.raises(ValueError, match="data must hold at least one graph, got none"):
+            GraphBatch.from_pyg(empty)
 
 
 def test_a_pyg_dataset_that_was_changed_is_taken_as_it_is() -> None:
