@@ -9,12 +9,15 @@ import pytest
 import scipy.sparse
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data, InMemoryDataset
-from torch_geometric.utils import sort_edge_index
 
 from spin_fast import GraphBatch
 
 from .harness.plugin import RaceRunner
+
+pytest.importorskip("torch_geometric", reason="PyG sorts and joins graphs, too: install torch_geometric")
+
+from torch_geometric.data import Batch, Data, InMemoryDataset
+from torch_geometric.utils import sort_edge_index
 
 
 @pytest.mark.full
