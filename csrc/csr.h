@@ -9,9 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
-#include <numeric>
-
-#include "check.h"
 
 namespace spin_fast {
 

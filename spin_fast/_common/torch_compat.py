@@ -60,12 +60,12 @@ def parameters_by_name(module: nn.Module, prefix: str = "") -> dict[str, nn.Para
 
 
 def is_evaluating(module: nn.Module) -> bool:
-    """Whether no module in it is in training mode: what ``module.modules()`` tells, in half the time."""
+    """Whether no module in it is in training mode: what ``module.modules()`` tells more slowly."""
     return not module.training and all(child is None or is_evaluating(child) for child in module._modules.values())
 
 
 def first_parameter(module: nn.Module) -> nn.Parameter | None:
-    """``next(module.parameters(), None)``, in a third of the time."""
+    """``next(module.parameters(), None)``, which takes longer."""
     for parameter in module._parameters.values():
         if parameter is not None:
             return parameter

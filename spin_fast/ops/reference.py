@@ -455,6 +455,7 @@ def subtree_keys(
 
 
 def csr_of_edges(edge_index: Tensor, num_nodes: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """See :func:`spin_fast.ops.csr_of_edges`; ends must be in range."""
     source, target = edge_index
     row_major, order = target.long() * max(num_nodes, 1) + source, None
     if bool((row_major[1:] < row_major[:-1]).any()):
