@@ -6,9 +6,11 @@
 // of the patterns of a chunk are new, as in molecules, most of its rows are neither computed nor compared.
 #pragma once
 
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -68,7 +70,7 @@ class Patterns {
 
  public:
   // Narrower rows are computed as fast as patterns are found, and among few nodes these hardly repeat.
-  static bool pay_for(int64_t width, int64_t nodes) { return width * sizeof(A) >= 64 && nodes >= at_once; }
+  static bool pay_for(int64_t width, int64_t nodes) { return width >= 16 && nodes >= at_once; }
 
   // `room`: patterns of a hop, and nodes of a chunk, at most. Memory is taken from `arena`, which must outlive this.
   Patterns(Arena& arena, int64_t width, std::vector<Operator> operators, int64_t hops, int64_t room)
@@ -120,6 +122,7 @@ class Patterns {
   static constexpr int64_t degrees = 8;          // that share patterns in hop 0
   static constexpr int64_t at_once = 1024;       // nodes
   static constexpr int64_t chunks_without = 16;  // after one in which it did not pay
+  static constexpr int64_t number_cost = 400;    // of a node's pattern, in multiply-adds of vectors: about
   // Of a graph: no more than power.cpp, which sums up large graphs in another way, counts as small.
   static constexpr int64_t most_values = 1 << 17, most_edges = 1 << 14;
 
@@ -207,14 +210,22 @@ class Patterns {
         break;
       }
     clear_tables();
-    if (!number_rows(powers.x + first * width_, indptr + first, nodes)) return gives_up();
-    table.near_nodes(powers.hop, first, nodes, near_.of(nodes * pattern_degree));
-    int64_t fresh = 0;
-    for (size_t r = 1; r < hops_.size(); ++r) {
-      number_patterns(r, nodes);
-      fresh += hops_[r].fresh;
-      if (tells && r == 1 && fresh * 4 > nodes) return gives_up();
+    for (HopPatterns& hop : hops_) {
+      hop.of_node.of(nodes + 1)[nodes] = -1;
+      hop.node.of(nodes);
+      hop.fresh = 0;
     }
+    const std::vector<int64_t> blocks = blocks_of(graphs);
+    const bool all = for_each_block(nodes, blocks.size() - 1, [&](int64_t r, int64_t b) {
+      const int64_t begin = blocks[b], end = blocks[b + 1];
+      if (r == 0) return number_rows(powers.x + first * width_, indptr + first, begin, end);
+      if (r == 1 && b == 0) table.near_nodes(powers.hop, first, nodes, near_.of(nodes * pattern_degree));
+      number_patterns(r, begin, end);
+      return !(tells && r == 1 && end == nodes && hops_[r].fresh * 4 > nodes);
+    });
+    if (!all) return gives_up();
+    int64_t fresh = 0;
+    for (size_t r = 1; r < hops_.size(); ++r) fresh += hops_[r].fresh;
     nodes_so_far_ += nodes;
     compute_rows(powers, table, first, nodes);
     if (tells && fresh * 2 > nodes * (static_cast<int64_t>(hops_.size()) - 1)) left_out_ = chunks_without;
@@ -228,16 +239,65 @@ class Patterns {
     return too_many * 8 <= nodes;
   }
 
+  // The bounds of blocks of nodes, whole graphs, whose patterns do not depend on those of others.
+  static std::vector<int64_t> blocks_of(const GraphRange& graphs) {
+    std::vector<int64_t> bounds = {0};
+    for (int64_t g = 1; g <= graphs.graphs; ++g) {
+      const int64_t end = graphs.ptr[g] - graphs.ptr[0];
+      if (end >= bounds.back() + at_once || g == graphs.graphs) bounds.push_back(end);
+    }
+    return bounds;
+  }
+
+  // Runs f(hop, block), which returns whether to go on, and so for all. One thread takes hop after hop. Of several each
+  // takes a block of the last hop that no other is at and whose hop before has that block.
+  template <class F>
+  bool for_each_block(int64_t nodes, int64_t blocks, F f) {
+    struct alignas(64) Hop {
+      std::atomic<bool> taken = false;
+      std::atomic<int64_t> done = 0;
+    };
+    const auto hops = static_cast<int64_t>(hops_.size());
+    const int64_t threads = std::min(hops, threads_for(hops * nodes * number_cost));
+    std::vector<Hop> of(hops);
+    std::atomic<bool> stopped = false;
+    const auto is_next = [&](int64_t r) { return of[r].done < (r == 0 ? blocks : of[r - 1].done.load()); };
+    const auto take_block = [&] {
+      for (int64_t i = 0; i < hops; ++i) {
+        const int64_t r = threads == 1 ? i : hops - 1 - i;
+        if (!is_next(r) || of[r].taken.exchange(true)) continue;
+        if (is_next(r)) {
+          if (f(r, of[r].done))
+            ++of[r].done;
+          else
+            stopped = true;
+        }
+        of[r].taken = false;
+        return;
+      }
+      std::this_thread::yield();
+    };
+    const auto run = [&](int64_t, int64_t) {
+      try {
+        while (!stopped && of[hops - 1].done < blocks) take_block();
+      } catch (...) {
+        stopped = true;  // others would wait
+        throw;
+      }
+    };
+    parallel_ranges(threads, run, threads);
+    return !stopped;
+  }
+
   // The patterns of hop 0; false where there are too many rows.
   template <class I>
-  bool number_rows(const T* x, const I* indptr, int64_t nodes) {
+  bool number_rows(const T* x, const I* indptr, int64_t begin, int64_t end) {
     HopPatterns& hop = hops_[0];
     const auto number = isa_kernels<DistinctKernels<W, int32_t>>().number;
-    int32_t* const of_node = hop.of_node.of(nodes + 1);
-    int64_t* const node = hop.node.of(nodes);
-    hop.fresh = 0;
-    for (int64_t v = 0; v < nodes; v += at_once) {
-      const int64_t n = std::min(at_once, nodes - v);
+    int32_t* const of_node = hop.of_node.get();
+    int64_t* const node = hop.node.get();
+    for (int64_t v = begin; v < end; v += at_once) {
+      const int64_t n = std::min(at_once, end - v);
       if (x_.size + n > std::min(room_, most_rows)) return false;
       const int64_t fresh = number(x_, reinterpret_cast<const W*>(x + v * width_), n, of_node + v, nullptr);
       if (v == 0 && n == at_once && fresh * 2 > n) return false;
@@ -253,21 +313,20 @@ class Patterns {
         of_node[i] = pattern;
       }
     }
-    of_node[nodes] = -1;
     return true;
   }
 
-  void number_patterns(int64_t r, int64_t nodes) {
+  // Those of a later one.
+  void number_patterns(int64_t r, int64_t begin, int64_t end) {
     HopPatterns& hop = hops_[r];
     const auto keys = isa_kernels<PatternKernels>().keys;
     const auto number = isa_kernels<PatternKernels>().number;
     const int32_t* before = hops_[r - 1].of_node.get();
-    int32_t* const of_node = hop.of_node.of(nodes + 1);
-    int64_t* node = hop.node.of(nodes);
+    int32_t* const of_node = hop.of_node.get();
+    int64_t* node = hop.node.get() + hop.fresh;
     uint32_t key[at_once * pattern_degree];
-    hop.fresh = 0;
-    for (int64_t v = 0; v < nodes; v += at_once) {
-      const int64_t n = std::min(at_once, nodes - v);
+    for (int64_t v = begin; v < end; v += at_once) {
+      const int64_t n = std::min(at_once, end - v);
       keys(near_.get() + v * pattern_degree, n, before, nodes_so_far_ + v, key);
       grow_table(hop, n);
       const int64_t fresh = number(hop.known, key, n, of_node + v, node);
@@ -276,7 +335,6 @@ class Patterns {
       hop.known.size += fresh;
       hop.fresh += fresh;
     }
-    of_node[nodes] = -1;
   }
 
   template <class I>

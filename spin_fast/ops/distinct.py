@@ -153,11 +153,10 @@ class DistinctRows:
         """Take in the next graphs by their patterns, ``node_ptr [graphs + 1]`` their nodes in a batch.
 
         A pattern is what a node's row is made of, see ``csrc/cpu/patterns.h``. False where their powers are to be added
-        instead: patterns hardly repeat, a graph is large, edges have weights, or several threads are at work, of which
-        only one could number patterns.
+        instead: rows are narrow, patterns hardly repeat, a graph is large, or edges have weights.
         """
         arrays = (graphs.indptr, graphs.indices, graphs.x.detach())
-        if not self._is_native or graphs.edge_weight is not None or torch.get_num_threads() > 1:
+        if not self._is_native or graphs.edge_weight is not None:
             return False
         if not all(array.is_contiguous() for array in arrays):
             return False
