@@ -181,7 +181,7 @@ def test_features_are_those_of_all_rows(native, case: tuple, chunk_bytes: int) -
 
 @pytest.mark.parametrize("backend", ISAS, indirect=True)
 @pytest.mark.parametrize(("width", "dtype"), [(16, torch.float32), (40, torch.float64), (90, torch.float32)])
-def test_features_of_many_chunks(
+def test_features_of_many_chunks_and_threads(
     backend: str, width: int, dtype: torch.dtype, threads: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also of rows that become sparse, of which the first chunk tells; by one thread and by two, which share hops."""
