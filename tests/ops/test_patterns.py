@@ -186,7 +186,7 @@ def test_features_of_many_chunks_and_threads(
 ) -> None:
     """Also of rows that become sparse, of which the first chunk tells; by one thread and by two, which share hops."""
     graphs = molecules([20, 70, 25, 0, 1] * 100, torch.eye(width, dtype=dtype)[:3], seed=4)
-    for number, chunk_bytes in ((1, 1 << 20), (2, 1 << 20), (2, 4 << 20)):
+    for number, chunk_bytes in ((1, 1 << 20), (2, 1 << 20), (2, 8 << 20)):
         torch.set_num_threads(number)
         assert same_features(graphs, "sym,adj", 3, chunk_bytes) >= 2
 
