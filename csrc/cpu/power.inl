@@ -145,22 +145,51 @@ inline void scale_row(const T* x, A right, A* y, int64_t width) {
   store<L, A>(y + last, right * load_first<L, A>(x + last, width - last));
 }
 
-// The scales of all rows but long ones, and which rows have more neighbours than places.
+#if defined(SPIN_FAST_AVX512)
+// The scales of a vector of rows by their classes; of long rows any.
+inline void store_scales(const float* scale, Vector<int32_t> of_class, float* to) {
+  _mm512_storeu_ps(to, _mm512_permutexvar_ps((__m512i)of_class, _mm512_loadu_ps(scale)));
+}
+inline void store_scales(const double* scale, Vector<int32_t> of_class, double* to) {
+  const __m512d low = _mm512_loadu_pd(scale), high = _mm512_loadu_pd(scale + 8);
+  for (int k = 0; k < 16; k += 8, of_class = swapped<8, int32_t>(of_class)) {
+    const __m512i some = _mm512_cvtepi32_epi64(_mm512_castsi512_si256((__m512i)of_class));
+    _mm512_storeu_pd(to + k, _mm512_permutex2var_pd(low, some, high));
+  }
+}
+#endif
+
+// The scales of all rows but long ones, and which rows have more neighbours than places, or all where there are none.
 template <class T, class I, class A>
 void find_rows(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
   const I* indptr = powers.hop.indptr + chunk.first;
   const int32_t nodes = chunk.nodes;
-  uint32_t* found = chunk.found;
-  for (int32_t v = 0; v < nodes; ++v) {
+  uint32_t* const found = chunk.found;
+  int32_t begin = 0;
+  int64_t sorted = 0;
+#if defined(SPIN_FAST_AVX512)
+  constexpr int L = lanes<int32_t>;
+  const Vector<int32_t> most = long_class - Vector<int32_t>{};
+  const Vector<int32_t> place = counting<int32_t>(std::make_integer_sequence<int, L>{});
+  const __m512i placed = _mm512_set1_epi32(chunk.places ? chunk.places : -1);  // no row in none
+  for (; begin + L <= nodes; begin += L) {
+    const auto degree = convert<L, int32_t>(load<L, I>(indptr + begin + 1) - load<L, I>(indptr + begin));
+    const Vector<int32_t> of_class = degree < most ? degree : most, row = (place + begin) << 5 | of_class;
+    store_scales(chunk.scale, of_class, chunk.left + begin);
+    const __mmask16 some = _mm512_cmpgt_epi32_mask((__m512i)of_class, placed);
+    _mm512_storeu_si512(found + sorted, _mm512_maskz_compress_epi32(some, (__m512i)row));
+    sorted += __builtin_popcount(some);
+  }
+#endif
+  for (int32_t v = begin; v < nodes; ++v) {
     const I degree = indptr[v + 1] - indptr[v];
     found[v] = static_cast<uint32_t>(v) << 5 | static_cast<uint32_t>(degree < long_class ? degree : long_class);
   }
-  for (int32_t v = 0; v < nodes; ++v) chunk.left[v] = chunk.scale[found[v] & 31];
+  for (int32_t v = begin; v < nodes; ++v) chunk.left[v] = chunk.scale[found[v] & 31];
   chunk.sorted = nodes;
   if (chunk.places == 0) return;
   const auto places = static_cast<uint32_t>(chunk.places);
-  int64_t sorted = 0;
-  for (int32_t v = 0; v < nodes; ++v) {
+  for (int32_t v = begin; v < nodes; ++v) {
     const uint32_t row = found[v];
     found[sorted] = row;
     sorted += (row & 31) > places;
