@@ -288,6 +288,7 @@ class TypedDistinctRows final : public DistinctRows {
               if (of[b].numbered && !of[b].listed.exchange(true))
                 list(stores_[b], of[b].known, ptr, graphs, of[b].row_of_node);
             }
+            if (left > 0) wait_briefly();
           }
         },
         threads);

@@ -108,6 +108,18 @@ class Serial {
   const bool before_;
 };
 
+// Waits for another thread, a little. The core is not given away: a process that gets it keeps it for milliseconds.
+inline void wait_briefly() {
+  for (int i = 0; i < 64; ++i)
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#else
+    std::this_thread::yield();
+#endif
+}
+
 // Runs f(first, last) over ranges that together are [0, n), by at most so many threads.
 template <class F>
 void parallel_ranges(int64_t n, F f, int64_t threads = INT64_MAX) {

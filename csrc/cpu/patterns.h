@@ -10,7 +10,6 @@
 #include <bit>
 #include <cmath>
 #include <memory>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -216,14 +215,14 @@ class Patterns {
       hop.fresh = 0;
     }
     const std::vector<int64_t> blocks = blocks_of(graphs);
-    const bool all = for_each_block(nodes, blocks.size() - 1, [&](int64_t r, int64_t b) {
+    const auto number_block = [&](int64_t r, int64_t b) {
       const int64_t begin = blocks[b], end = blocks[b + 1];
       if (r == 0) return number_rows(powers.x + first * width_, indptr + first, begin, end);
       if (r == 1 && b == 0) table.near_nodes(powers.hop, first, nodes, near_.of(nodes * pattern_degree));
       number_patterns(r, begin, end);
       return !(tells && r == 1 && end == nodes && hops_[r].fresh * 4 > nodes);
-    });
-    if (!all) return gives_up();
+    };
+    if (!for_each_block(nodes, blocks.size() - 1, number_block)) return gives_up();
     int64_t fresh = 0;
     for (size_t r = 1; r < hops_.size(); ++r) fresh += hops_[r].fresh;
     nodes_so_far_ += nodes;
@@ -239,7 +238,8 @@ class Patterns {
     return too_many * 8 <= nodes;
   }
 
-  // The bounds of blocks of nodes, whole graphs, whose patterns do not depend on those of others.
+  // Where blocks of nodes begin and end: of whole graphs, so that a block needs no other one of the hop before. All but
+  // the last have at_once nodes or more.
   static std::vector<int64_t> blocks_of(const GraphRange& graphs) {
     std::vector<int64_t> bounds = {0};
     for (int64_t g = 1; g <= graphs.graphs; ++g) {
@@ -249,8 +249,9 @@ class Patterns {
     return bounds;
   }
 
-  // Runs f(hop, block), which returns whether to go on, and so for all. One thread takes hop after hop. Of several each
-  // takes a block of the last hop that no other is at and whose hop before has that block.
+  // Runs f(hop, block) on the blocks of each hop in order, and on each after the hop before; stops where f returns
+  // false, and returns whether it never did. One thread takes hop after hop, whose table stays in its caches; each of
+  // several takes a block of the last hop that no other is at and that can go on.
   template <class F>
   bool for_each_block(int64_t nodes, int64_t blocks, F f) {
     struct alignas(64) Hop {
@@ -266,7 +267,7 @@ class Patterns {
       for (int64_t i = 0; i < hops; ++i) {
         const int64_t r = threads == 1 ? i : hops - 1 - i;
         if (!is_next(r) || of[r].taken.exchange(true)) continue;
-        if (is_next(r)) {
+        if (is_next(r)) {  // another may have taken it since
           if (f(r, of[r].done))
             ++of[r].done;
           else
@@ -275,7 +276,7 @@ class Patterns {
         of[r].taken = false;
         return;
       }
-      std::this_thread::yield();
+      wait_briefly();
     };
     const auto run = [&](int64_t, int64_t) {
       try {
@@ -316,7 +317,7 @@ class Patterns {
     return true;
   }
 
-  // Those of a later one.
+  // The patterns of a later hop, whose hop before has these nodes.
   void number_patterns(int64_t r, int64_t begin, int64_t end) {
     HopPatterns& hop = hops_[r];
     const auto keys = isa_kernels<PatternKernels>().keys;

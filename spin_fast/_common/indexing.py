@@ -81,7 +81,9 @@ class GraphArrays:
 
     def to(self, device: torch.device | str | int, *, non_blocking: bool = False) -> Self:
         """The same graphs on another device; ``non_blocking`` as in ``torch.Tensor.to``."""
-        place = torch.device(device)  # a dtype, which Tensor.to takes too, would change indices
+        if isinstance(device, torch.dtype):  # which Tensor.to takes, too, but it would change indices
+            raise TypeError(f"device must be a torch.device, or the name or number of one, got {device}")
+        place = torch.device(device)
         return self._with_arrays(lambda value: value.to(place, non_blocking=non_blocking))
 
     def cuda(self, device: torch.device | str | int = "cuda") -> Self:

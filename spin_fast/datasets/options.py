@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ Label = str | Sequence[str] | None
 
 LABEL = "label"
 WEIGHT = "weight"
+GAPS = ("nan", "na", "n/a", "none", "null", "?")  # what other programs write where there is no number
 _EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
 
 
@@ -134,12 +136,26 @@ def with_edges(read: Folder, options: ReadOptions) -> Folder:
 
 def sorted_classes(labels: set[str], where: str | Path) -> list[str]:
     """Classes in sorted order, that of numbers if they are numbers."""
-    try:
-        values = {label: float(label) for label in labels}
-    except ValueError:
-        return sorted(labels)
-    if not all(map(math.isfinite, values.values())):  # words that float() takes for numbers
+    values = {label: number for label in labels if math.isfinite(number := _number(label))}
+    if words := sorted(labels - values.keys()):
+        if values and all(word.lower() in GAPS for word in words):
+            raise DatasetError(
+                f"{where} has {words[0]!r} as a label beside numbers; leave the label empty where there is none"
+            )
         return sorted(labels)
     if any(value != round(value) for value in values.values()):
         raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
-    return sorted(labels, key=lambda label: (values[label], label))
+    classes = sorted(labels, key=lambda label: (values[label], label))
+    for one, next in pairwise(classes):
+        if values[one] == values[next]:
+            raise DatasetError(
+                f"{where} has the labels {one!r} and {next!r}, which are one number; write it in one way"
+            )
+    return classes
+
+
+def _number(label: str) -> float:
+    try:
+        return float(label)
+    except ValueError:
+        return math.nan

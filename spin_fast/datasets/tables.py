@@ -116,6 +116,8 @@ class Table:
     def require(self, column: str, hint: str = "") -> None:
         if column not in self.frame:
             has = ", ".join(map(repr, self.frame.columns))
+            if len(self.frame.columns) == 1 and (found := [mark for mark in ";\t|" if mark in self.frame.columns[0]]):
+                hint += f"; columns must be separated by commas, not by {found[0]!r}"
             raise DatasetError(f"{self.path} must have the column {column!r}, got {has}{hint}")
 
     def codes(self, column: str) -> np.ndarray:

@@ -144,7 +144,9 @@ def check_ensemble(ensemble: int, candidates: int, num_budgets: int) -> None:
     """
     if check.integer("ensemble", ensemble, 0) > (left := rounds(candidates, num_budgets)[-1]):
         raise check.ArgumentValueError(
-            "ensemble", f"be at most {left}: so many of {candidates} settings are trained to the end", ensemble
+            "ensemble",
+            f"be at most {left}, since the search trains no more of its {candidates} settings to the end",
+            ensemble,
         )
 
 

@@ -57,6 +57,10 @@ class GraphEstimator(BaseEstimator):
         wanted = "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG, DGL, networkx or scipy"
         if hasattr(X, "edges") or hasattr(X, "edge_index"):
             raise TypeError(f"{wanted}, got a single {type(X).__name__}: wrap it in a list")
+        if isinstance(X, list) and not X:
+            raise TypeError(
+                f"{wanted}, got an empty list, which does not tell of what; graphs[:0] of a GraphBatch does"
+            )
         raise TypeError(f"{wanted}, got {type(X).__name__}" + ("" if first is None else f" of {type(first).__name__}"))
 
     def _batch(self, X: Any, with_labels: bool = False) -> GraphBatch:

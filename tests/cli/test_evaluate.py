@@ -89,7 +89,7 @@ def test_an_own_folder_and_the_family(tmp_path: Path) -> None:
         (["--folds", 2, "--splits", "x.json"], "--folds 2: the folds are those of --splits x.json"),
         (
             ["--folds", 2, "--ensemble", 9],
-            "--ensemble must be at most 8: so many of 64 settings are trained to the end, got 9",
+            "--ensemble must be at most 8, since the search trains no more of its 64 settings to the end, got 9",
         ),
     ],
 )

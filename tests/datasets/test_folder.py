@@ -232,6 +232,12 @@ def test_classes_of_an_earlier_reading(tmp_path: Path) -> None:
         ({"graphs": GRAPHS + "a,mutagen\n"}, ["graphs.csv, line 5, column 'graph' repeats 'a'"]),
         ({"graphs": GRAPHS + "c,\n"}, ["graphs.csv, line 5, column 'label' is empty"]),
         ({"graphs": "graph,label\na,0.5\nb,1\n"}, ["graphs.csv", "real numbers"]),
+        (
+            {"graphs": "graph,label\na,1\nb,nan\n"},
+            ["graphs.csv has 'nan' as a label beside numbers; leave the label empty"],
+        ),
+        ({"graphs": "graph,label\na,1\nb,1.0\n"}, ["graphs.csv has the labels '1' and '1.0', which are one number"]),
+        ({"graphs": "graph;label\na;1\n"}, ["graphs.csv must have the column 'graph'", "commas, not by ';'"]),
         ({"graphs": "graph,label\n"}, ["graphs.csv lists no graphs"]),
     ],
 )

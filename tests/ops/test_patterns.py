@@ -191,11 +191,13 @@ def test_features_of_many_chunks_and_threads(
         assert same_features(graphs, "sym,adj", 3, chunk_bytes) >= 2
 
 
-def test_features_of_chunks_without_patterns_in_between(native) -> None:
-    """Patterns are given up, left out for some chunks, and begun anew."""
-    alike, unlike = molecules([40] * 30, torch.eye(16)[:2]), molecules([40] * 30, torch.randn(500, 16), hubs=9)
+@pytest.mark.parametrize(("number", "size"), [(1, 30), (2, 200), (3, 200)])
+def test_features_of_chunks_without_patterns_in_between(native, threads: None, number: int, size: int) -> None:
+    """Patterns are given up, left out for some chunks, and begun anew; by several threads, which all stop."""
+    torch.set_num_threads(number)
+    alike, unlike = molecules([40] * size, torch.eye(16)[:2]), molecules([40] * size, torch.randn(500, 16), hubs=9)
     graphs = GraphBatch.concatenate([alike, alike, unlike, alike, *[unlike] * 15, alike, alike])
-    assert same_features(graphs, "sym", 2, 1200 * 3 * (64 + features.ROW_BYTES)) == 6
+    assert same_features(graphs, "sym", 2, 40 * size * 3 * (64 + features.ROW_BYTES)) == 6
 
 
 def test_features_where_patterns_do_not_fit(native) -> None:

@@ -178,7 +178,8 @@ def test_an_ensemble_is_the_mean_of_the_best(graphs: GraphBatch, folds: list[Spl
     assert fold.epochs == [7, 7]
     assert all(ensemble > test for ensemble, test in zip(fold.ensemble, fold.test, strict=True))
     with pytest.raises(
-        ValueError, match="ensemble must be at most 2: so many of 4 settings are trained to the end, got 3"
+        ValueError,
+        match="ensemble must be at most 2, since the search trains no more of its 4 settings to the end, got 3",
     ):
         evaluate(graphs, folds[:1], candidates, ensemble=3, budgets=(1, None))
 

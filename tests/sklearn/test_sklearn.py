@@ -541,13 +541,14 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
     raises(TypeError, "X must be a GraphBatch, PowerFeatures, or a list of graphs of PyG", np.zeros((3, 2)))
     raises(TypeError, "got a single Graph: wrap it in a list", networkx.path_graph(3))
     raises(TypeError, "got a single Data: wrap it in a list", graphs.to_pyg()[0])
-    raises(TypeError, "got list", [])
+    raises(TypeError, "got an empty list", [])
     raises(TypeError, "got list of str", ["a", "b"])
     raises(ValueError, "Input X contains NaN", nan)
     raises(ValueError, "inconsistent numbers of samples: [60, 59]", graphs, np.zeros(59))
     raises(ValueError, "y must be one label per graph, or 0 and 1 for each", graphs, np.full((60, 2), 3))
     raises(ValueError, "Input y contains NaN", graphs, np.full((60, 2), np.nan))
     raises(ValueError, "Input y contains NaN", graphs, np.full(60, np.nan))
+    raises(ValueError, "Input y contains None", graphs, ["a", None] * 30)
     raises(ValueError, "Unknown label type: continuous", graphs, np.linspace(0, 1, 60))
     raises(ValueError, "target y is None and X has no labels", graphs.to_networkx())
     for weight, message in ((np.ones(59), "sample_weight.shape == "), (-np.ones(60), "Negative values"), (["a"], "a")):
@@ -589,7 +590,10 @@ def test_search(graphs: GraphBatch, several: bool) -> None:
         ({"search": []}, "search must be a number or settings"),
         ({"search": np.int64(0)}, "search must be at least 1"),
         ({"search": None, "ensemble": 2}, "ensemble must be 0 without search, got 2"),
-        ({"ensemble": 2}, "ensemble must be at most 1: so many of 5 settings are trained to the end, got 2"),
+        (
+            {"ensemble": 2},
+            "ensemble must be at most 1, since the search trains no more of its 5 settings to the end, got 2",
+        ),
         ({"validation_fraction": 0}, "validation_fraction must be above 0 with search"),
         ({"class_weight": "balanced"}, "class_weight must be None with search"),
     ):
