@@ -268,5 +268,5 @@ def test_arcs_between_graphs_are_named_as_they_were_given(sort_nodes: bool) -> N
 
 def test_to_takes_no_dtype() -> None:
     """It would change indices, too, and a file of such features could not be read."""
-    with pytest.raises(TypeError, match="device must be a torch.device, .* got torch.float64"):
+    with pytest.raises(TypeError, match=r"device must be a torch\.device, .* got torch\.float64"):
         random_graphs([3]).to(torch.float64)  # type: ignore[arg-type]
