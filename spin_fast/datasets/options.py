@@ -146,10 +146,10 @@ def sorted_classes(labels: set[str], where: str | Path) -> list[str]:
     if any(value != round(value) for value in values.values()):
         raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
     classes = sorted(labels, key=lambda label: (values[label], label))
-    for one, next in pairwise(classes):
-        if values[one] == values[next]:
+    for one, other in pairwise(classes):
+        if values[one] == values[other]:
             raise DatasetError(
-                f"{where} has the labels {one!r} and {next!r}, which are one number; write it in one way"
+                f"{where} has the labels {one!r} and {other!r}, which are one number; write it in one way"
             )
     return classes
 
