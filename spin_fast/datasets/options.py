@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal, InvalidOperation
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -136,14 +136,14 @@ def with_edges(read: Folder, options: ReadOptions) -> Folder:
 
 def sorted_classes(labels: set[str], where: str | Path) -> list[str]:
     """Classes in sorted order, that of numbers if they are numbers."""
-    values = {label: number for label in labels if math.isfinite(number := _number(label))}
+    values = {label: number for label in labels if (number := _number(label)).is_finite()}
     if words := sorted(labels - values.keys()):
         if values and all(word.lower() in GAPS for word in words):
             raise DatasetError(
                 f"{where} has {words[0]!r} as a label beside numbers; leave the label empty where there is none"
             )
         return sorted(labels)
-    if any(value != round(value) for value in values.values()):
+    if any(value != value.to_integral_value() for value in values.values()):
         raise DatasetError(f"{where} has real numbers as labels, and only classes can be learnt")
     classes = sorted(labels, key=lambda label: (values[label], label))
     for one, other in pairwise(classes):
@@ -154,8 +154,9 @@ def sorted_classes(labels: set[str], where: str | Path) -> list[str]:
     return classes
 
 
-def _number(label: str) -> float:
+def _number(label: str) -> Decimal:
+    """A label as a number, exact also where float64 is not; NaN for words."""
     try:
-        return float(label)
-    except ValueError:
-        return math.nan
+        return Decimal(label)
+    except InvalidOperation:
+        return Decimal("nan")
