@@ -6,10 +6,11 @@
 // neighbours: what deduplication compares.
 //
 // A chunk is one graph, or several small ones. Where few nodes have more than four neighbours, each row has as many
-// places for them, and sums up a row of zeros where one is missing: all have the same length. The other rows, or all,
-// are taken in the order of their degrees: their loops have the same length again and again, which branch prediction
-// rewards, and a normalisation by degrees is a constant. Sources are kept scaled (y_u = right_u p_u) and padded to
-// whole vectors, so that a hop is one addition per neighbour and vector:
+// places for them, and sums up a row of zeros where one is missing: all have the same length. Rows of one value are
+// taken a vector at a time then. The other rows, or all, are taken in the order of their degrees: their loops have the
+// same length again and again, which branch prediction rewards, and a normalisation by degrees is a constant. Sources
+// are kept scaled (y_u = right_u p_u) and padded to whole vectors, so that a hop is one addition per neighbour and
+// vector:
 //   p_v = left_v sum_u y_u.
 // Edge weights, and sums of operators, need a factor per edge instead (then left = right = 1).
 
@@ -28,7 +29,8 @@ struct GraphChunk {
   bool scaled;            // whether right = left, else 1
   bool wide;              // rows of more than two vectors, of which these may be some columns
   int32_t places;         // of a row; 0 where all rows are sorted
-  int32_t* neighbours;    // [n, places] where the rows of neighbours begin in y, then those of the sorted rows in order
+  int32_t* neighbours;    // [n, places], of rows of one value [places, n]: where the rows of neighbours begin in y;
+                          // then those of the sorted rows in order
   A* factors;             // beside `neighbours`, or null for ones
   int32_t sorted;         // rows of more neighbours than places
   uint32_t* found;        // [sorted] which these are, times 32, plus their class
@@ -102,15 +104,19 @@ inline void for_first_neighbours(const Hop<T, I>& hop, int64_t first, int64_t n,
 }
 
 // Where the rows of the neighbours that have a place begin in y: 0, the row of zeros, where there are fewer.
-template <class T, class I, class A>
+template <int L, class T, class I, class A>
 void place_neighbours(const Hop<T, I>& hop, const GraphChunk<A>& chunk) {
-  const int32_t places = chunk.places;
+  const int64_t places = chunk.places, nodes = chunk.nodes;
   const auto stride = static_cast<uint32_t>(chunk.stride);
-  int32_t* to = chunk.neighbours;
-  for_first_neighbours(hop, chunk.first, chunk.nodes, chunk.first - 1, [&](int64_t, int32_t degree, auto neighbours) {
+  int32_t* const to = chunk.neighbours;
+  for_first_neighbours(hop, chunk.first, nodes, chunk.first - 1, [&](int64_t v, int32_t degree, auto neighbours) {
     const auto begin = (Lanes<most_places, uint32_t>)neighbours * stride;  // products of what is not read may overflow
-    store<most_places, int32_t>(to, (Lanes<most_places, int32_t>)begin & (place_numbers < degree));
-    to += places;
+    const auto placed = (Lanes<most_places, int32_t>)begin & (place_numbers < degree);
+    if constexpr (L > 1)
+      store<most_places, int32_t>(to + v * places, placed);
+    else
+      for (int e = 0; e < most_places; ++e)
+        if (e < places) to[e * nodes + v] = placed[e];
   });
 }
 
@@ -199,8 +205,9 @@ void find_rows(const Powers<T, I>& powers, GraphChunk<A>& chunk) {
 
 // The sources of all rows. The padding of all but the last takes what follows a row of x.
 template <int L, class T, class A>
-void scale_rows(const T* x, int64_t width, const GraphChunk<A>& chunk) {
-  const int64_t stride = chunk.stride, whole = is_one_vector<L, A> ? L : stride, last = chunk.nodes - 1;
+void scale_rows(const T* x, int64_t row_width, const GraphChunk<A>& chunk) {
+  const int64_t width = L > 1 ? row_width : 1, stride = L > 1 ? chunk.stride : 1;
+  const int64_t whole = is_one_vector<L, A> ? L : stride, last = chunk.nodes - 1;
   for (int64_t j = 0; j < stride; ++j) chunk.y[j] = chunk.next[j] = 0;
   const A* const left = chunk.left;
   A* const y = chunk.y + stride;
@@ -273,19 +280,20 @@ void sort_by_degree(const Powers<T, I>& powers, const T* x, GraphChunk<A>& chunk
 }
 
 // The factors of all edges, beside the neighbours.
-template <class T, class I, class A>
+template <int L, class T, class I, class A>
 void copy_factors(const Powers<T, I>& powers, const GraphChunk<A>& chunk) {
   const I* indptr = powers.hop.indptr + chunk.first;
-  A* to = chunk.factors;
-  const auto copy = [&](int32_t v, int64_t number) {
-    for (int64_t e = indptr[v]; e < indptr[v] + number; ++e)
-      *to++ = e < indptr[v + 1] ? static_cast<A>(factor_of(powers.hop, chunk.first + v, e)) : 0;
+  const auto copy = [&](int32_t v, int64_t number, A* to, int64_t step) {
+    for (int64_t e = indptr[v]; e < indptr[v] + number; ++e, to += step)
+      *to = e < indptr[v + 1] ? static_cast<A>(factor_of(powers.hop, chunk.first + v, e)) : 0;
+    return to;
   };
-  for (int32_t v = 0; v < chunk.nodes; ++v) copy(v, chunk.places);
+  const int64_t row = L > 1 ? chunk.places : 1, step = L > 1 ? 1 : chunk.nodes;
+  for (int32_t v = 0; v < chunk.nodes; ++v) copy(v, chunk.places, chunk.factors + v * row, step);
   for (int c = 0; c < classes; ++c) {
-    to = chunk.factors + chunk.neighbours_begin[c];
+    A* to = chunk.factors + chunk.neighbours_begin[c];
     for (int32_t i = chunk.class_begin[c]; i < chunk.class_begin[c + 1]; ++i)
-      copy(chunk.order[i], indptr[chunk.order[i] + 1] - indptr[chunk.order[i]]);
+      to = copy(chunk.order[i], indptr[chunk.order[i] + 1] - indptr[chunk.order[i]], to, 1);
   }
 }
 
@@ -347,11 +355,41 @@ void placed_rows(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
   for (; v <= last; ++v) row(v, std::false_type());
 }
 
+// The same of rows of one value: lanes are rows.
+template <int P, bool Factors, class T, class A>
+void placed_values(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
+  constexpr int most = 32 / sizeof(A);
+  const int32_t* const neighbours = chunk.neighbours;
+  const A *y = of.y, *factors = chunk.factors, *left = chunk.left;
+  const HopVectors<T, A> local = of;
+  const int64_t nodes = chunk.nodes;
+  const A by = chunk.scaled, constant = 1 - by;
+  const auto rows = [&]<int L>(int64_t v) {
+    Lanes<L, A> sum = {};
+    for (int e = 0; e < P; ++e) {
+      const Lanes<L, A> row = gather<L>(y, neighbours + e * nodes + v);
+      if constexpr (Factors)
+        sum += load<L, A>(factors + e * nodes + v) * row;
+      else
+        sum += row;
+    }
+    const Lanes<L, A> scale = load<L, A>(left + v), p = scale * sum;
+    store<L, A>(local.out + v, p);
+    if (local.next) store<L, A>(local.next + v, (scale * by + constant) * p);
+  };
+  int64_t v = 0;
+  for (; v + most <= nodes; v += most) rows.template operator()<most>(v);
+  for (; v < nodes; ++v) rows.template operator()<1>(v);
+}
+
 template <int L, int K, bool Factors, int P = most_places, class T, class A>
 void hop_placed(const GraphChunk<A>& chunk, const HopVectors<T, A>& of) {
   if constexpr (P > 0) {
     if (chunk.places < P) return hop_placed<L, K, Factors, P - 1>(chunk, of);
-    placed_rows<L, K, P, Factors>(chunk, of);
+    if constexpr (L > 1)
+      placed_rows<L, K, P, Factors>(chunk, of);
+    else
+      placed_values<P, Factors>(chunk, of);
   }
 }
 
@@ -504,10 +542,10 @@ void powers_of_chunk(const Powers<T, I>& powers, int64_t first, int64_t last, ch
   };
   if (powers.with_x) copy(powers.x + offset, powers.out + offset);
   find_rows(powers, chunk);
-  if (chunk.places > 0) place_neighbours(powers.hop, chunk);
+  if (chunk.places > 0) place_neighbours<L>(powers.hop, chunk);
   scale_rows<L>(powers.x + offset, width, chunk);
   sort_by_degree<L>(powers, powers.x + offset, chunk);
-  if (chunk.factors) copy_factors(powers, chunk);
+  if (chunk.factors) copy_factors<L>(powers, chunk);
   for (int64_t r = 1; r <= powers.hops; ++r) {
     T* const out = powers.out + r * powers.nodes * width + offset;
     hop_chunk<L>(chunk, width, r == powers.hops, staged ? staging : reinterpret_cast<C*>(out));

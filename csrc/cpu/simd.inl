@@ -226,6 +226,17 @@ inline void copy_masked(const T* from, unsigned mask, int64_t number, T* to) {
 #endif
 }
 
+// The values at L places. One by one, which is faster than an instruction that gathers.
+template <int L, class A>
+inline Lanes<L, A> gather(const A* from, const int32_t* at) {
+  if constexpr (L == 1)
+    return from[at[0]];
+  else
+    return [&]<int... K>(std::integer_sequence<int, K...>) {
+      return Lanes<L, A>{from[at[K]]...};
+    }(std::make_integer_sequence<int, L>{});
+}
+
 // n values, from what is stored to what is computed in, or back.
 template <class From, class To>
 void convert_rows(const From* from, To* to, int64_t n) {
