@@ -37,7 +37,7 @@ NOT_RUN = {"", "bibtex", "cpp", "text"}  # C++ is compiled all at once
 COMPILER = shlex.split(os.environ.get("CXX", "c++"))
 DATA = Path(os.environ.get("SPIN_FAST_DATA", ROOT.parent / "shared" / "data")).absolute()  # of real datasets
 DOWNLOADED = ("Cora",)
-OPTIONAL = {"dgl", "networkx", "ogb", "pyarrow", "torch_geometric"}
+OPTIONAL = {"dgl", "networkx", "ogb", "pyarrow", "rdkit", "torch_geometric"}
 
 
 def fences(page: Path) -> list[Token]:
