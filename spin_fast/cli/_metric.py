@@ -10,9 +10,9 @@ from torch import Tensor
 from .. import datasets, training
 from ._graphs import Odd
 
-MetricName = Literal["accuracy", "rocauc"]
-METRICS = {"rocauc": "ROC-AUC"}  # as people call them
-METRIC = "accuracy, or the area under the ROC curve of two classes, of tasks their mean."  # for --metric
+MetricName = Literal["accuracy", "rocauc", "ap"]
+METRICS = {"rocauc": ("ROC-AUC", training.rocauc), "ap": ("AP", training.ap)}  # as people call them
+METRIC = "accuracy; or of two classes, or tasks, the area under the ROC curve, or average precision of the second."
 METRIC_DEFAULT = "accuracy; rocauc of tasks; OGB's own of its sets"
 
 
@@ -22,8 +22,8 @@ def labels_of(source: datasets.Source, y: Tensor | None, metric: MetricName | No
         of_folder = "; --label names the column that has them" if source.is_own else ""
         raise ValueError(f"{source.name} has no labels to train by{of_folder}")
     number = y.shape[1] if y.is_floating_point() else int(y.max()) + 1
-    if metric == "rocauc" and number != 2 and not y.is_floating_point():
-        raise ValueError(f"--metric rocauc is of two classes, and {source.name} has {number}")
+    if metric in METRICS and number != 2 and not y.is_floating_point():
+        raise ValueError(f"--metric {metric} is of two classes, and {source.name} has {number}")
     return y, number
 
 
@@ -40,15 +40,20 @@ def metric_of(
     if name == "accuracy":
         return name, training.accuracy
     if name != official:
-        return METRICS[name], training.rocauc
+        return METRICS[name]
     evaluator = datasets.evaluator(source.name)
 
     def score(logits: Tensor, y: Tensor) -> float:
         scores = logits if y.is_floating_point() else (logits[:, 1] - logits[:, 0])[:, None]
         return float(evaluator.eval({"y_true": y.view(len(y), -1).cpu().numpy(), "y_pred": scores.cpu().numpy()})[name])
 
-    score.__qualname__ = METRICS.get(name, name)  # by which a warning, and --resume, know it
+    score.__qualname__ = METRICS[name][0]  # by which a warning, and --resume, know it
     return score.__qualname__, score
+
+
+def of_class(metric_name: str, classes: list[str] | None) -> str:
+    """Average precision is of one class: the name says of which, which may be the one that nobody looks for."""
+    return f"{metric_name} of {classes[1]}" if metric_name == "AP" and classes else metric_name
 
 
 def tested(scores: Tensor, y: Tensor | None, ids: Tensor, metric: training.Metric) -> float:

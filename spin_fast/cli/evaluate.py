@@ -27,7 +27,7 @@ from ..selection.training_set import differing
 from ._app import Report, command
 from ._errors import ended_by_sigterm, one_line_warnings
 from ._graphs import tell
-from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, show_score
+from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, of_class, show_score
 from ._options import DATASET, DataOptions, Splits, data_option, out_option, output_option
 from ._outputs import check_output, is_evaluation_table, is_picture
 from ._search import SearchOptions, search_option
@@ -103,6 +103,7 @@ def evaluate(
     source, read = data.read(source)
     graphs = read.graphs
     y, _ = labels_of(source, graphs.y, metric_choice)
+    metric_name = of_class(metric_name, read.classes)
     parts = _folds(source, y, splits, folds, seed)
     tell(source, read, data.node_features)
     about = {

@@ -30,7 +30,7 @@ from ._app import Report, command, console
 from ._errors import ended_by_sigterm, one_line_warnings
 from ._features_file import check_fitted, check_graphs, check_settings
 from ._graphs import Description
-from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, tested
+from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, of_class, tested
 from ._options import (
     DATASET,
     DEFAULT_HOPS,
@@ -146,6 +146,7 @@ def train(
         ranks.on_first(partial(check_graphs, f"--features {stored}", power, source, data, description))
         y = power.y
     y, num_outputs = labels_of(source, y, metric_choice)
+    metric_name = of_class(metric_name, description.facts.get("classes"))
     split = source.split(y, seed=seed, splits=splits, fold=fold)
     description.tell()
     metadata: dict[str, Any] = {"seed": seed, "fold": fold, "edge_options": data.edge_options, "ranks": ranks.number}

@@ -3,7 +3,7 @@
 from .checkpoints import load_checkpoint, save_checkpoint
 from .explanation import Explanation, explain
 from .fit import Diverged, Epoch, Fit, fit
-from .losses import Metric, accuracy, loss_of, rocauc
+from .losses import Metric, accuracy, ap, loss_of, rocauc
 from .prediction import Predictor, not_finite, predict, predict_chunks, predict_proba
 from .schedules import SCHEDULES
 from .trainer import Trainer
@@ -18,6 +18,7 @@ __all__ = [
     "Predictor",
     "Trainer",
     "accuracy",
+    "ap",
     "explain",
     "fit",
     "load_checkpoint",

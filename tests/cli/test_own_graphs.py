@@ -124,13 +124,17 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert list(predicted) == ["graph", "name", "task_toxic", "task_soluble, or not"]
     assert predicted.notna().all(axis=None)
     metric = ("--label", "kind", "--epochs", 1, "--hops", 1, "--out", "runs/kind", "--metric")
-    assert [facts_of("train", "known/", *metric, name)["metric"] for name in ("accuracy", "rocauc")] == [
+    names = ("accuracy", "rocauc", "ap")
+    assert [facts_of("train", "known/", *metric, name)["metric"] for name in names] == [
         "accuracy",
         "ROC-AUC",
+        "AP of b",
     ]
     error = invoke("train", "known/", *metric, "accuracy", "--resume", exit_code=1)
-    assert "--metric rocauc there, --metric accuracy here" in error
-    assert "--metric rocauc is of two classes, and digits has 10" in invoke("train", "--metric", "rocauc", exit_code=1)
+    assert "--metric ap there, --metric accuracy here" in error
+    for name in names[1:]:
+        error = invoke("train", "--metric", name, exit_code=1)
+        assert f"--metric {name} is of two classes, and digits has 10" in error
     assert "--label kind is impossible for digits" in invoke("info", "digits", "--label", "kind", exit_code=1)
 
 

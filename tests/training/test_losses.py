@@ -194,9 +194,14 @@ def test_losses_and_metrics() -> None:
     more = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, float("nan")], [1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
     scores = torch.tensor([[2.0, 0.0, 5.0], [1.0, 1.0, 5.0], [3.0, 2.0, 5.0], [0.0, 3.0, 5.0]])
     assert training.rocauc(scores, more) == (1.0 + 0.25) / 2  # the third has one label only
-    for wrong in (tasks[:, :1], torch.tensor([[0], [1], [1]])):
-        with pytest.raises(ValueError, match=r"logits must have shape \[G, 2\] and y \[G\], or both \[G, T\] and y"):
-            training.rocauc(logits, wrong)
+    assert training.ap(logits, y) == 1.0
+    assert training.ap(scores, more) == (1.0 + (1 / 2 + 2 / 4) / 2) / 2
+    for metric in (training.rocauc, training.ap):
+        for wrong in (tasks[:, :1], torch.tensor([[0], [1], [1]])):
+            with pytest.raises(
+                ValueError, match=r"logits must have shape \[G, 2\] and y \[G\], or both \[G, T\] and y"
+            ):
+                metric(logits, wrong)
     for wrong in (tasks[:, :1], y[:2]):
         with pytest.raises(ValueError, match=r"logits must have shape \[G, C\] and y \[G\], or both \[G, T\] and y"):
             training.accuracy(logits, wrong)

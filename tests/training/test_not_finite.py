@@ -29,10 +29,9 @@ def test_metrics_are_nan() -> None:
     y, tasks = torch.tensor([0, 1, 1]), torch.tensor([[0.0], [1.0], [1.0]])
     for value in (math.nan, math.inf, -math.inf):
         logits = torch.tensor([[1.0, 0], [0, 1], [0, value]])
-        assert math.isnan(training.accuracy(logits, y))
-        assert math.isnan(training.rocauc(logits, y))
-        assert math.isnan(training.accuracy(logits[:, 1:], tasks))
-        assert math.isnan(training.rocauc(logits[:, 1:], tasks))
+        for metric in (training.accuracy, training.rocauc, training.ap):
+            assert math.isnan(metric(logits, y))
+            assert math.isnan(metric(logits[:, 1:], tasks))
 
 
 def test_probabilities_are_nan() -> None:
