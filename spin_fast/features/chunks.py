@@ -14,7 +14,7 @@ from .. import ops
 from .._common import check
 from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
-from ..ops import reference
+from ..ops import native, reference
 
 EDGE_BYTES = 8  # that an edge counts, whatever the dtype of indices
 
@@ -106,13 +106,15 @@ def power_chunks(
     """Yield consecutive chunks of the graphs.
 
     Args:
-        num_bytes: bounds the powers of a chunk, and its edges, unless it is a single graph.
+        num_bytes: bounds the powers of a chunk, and its edges where there is no kernel, unless it is a single graph.
         bytes_beside: more bytes per node that count.
         float64_sums: as in :func:`spin_fast.power_features`.
     """
     check_weights(graphs, operator)
-    limits = _limits(graphs.x, num_hops, operator, num_bytes, bytes_beside)
-    chunks = ((graphs, begin, end) for begin, end in graphs.chunks(*limits))
+    num_nodes, num_edges = _limits(graphs.x, num_hops, operator, num_bytes, bytes_beside)
+    if native.has_kernel(graphs.x):  # which takes no memory for an edge
+        num_edges = graphs.num_edges
+    chunks = ((graphs, begin, end) for begin, end in graphs.chunks(num_nodes, num_edges))
     yield from _chunks(chunks, num_hops, operator, float64_sums)
 
 
