@@ -226,7 +226,7 @@ inline void copy_masked(const T* from, unsigned mask, int64_t number, T* to) {
 #endif
 }
 
-// The values at L places. One by one, which is faster than an instruction that gathers.
+// The values at L places. One by one: on Zen 4 faster than an instruction that gathers.
 template <int L, class A>
 inline Lanes<L, A> gather(const A* from, const int32_t* at) {
   if constexpr (L == 1)

@@ -14,9 +14,9 @@ from .. import ops
 from .._common import check
 from .._common.indexing import offsets
 from ..graphs.batch import GraphBatch
-from ..ops import native, reference
+from ..ops import reference
 
-EDGE_BYTES = 8  # that an edge counts, whatever the dtype of indices
+EDGE_BYTES = 2  # that an edge counts: less than it takes, since it is only read
 
 
 def chunks_of(ptr: Tensor, num_nodes: int) -> Iterator[tuple[int, int]]:
@@ -102,19 +102,20 @@ def power_chunks(
     bytes_beside: int = 0,
     *,
     float64_sums: bool = False,
+    any_edges: bool = False,
 ) -> Iterator[PowerChunk]:
     """Yield consecutive chunks of the graphs.
 
     Args:
-        num_bytes: bounds the powers of a chunk, and its edges where there is no kernel, unless it is a single graph.
+        num_bytes: bounds the powers of a chunk, and its edges, unless it is a single graph.
         bytes_beside: more bytes per node that count.
         float64_sums: as in :func:`spin_fast.power_features`.
+        any_edges: edges do not count.
     """
     check_weights(graphs, operator)
     num_nodes, num_edges = _limits(graphs.x, num_hops, operator, num_bytes, bytes_beside)
-    if native.has_kernel(graphs.x):  # which takes no memory for an edge
-        num_edges = graphs.num_edges
-    chunks = ((graphs, begin, end) for begin, end in graphs.chunks(num_nodes, num_edges))
+    limits = num_nodes, graphs.num_edges if any_edges else num_edges
+    chunks = ((graphs, begin, end) for begin, end in graphs.chunks(*limits))
     yield from _chunks(chunks, num_hops, operator, float64_sums)
 
 

@@ -280,8 +280,9 @@ class PowerFeatures(GraphArrays):
         """Compute the features of graphs that come chunk by chunk and need never be in memory at once.
 
         The result is that of :meth:`from_graphs` of all graphs in one batch, wherever they are cut: bit by bit, but for
-        the sign of zeros where hardly any row repeats. In memory are one chunk, powers of some 8 MB (on a GPU 1 GB,
-        with the search for distinct rows), and what is found so far: the distinct rows, twice where room is made for
+        the sign of zeros where hardly any row repeats. In memory are one chunk of at most 4 million edges, but for a
+        larger graph, powers of some 8 MB (on a GPU 500 million and 1 GB, with the search for distinct rows), and what
+        is found so far: the distinct rows, twice where room is made for
         more, and the segments and ``row_of_node``, which is kept to the end, since it takes until then to know whether
         rows repeat. Without deduplication it is the rows of all nodes, which then are twice in memory if only late
         chunks show that hardly any row repeats.

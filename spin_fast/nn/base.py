@@ -304,7 +304,8 @@ class GraphClassifier(GraphModel):
 
     def _chunks(self, graphs: GraphBatch, operator: str, num_bytes: int, bytes_beside: int = 0) -> Iterator[PowerChunk]:
         num_hops = (self.num_branches - 1) // len(operator.split(","))
-        return power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside)
+        any_edges = native.has_kernel(graphs.x)  # whose memory does not grow with them
+        return power_chunks(graphs, num_hops, operator, num_bytes, bytes_beside, any_edges=any_edges)
 
     @property
     def graphs_at_once(self) -> int:

@@ -21,7 +21,7 @@ from ..graphs.batch import GraphBatch
 from ..nn import GraphClassifier, GraphModel
 from ..nn.base import Scorer
 
-CHUNK_BYTES = 4 << 20  # of powers, and of edges, at a time, unless a single graph has more
+CHUNK_BYTES = 4 << 20  # of powers, and without a kernel of edges, at a time, unless a single graph has more
 GPU_CHUNK_BYTES = 256 << 20  # the same on a GPU: enough to fill it
 FEW_NODES = 1000  # of a call, at most, in which a look at the model counts; patterns are for more
 

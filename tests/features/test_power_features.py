@@ -176,6 +176,21 @@ def test_a_stream_gives_the_features_of_all_graphs(
             assert_same_features(PowerFeatures.from_chunks(graphs, *settings, node_rows=node_rows), whole)
 
 
+def test_edges_cut_a_stream_as_they_cut_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first chunk no row repeats, of the others all."""
+    nodes = torch.arange(30)
+    ring = torch.stack([nodes, nodes.roll(1)])
+    one, other = (spin_fast.GraphBatch.from_edge_index(ring, x) for x in (torch.rand(30, 1), torch.ones(30, 1)))
+    graphs = spin_fast.GraphBatch.concatenate([one, *[other] * 9])
+    monkeypatch.setattr(features, "SAMPLE_NODES", 1)
+    found = []
+    for edges in (30, 300):
+        monkeypatch.setattr("spin_fast.features.chunks.EDGE_BYTES", features.CHUNK_BYTES // edges)
+        found.append(PowerFeatures.from_graphs(graphs, 2))
+        assert_same_features(PowerFeatures.from_chunks([graphs[:4], graphs[4:]], 2), found[-1])
+    assert [made.index is None for made in found] == [True, False]
+
+
 def test_a_stream_may_have_indices_of_two_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     graphs = random_graphs([3, 4, 5] * 4)
     narrow = replace(graphs, indptr=graphs.indptr.int(), indices=graphs.indices.int())
