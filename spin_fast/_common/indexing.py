@@ -73,6 +73,7 @@ def without_waiting(values: Tensor, device: torch.device) -> Tensor:
 class GraphArrays:
     """Graphs in flat arrays, the tensors among the attributes, which move from device to device together."""
 
+    node_features: Any = None
     _stay_on_cpu: ClassVar[tuple[str, ...]] = ()
 
     @property
@@ -133,3 +134,8 @@ def offsets(sizes: Tensor) -> Tensor:
     """Offsets ``[n + 1]`` (int64) of ``n`` consecutive ranges of the given sizes: ``[2, 3] -> [0, 2, 5]``."""
     # torch.compile of pad reads out of bounds for an empty tensor.
     return torch.cat([sizes.new_zeros(1), sizes]).cumsum(0, dtype=torch.int64)
+
+
+def prepared_by(graphs: Any) -> str:
+    """What has transformed the graphs, for messages."""
+    return "no NodeFeatures" if graphs.node_features is None else f"NodeFeatures {graphs.node_features.fingerprint}"

@@ -118,17 +118,15 @@ def precompute(
         room = max(shard_size - len(header), 1)
         that_fit = _of_size(chunks(None, False), shard_size, len(header), settings, node_rows)
         of_size = shards.compute(that_fit, *settings, max_bytes=room, node_rows=node_rows)
-        parts = (part.prepared_by(node_features) for part in of_size)
-        written = shards.save(_counted(parts, len(reader)), out)
+        written = shards.save(_counted(of_size, len(reader)), out)
         return _report(title, written, [], None if len(written) == 1 else index_of(out))
 
     def computed(shard: Shard | None) -> PowerFeatures:
         of_shard = chunks(shard, reader.whole is None)
         if reader.whole is None:
-            return PowerFeatures.from_chunks(of_shard, *settings, node_rows=node_rows).prepared_by(node_features)
+            return PowerFeatures.from_chunks(of_shard, *settings, node_rows=node_rows)
         (graphs,) = of_shard
-        found = PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)
-        return found.prepared_by(node_features)
+        return PowerFeatures.from_graphs(graphs, *settings, node_rows=node_rows, progress=True)
 
     facts = dict(zip(("hops", "operator", "deduplicate"), settings, strict=True))
     facts |= {"dataset": title, "num_graphs": len(reader), "node_rows": node_rows, "read": data.read_options}

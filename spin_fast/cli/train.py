@@ -23,7 +23,6 @@ from ..features import shards
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures, sharded
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import NodeFeatures
 from ..selection import Recipe
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
@@ -165,10 +164,9 @@ def train(
         dropout=model_options.dropout,
         calibrate=model_options.calibrate,
     )
-    preprocessing: NodeFeatures | None = None
     made: float | Path | None = stored
     if power is None:
-        preprocessing, graphs = _prepare(read.graphs, split.train, recipe)
+        graphs = _prepare(read.graphs, split.train, recipe)
         computed, made = _compute(graphs.to(place), features, node_rows=model_options.needs_node_rows is not None)
         power = sharded(computed)
     else:
@@ -180,7 +178,6 @@ def train(
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
     torch.manual_seed(seed)
     model = recipe.new_model(power, split.train, num_outputs)
-    model.node_features = preprocessing
     logs: list[Callable[[training.Epoch], object]] = [CsvLog(outputs.log)] if ranks.is_first else []
     logs += [] if board is None else [board]
 
@@ -222,13 +219,13 @@ def train(
     return report
 
 
-def _prepare(graphs: GraphBatch, train: Tensor, recipe: Recipe) -> tuple[NodeFeatures, GraphBatch]:
+def _prepare(graphs: GraphBatch, train: Tensor, recipe: Recipe) -> GraphBatch:
     """Fit the preparation of node features to the training graphs, and apply it to all."""
-    preprocessing = recipe.node_features().fit(graphs, train)
-    graphs, standardized = preprocessing.transform(graphs), len(preprocessing.columns_)
+    made = recipe.node_features().fit(graphs, train)
+    graphs, standardized = made.transform(graphs), len(made.columns_)
     if recipe.degree is not None or recipe.one_hot or standardized:
         console.print(f"node features: {graphs.num_features}, {standardized} standardised on the training graphs")
-    return preprocessing, graphs
+    return graphs
 
 
 def _are_whole(features: ShardedFeatures) -> bool:

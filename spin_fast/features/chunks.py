@@ -12,8 +12,9 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import offsets
+from .._common.indexing import offsets, prepared_by
 from ..graphs.batch import GraphBatch
+from ..graphs.node_features import NodeFeatures
 from ..ops import reference
 
 EDGE_BYTES = 2  # that an edge counts: less than it takes, since it is only read
@@ -161,6 +162,7 @@ class Stream:
         if not self._first:
             raise ValueError("chunks must yield at least one GraphBatch, got none")
         self.x = self._first[0].x.detach().new_empty(0, self._first[0].num_features)
+        self._node_features = self._first[0].node_features
 
     def _read(self, chunks: Iterable[GraphBatch]) -> Iterator[GraphBatch]:
         first: dict[str, str] = {}
@@ -222,14 +224,10 @@ class Stream:
             yield whole, 0, len(whole)
 
     @property
-    def node_ptr(self) -> Tensor:
-        """Node offsets of all graphs that have been read."""
-        return offsets(torch.cat(self._sizes))
-
-    @property
-    def labels(self) -> Tensor | None:
-        """Labels of all graphs that have been read."""
-        return torch.cat(self._labels) if self._labels else None
+    def told(self) -> tuple[Tensor, Tensor | None, str, NodeFeatures | None]:
+        """Of all graphs that have been read: node offsets, labels, the operator, and what has transformed them."""
+        labels = torch.cat(self._labels) if self._labels else None
+        return offsets(torch.cat(self._sizes)), labels, self._operator, self._node_features
 
 
 def _kind(graphs: GraphBatch) -> dict[str, str]:
@@ -241,4 +239,5 @@ def _kind(graphs: GraphBatch) -> dict[str, str]:
         "device": str(graphs.x.device),
         "labels": labels.replace("'", ""),
         "edge weights": "none" if graphs.edge_weight is None else "some",
+        "what has transformed them": prepared_by(graphs),
     }

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
+from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, prepared_by, ragged_arange
 from .._common.progress import progress_bar
 from .._common.rows import arrays_of, check_ragged, dense, is_sparse, take, take_dense, with_arrays
 from ..graphs.batch import GraphBatch
@@ -56,7 +56,9 @@ class PowerFeatures(GraphArrays):
         labels: first axis ``G``, or None.
         operator: the graph operator, or several with commas between them, such as ``"sym,adj"``.
         ids: ``[selected]`` int64 graph ids, or None.
-        node_features: what the graphs went through before, see :meth:`prepared_by`; None if that is nothing.
+        node_features: the :class:`spin_fast.NodeFeatures` that had transformed the graphs, as these tell; None if none
+            had. Files keep it, and a model that is trained on these features takes it over, and so takes graphs as they
+            were before.
         joint: the joint rows of all graphs of the storage, found when they are first asked for.
     """
 
@@ -83,25 +85,23 @@ class PowerFeatures(GraphArrays):
     @classmethod
     def _made(
         cls,
-        rows: Tensor,
-        row_ptr: Tensor,
-        ptr: Tensor,
-        index: Tensor | None,
-        count: Tensor | None,
-        row_of_node: Tensor | None,
-        *,
+        found: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
         node_ptr: Tensor,
         labels: Tensor | None,
         operator: str,
+        node_features: NodeFeatures | None,
     ) -> PowerFeatures:
-        """Of arrays that operations have made: they are not checked."""
+        """Of arrays ``found`` by operations, ``rows`` to ``row_of_node``: they are not checked."""
         made = cls.__new__(cls)
-        arrays = {"rows": rows, "ptr": ptr, "index": index, "count": count, "row_of_node": row_of_node}
-        vars(made).update(arrays, row_ptr=row_ptr.cpu(), node_ptr=node_ptr, labels=labels, operator=operator, _found={})
+        vars(made).update(zip(("rows", "row_ptr", "ptr", "index", "count", "row_of_node"), found, strict=True))
+        vars(made).update(row_ptr=made.row_ptr.cpu(), node_ptr=node_ptr, labels=labels, operator=operator, _found={})
+        vars(made).update(node_features=node_features)
         return made
 
     def _check_shapes(self) -> None:
         """Check all but the contents of the arrays that grow with the nodes, which are not read."""
+        if self.node_features is not None and not isinstance(self.node_features, NodeFeatures):
+            raise TypeError(f"node_features must be NodeFeatures or None, got {type(self.node_features).__name__}")
         check_ragged(self.rows)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):
@@ -246,8 +246,9 @@ class PowerFeatures(GraphArrays):
         check.flag("deduplicate", deduplicate)
         check.flag("node_rows", node_rows)
         operator = check.operators(operator)
+        told = graphs.ptr, graphs.y, operator, graphs.node_features
         if not deduplicate:
-            return cls._dense(powers_of(graphs, num_hops, operator, False), graphs.ptr, graphs.y, operator)
+            return cls._dense(powers_of(graphs, num_hops, operator, False), *told)
         found = ops.DistinctRows(
             num_branches_of(num_hops, operator),
             graphs.x,
@@ -261,11 +262,11 @@ class PowerFeatures(GraphArrays):
             chunks = power_chunks(graphs, num_hops, operator, *limits, float64_sums=True)
             last = _add(found, chunks, advance)
             if last is None:
-                return cls._made(*found.take(), node_ptr=graphs.ptr, labels=graphs.y, operator=operator)
+                return cls._made(found.take(), *told)
             advance("", len(graphs) - found.num_graphs)
             del found
         powers = last if last.shape[1] == graphs.num_nodes else powers_of(graphs, num_hops, operator, True)
-        return cls._dense(powers, graphs.ptr, graphs.y, operator)
+        return cls._dense(powers, *told)
 
     @classmethod
     def from_chunks(
@@ -303,7 +304,7 @@ class PowerFeatures(GraphArrays):
         stream = Stream(chunks, operator)
         if not deduplicate:
             dense = [*map(lambda graphs: powers_of(graphs, num_hops, operator, False), stream)]  # keeps no chunk
-            return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
+            return cls._dense(_joined(dense), *stream.told)
         found = ops.DistinctRows(num_branches_of(num_hops, operator), stream.x, operator=operator)
         limits = chunk_limits(stream.x, num_branches_of(num_hops, operator))
         more = stream.power_chunks(num_hops, *limits)
@@ -312,30 +313,21 @@ class PowerFeatures(GraphArrays):
         assert row_of_node is not None
         if last is None:
             kept = row_of_node if node_rows else None
-            arrays = (rows, row_ptr, ptr, index, count, kept)
-            return cls._made(*arrays, node_ptr=stream.node_ptr, labels=stream.labels, operator=operator)
+            return cls._made((rows, row_ptr, ptr, index, count, kept), *stream.told)
         known = take_dense(rows, row_of_node)
         del rows, row_ptr, ptr, index, count, row_of_node
         dense = [known, *map(lambda chunk: chunk.powers.clone(), more)]  # keeps no chunk
         del known
-        return cls._dense(_joined(dense), stream.node_ptr, stream.labels, operator)
+        return cls._dense(_joined(dense), *stream.told)
 
     @classmethod
-    def _dense(cls, powers: Tensor, node_ptr: Tensor, labels: Tensor | None, operator: str) -> PowerFeatures:
+    def _dense(cls, powers: Tensor, node_ptr: Tensor, *told: Any) -> PowerFeatures:
         """One row per node and branch, from ``powers [R + 1, N, d]``."""
         num_branches, num_nodes, _ = powers.shape
         starts = torch.arange(num_branches, device=node_ptr.device)[:, None] * num_nodes + node_ptr[:-1]
-        return cls._made(
-            rows=powers.flatten(0, 1),
-            row_ptr=torch.arange(num_branches + 1) * num_nodes,
-            ptr=torch.nn.functional.pad(starts.flatten(), (0, 1), value=num_branches * num_nodes),
-            index=None,
-            count=None,
-            row_of_node=None,
-            node_ptr=node_ptr,
-            labels=labels,
-            operator=operator,
-        )
+        row_ptr = torch.arange(num_branches + 1) * num_nodes
+        ptr = torch.nn.functional.pad(starts.flatten(), (0, 1), value=num_branches * num_nodes)
+        return cls._made((powers.flatten(0, 1), row_ptr, ptr, None, None, None), node_ptr, *told)
 
     @classmethod
     def concatenate(cls, parts: Iterable[PowerFeatures]) -> PowerFeatures:
@@ -368,10 +360,11 @@ class PowerFeatures(GraphArrays):
         sizes = torch.cat([part.node_ptr.diff() for part in parts])
         known = [part.labels for part in parts if part.labels is not None]
         node_ptr, labels = offsets(sizes), torch.cat(known) if known else None
-        operator, num_branches, rows = parts[0].operator, parts[0].num_branches, parts[0].rows
+        num_branches, rows = parts[0].num_branches, parts[0].rows
+        told = node_ptr, labels, parts[0].operator, parts[0].node_features
         if all(are_dense):
             powers = torch.cat([part.dense_rows() for part in counted], dim=1)
-            return cls._dense(powers, node_ptr, labels, operator).prepared_by(parts[0].node_features)
+            return cls._dense(powers, *told)
         node_rows = all(part.row_of_node is not None or part.index is None for part in parts)
         num_nodes, num_graphs = int(sizes.sum()), len(sizes)
         found = ops.DistinctRows(num_branches, rows, num_nodes=num_nodes, num_graphs=num_graphs, node_rows=node_rows)
@@ -380,29 +373,15 @@ class PowerFeatures(GraphArrays):
         for part in parts:
             for begin, end in chunks_of(part.node_ptr, num_bytes // bytes_per_node):
                 found.add(part._powers_between(begin, end), part.node_ptr[begin : end + 1] - part.node_ptr[begin])
-        joined = cls._made(*found.take(), node_ptr=node_ptr, labels=labels, operator=operator)
-        return joined.prepared_by(parts[0].node_features)
-
-    def prepared_by(self, node_features: NodeFeatures | None) -> PowerFeatures:
-        """The same features, which tell that :class:`spin_fast.NodeFeatures` have transformed their graphs before.
-
-        Files keep that, and a model that is trained on these features takes it over, so that it takes graphs as they
-        were: ``PowerFeatures.from_graphs(fitted.transform(graphs), 3).prepared_by(fitted)``.
-        """
-        if not isinstance(node_features, NodeFeatures | None):
-            raise TypeError(f"node_features must be NodeFeatures or None, got {type(node_features).__name__}")
-        prepared = copy.copy(self)  # not a new object: its contents are checked already
-        object.__setattr__(prepared, "node_features", copy.copy(node_features))  # it may be fitted anew
-        return prepared
+        return cls._made(found.take(), *told)
 
     @property
     def _kind(self) -> str:
         """Properties that features must share to be joined."""
         labels = "no labels" if self.labels is None else f"labels {self.labels.dtype} {list(self.labels.shape[1:])}"
-        made = "" if self.node_features is None else f" prepared by NodeFeatures {self.node_features.fingerprint}"
         return (
-            f"{self.num_hops} hops of {self.operator!r} on {self.num_features} features{made} in {self.rows.dtype} "
-            f"with {labels} on {self.rows.device}"
+            f"{self.num_hops} hops of {self.operator!r} on {self.num_features} features in {self.rows.dtype} "
+            f"with {labels} on {self.rows.device}, prepared by {prepared_by(self)}"
         )
 
     def save(self, path: str | Path, *, made_of: str | None = None) -> None:
@@ -570,8 +549,7 @@ class PowerFeatures(GraphArrays):
         if index is not None and self.index is not None:
             index = index.to(self.index.dtype)
         found = (rows, row_ptr, ptr, index, count, row_of_node)
-        taken = self._made(*found, node_ptr=self.selected_ptr, labels=self.y, operator=self.operator)
-        return taken.prepared_by(self.node_features)
+        return self._made(found, self.selected_ptr, self.y, self.operator, self.node_features)
 
     def identical_graphs(self, *, joint: bool = False) -> Tensor:
         """Find the graphs that no SPIN of these hops can tell apart: with the same rows equally often in every branch.
@@ -588,7 +566,7 @@ class PowerFeatures(GraphArrays):
         whole = self.of_storage(None)
         if self.index is None or self.count is None:
             found = ops.distinct_rows(whole.dense_rows(), self.node_ptr, check_invariants=False)
-            whole = self._made(*found, node_ptr=self.node_ptr, labels=None, operator=self.operator)
+            whole = self._made(found, self.node_ptr, None, self.operator, None)
         segments: PowerFeatures | ops.JointRows = whole.joint if joint else whole
         assert segments.index is not None
         assert segments.count is not None
@@ -598,8 +576,7 @@ class PowerFeatures(GraphArrays):
 
     def expand(self) -> PowerFeatures:
         """Materialise a selection with one row per node in each branch: what per-node dropout and BatchNorm need."""
-        dense = self._dense(self.dense_rows(), self.selected_ptr, self.y, self.operator)
-        return dense.prepared_by(self.node_features)
+        return self._dense(self.dense_rows(), self.selected_ptr, self.y, self.operator, self.node_features)
 
     def nodes(self, y: Tensor | None = None) -> PowerFeatures:
         """Every node of the selected graphs as a graph of its own: what models of nodes and links work on.

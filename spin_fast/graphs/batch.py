@@ -14,11 +14,13 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, ragged_arange
+from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, prepared_by, ragged_arange
 from . import convert
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from .node_features import NodeFeatures
 
 Labels = Tensor | np.ndarray | Sequence[Any]
 Reduce = Literal["sum", "mean", "min", "max"]
@@ -104,6 +106,8 @@ class GraphBatch(GraphArrays):
         x: ``[N, d]`` float32 or float64, node features.
         y: labels, first axis ``G``, or None.
         edge_weight: ``[E]``, dtype of ``x``, or None for ones.
+        node_features: what has transformed the graphs, which ``NodeFeatures.transform`` notes here; None for graphs as
+            they are. Features made of these graphs, and models that are trained on those, take it over.
 
     Raises:
         TypeError, ValueError: name the argument and what is wrong with it.
@@ -115,6 +119,7 @@ class GraphBatch(GraphArrays):
     x: Tensor
     y: Tensor | None = None
     edge_weight: Tensor | None = None
+    node_features: NodeFeatures | None = None
 
     def __post_init__(self) -> None:
         check.tensor("x", self.x, ("N", "d"), check.FLOATS)
@@ -128,6 +133,9 @@ class GraphBatch(GraphArrays):
             raise ValueError(f"y must be a tensor whose first axis has {self.num_graphs} entries (graphs), got {got}")
         if self.y is not None and self.y.device != device:
             raise ValueError(f"y must be on {device}, got {self.y.device}")
+        if self.node_features is not None and not hasattr(self.node_features, "num_features_"):
+            made = type(self.node_features).__name__
+            raise TypeError(f"node_features must be fitted NodeFeatures or None, got {made}")
         for name in ("ptr", "indptr", "indices", "x", "y", "edge_weight"):
             if (value := getattr(self, name)) is not None:
                 object.__setattr__(self, name, value.contiguous())  # once, instead of at every operation
@@ -381,7 +389,8 @@ class GraphBatch(GraphArrays):
 
         Args:
             batches: at least one; alike in device, features and dtype, all or none with labels, all or none with
-                weights. Where int32 and int64 indices meet, or int32 no longer holds them, int64 results.
+                weights, and all transformed by the same, if at all. Where int32 and int64 indices meet, or int32 no
+                longer holds them, int64 results.
 
         Raises:
             TypeError, ValueError: names what differs.
@@ -392,6 +401,13 @@ class GraphBatch(GraphArrays):
                 raise TypeError(f"batches must hold GraphBatches, got {type(part).__name__}")
         if not parts:
             raise ValueError("batches must hold at least one GraphBatch, got none")
+        made = parts[0].node_features
+        for part in parts:
+            if part.node_features is not made and prepared_by(part) != prepared_by(parts[0]):
+                raise ValueError(
+                    f"batches must be prepared alike, got graphs prepared by {prepared_by(parts[0])} and by "
+                    f"{prepared_by(part)}"
+                )
         x, y, edge_weight = (
             convert.cat(name, [getattr(part, name) for part in parts]) for name in ("x", "y", "edge_weight")
         )
@@ -409,6 +425,7 @@ class GraphBatch(GraphArrays):
             x=x,
             y=y,
             edge_weight=edge_weight,
+            node_features=made,
         )
 
     def to_pyg(self) -> list[Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -182,12 +183,17 @@ class NodeFeatures:
     def transform(self, graphs: GraphBatch) -> GraphBatch:
         """The same graphs with the features that were fitted, in the dtype and on the device of ``graphs.x``.
 
+        They tell what has transformed them, ``node_features``, the last if there were several; those that tell of an
+        equal one are returned as they are.
+
         Raises:
             TypeError, ValueError: not fitted yet, or graphs with another number of features.
         """
         check_graphs(graphs)
         if not hasattr(self, "num_features_"):
             raise ValueError("NodeFeatures must be fitted before they transform: call fit")
+        if graphs.node_features is not None and are_alike(self, graphs.node_features):
+            return graphs
         if graphs.num_features != self.num_features_:
             raise ValueError(f"graphs must have {self.num_features_} features as fitted, got {graphs.num_features}")
         x = self._columns_of(graphs)
@@ -196,7 +202,10 @@ class NodeFeatures:
             x = x.clone() if x is graphs.x else x
             for block in x.split(BLOCK):  # views
                 block[:, self.columns_] = ((block[:, self.columns_].double() - mean) / scale).to(x.dtype)
-        return graphs if x is graphs.x else replace(graphs, x=x)
+        made = copy.copy(graphs)  # not a new object: its contents are checked already
+        is_last = graphs.node_features is None or not are_alike(self, None)
+        vars(made).update(x=x, node_features=copy.copy(self) if is_last else graphs.node_features)
+        return made
 
     def _columns_of(self, graphs: GraphBatch) -> Tensor:
         """The columns before they are standardised, ``[N, columns]``; ``x`` itself if these are all."""
@@ -306,6 +315,19 @@ class NodeFeatures:
             return cls.from_dict(content.get("node_features"))  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def are_alike(one: NodeFeatures | None, other: NodeFeatures | None) -> bool:
+    """Whether both, which are fitted, make the same features of all graphs; None leaves them as they are."""
+    return one is other or _effect_of(one) == _effect_of(other)
+
+
+def _effect_of(made: NodeFeatures | None) -> tuple[Any, ...] | None:
+    """All that a result depends on; None where graphs stay as they are."""
+    if made is None or (made.degree is None and not made.learns):
+        return None
+    fitted = made.keeps_x_, made.max_degree_, made.categories_, made.columns_, made.mean_, made.scale_
+    return (made.degree, made.num_features_, *fitted)
 
 
 def _degree_profile(graphs: GraphBatch) -> Tensor:

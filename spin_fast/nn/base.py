@@ -14,10 +14,11 @@ from torch.nn import functional as F
 
 from .. import ops
 from .._common import check, torch_compat
+from .._common.indexing import prepared_by
 from ..features.chunks import PowerChunk, power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import NodeFeatures, check_graphs
+from ..graphs.node_features import NodeFeatures, are_alike, check_graphs
 from ..ops import native
 from .layers import Rows
 
@@ -237,10 +238,17 @@ class GraphClassifier(GraphModel):
     def check_training(self, features: PowerFeatures) -> None:
         """Check as :meth:`check` does, and that ``features`` are of the operator that the model was trained with.
 
+        Also that its ``node_features`` have transformed their graphs, if it has any.
+
         Raises:
             TypeError, ValueError: what is wrong.
         """
         self.check(features)
+        if self.node_features is not None and not are_alike(self.node_features, features.node_features):
+            raise ValueError(
+                f"features must be of graphs prepared by model.node_features, {prepared_by(self)}, got graphs prepared "
+                f"by {prepared_by(features)}; model.node_features = None lets it forget"
+            )
         if self.operator not in (None, features.operator):
             raise ValueError(
                 f"features must be of {self.operator!r}, which the model was trained with, got {features.operator!r}; "

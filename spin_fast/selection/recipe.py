@@ -77,14 +77,10 @@ class Recipe:
         """The preparation of node features, not fitted yet."""
         return NodeFeatures(self.degree, max_degree=self.max_degree, one_hot=self.one_hot, standardize=self.standardize)
 
-    def features(
-        self, graphs: GraphBatch, train: GraphIds, *, progress: bool = False
-    ) -> tuple[PowerFeatures, NodeFeatures]:
-        """Compute the features of all graphs, prepared by what is fitted to the graphs ``train``; both are returned."""
-        node_features = self.node_features().fit(graphs, train)
-        graphs, node_rows = node_features.transform(graphs), self.needs_node_rows
-        made = PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
-        return made, node_features
+    def features(self, graphs: GraphBatch, train: GraphIds, *, progress: bool = False) -> PowerFeatures:
+        """Compute the features of all graphs, prepared by what is fitted to the graphs ``train``."""
+        graphs, node_rows = self.node_features().fit(graphs, train).transform(graphs), self.needs_node_rows
+        return PowerFeatures.from_graphs(graphs, self.num_hops, self.operator, node_rows=node_rows, progress=progress)
 
     def new_model(self, features: PowerFeatures | ShardedFeatures, train: GraphIds, out_features: int) -> SPIN:
         """A model with random weights, calibrated on the graphs ``train`` where the recipe says so."""
@@ -117,10 +113,9 @@ class Recipe:
         """Compute features, unless settings before have computed the same, and train a new model."""
         preparation = (self.degree, self.max_degree, self.one_hot, self.standardize)
         key = str((preparation, self.num_hops, check.operators(self.operator), self.needs_node_rows))
-        features, node_features = data.made(key, lambda: self.features(data.graphs, data.train))
+        features = data.made(key, lambda: self.features(data.graphs, data.train))
         with seeded(seed, features.rows.device):
             model = self.new_model(features, data.train, data.num_outputs)
-            model.node_features = node_features
             arguments = self.fit_arguments | {"epochs": self.epochs if epochs is None else min(epochs, self.epochs)}
             fit = training.fit(model, features, data.train, data.validation, **arguments, seed=seed, metric=data.metric)
         if fit.interrupted:  # by Ctrl-C, which is to end more than this model

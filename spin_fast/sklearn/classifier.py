@@ -29,10 +29,11 @@ from torch.nn import functional as F
 
 from .. import training
 from .._common import check
+from .._common.indexing import prepared_by
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import Degree, NodeFeatures
+from ..graphs.node_features import Degree, are_alike
 from ..nn import GraphModel
 from ..selection import Recipe, Settings, TrainingSet, search, spaces
 from ..selection.trials import check_ensemble
@@ -98,7 +99,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     Attributes:
         classes_: ``[C]`` the labels, sorted; of several labels per graph their numbers.
         n_features_in_: features of a node.
-        node_features_: the fitted :class:`spin_fast.NodeFeatures`; None after training on ``PowerFeatures``.
+        node_features_: the fitted :class:`spin_fast.NodeFeatures` of the model; None if there are none.
         model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch; it knows ``node_features_`` and the
             operator, as ``training.predict_proba`` asks and ``training.save_checkpoint`` keeps.
         history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
@@ -177,10 +178,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             if sample_weight is not None:
                 raise ValueError("sample_weight must be None with search, where all graphs count once")
             model = self._search(graphs, codes, train, validation, seed)
-            return self._keep(model, model.node_features, graphs, classes, multilabel)
+            return self._keep(model, graphs, classes, multilabel)
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
-            features, node_features = self._features(recipe, graphs, train)
+            features = self._features(recipe, graphs, train)
             labels = torch.from_numpy(codes)
             features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
             shares = _shares(codes, class_weight, sample_weight)
@@ -199,11 +200,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                     metric=training.accuracy if shares is None else _weighted_accuracy(shares[validation]),
                     progress=bool(self.verbose),
                 )
-        model.node_features = node_features or model.node_features
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
         if result.interrupted:
             warnings.warn("Training interrupted by user.", stacklevel=2)
-        return self._keep(model, node_features, graphs, classes, multilabel)
+        return self._keep(model, graphs, classes, multilabel)
 
     def predict(self, X: Any) -> np.ndarray:
         """The labels ``[G]`` of the graphs, from ``classes_``; or ``[G, T]`` of 0 and 1.
@@ -323,12 +323,11 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             ) from error
         return np.sort(parts[0]), np.sort(parts[1])
 
-    def _features(self, recipe: Recipe, graphs: Graphs, train: np.ndarray) -> tuple[PowerFeatures, NodeFeatures | None]:
-        """Return the power features, and the fitted preparation of node features if there is any."""
+    def _features(self, recipe: Recipe, graphs: Graphs, train: np.ndarray) -> PowerFeatures:
         if self.device is not None:
             graphs = graphs.to(self.device)
         if isinstance(graphs, PowerFeatures):
-            return graphs, None
+            return graphs
         return recipe.features(graphs, train, progress=bool(self.verbose))
 
     def _search(
@@ -360,16 +359,9 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             warnings.warn("Search interrupted by user.", stacklevel=3)
         return found.model(self.ensemble)
 
-    def _keep(
-        self,
-        model: GraphModel,
-        node_features: NodeFeatures | None,
-        graphs: Graphs,
-        classes: np.ndarray,
-        multilabel: bool,
-    ) -> SPINClassifier:
+    def _keep(self, model: GraphModel, graphs: Graphs, classes: np.ndarray, multilabel: bool) -> SPINClassifier:
         self.model_: Any = model
-        self.node_features_ = node_features
+        self.node_features_ = model.node_features
         self.classes_, self.n_features_in_, self._multilabel = classes, graphs.num_features, multilabel
         self._dtype = graphs.x.dtype if isinstance(graphs, GraphBatch) else graphs.rows.dtype
         return self
@@ -379,8 +371,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         check_is_fitted(self)
         graphs = self._graphs(X)
         self._check_features(graphs)
-        weight, made = next(self.model_.parameters()), self.node_features_
-        graphs = graphs.to(weight.device)
+        graphs = graphs.to(next(self.model_.parameters()).device)
         if hasattr(self, "trials_") and isinstance(graphs, PowerFeatures):
             raise TypeError("X must be graphs where search has chosen the model, got PowerFeatures")
         with _threads(self.n_jobs), torch.inference_mode():
@@ -388,8 +379,9 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 if graphs.x.dtype != self._dtype:
                     raise TypeError(f"X must be {self._dtype} as in fit, got {graphs.x.dtype}")
                 scores = torch.cat(list(training.predict_chunks(self.model_, graphs))).cpu()
-            elif made is not None and (made.degree is not None or any(made.categories_) or made.columns_):
-                raise TypeError("X must be a GraphBatch as in fit: its node features are prepared, got PowerFeatures")
+            elif not are_alike(self.node_features_, graphs.node_features):
+                wanted = "X must be a GraphBatch, or PowerFeatures of one that node_features_ has transformed"
+                raise ValueError(f"{wanted}, got PowerFeatures of graphs prepared by {prepared_by(graphs)}")
             else:
                 scores = training.predict(self.model_, graphs).cpu()
         if len(wrong := training.not_finite(scores)):

@@ -275,7 +275,7 @@ def test_identical_graphs(backend: str, data: st.DataObject, deduplicate: bool, 
             assert chosen.identical_graphs().tolist() == identical_by_multisets(chosen)
             assert chosen.identical_graphs(joint=True).tolist() == identical_by_multisets(chosen, joint=True)
         several = ShardedFeatures([made[: len(sizes) // 2], selected, made.take()])
-        together = PowerFeatures._dense(several[:].dense_rows(), several[:].selected_ptr, None, "adj")
+        together = PowerFeatures._dense(several[:].dense_rows(), several[:].selected_ptr, None, "adj", None)
         for joint in (False, True):
             expected = identical_by_multisets(together, joint=joint)
             assert several.identical_graphs(joint=joint).tolist() == expected
@@ -725,12 +725,13 @@ def test_only_features_that_are_alike_are_joined(saved: Path) -> None:
 def test_what_prepared_the_graphs_is_kept(saved: Path) -> None:
     graphs = replace(random_graphs([3, 0, 5, 8] * 4, dtype=torch.float32), y=torch.arange(16))
     made, other = NodeFeatures("log").fit(graphs), NodeFeatures("log").fit(graphs, [1, 3])
-    plain = PowerFeatures.from_graphs(made.transform(graphs), 1)
-    prepared = plain.prepared_by(made)
-    assert plain.node_features is None
-    assert prepared.rows is plain.rows
+    prepared, of_other = (PowerFeatures.from_graphs(of.transform(graphs), 1) for of in (made, other))
+    plain = replace(prepared, node_features=None)
+    assert PowerFeatures.from_graphs(graphs, 1).node_features is None
+    chunks = [made.transform(graphs[:5]), made.transform(graphs[5:])]
     parts = [prepared[:7], prepared[7:]]
     changed = [prepared.expand(), prepared[3:].take(), prepared.nodes(), prepared.cpu(), copy.deepcopy(prepared)]
+    changed += [PowerFeatures.from_chunks(chunks, 1), PowerFeatures.from_chunks(chunks, 1, deduplicate=False)]
     for same in [*changed, PowerFeatures.concatenate(parts), PowerFeatures.concatenate([of.expand() for of in parts])]:
         assert same.node_features is not None
         assert same.node_features.fingerprint == made.fingerprint
@@ -738,15 +739,19 @@ def test_what_prepared_the_graphs_is_kept(saved: Path) -> None:
     loaded = PowerFeatures.load(saved)
     assert_same_features(loaded, prepared)
     assert shards.load(saved).node_features is not None
-    known = rf"1 hops of 'sym' on 4 features prepared by NodeFeatures {made.fingerprint} in"
-    for unlike in (plain, plain.prepared_by(other)):
+    known = rf"1 hops of 'sym' on 4 features in .* prepared by NodeFeatures {made.fingerprint} and "
+    for unlike in (plain, of_other):
         for join in (PowerFeatures.concatenate, shards.ShardedFeatures):
             with pytest.raises(ValueError, match=known):
                 join([loaded, unlike])
-    loaded.prepared_by(None).save(saved)
+    plain.save(saved)
     assert PowerFeatures.load(saved).node_features is None
     with pytest.raises(TypeError, match="node_features must be NodeFeatures or None, got dict"):
-        plain.prepared_by(made.to_dict())
+        replace(plain, node_features=made.to_dict())
+    unlike = replace(chunks[1], node_features=None)
+    told = "what has transformed them, got NodeFeatures .* in chunk 0 and no NodeFeatures in chunk 1"
+    with pytest.raises(ValueError, match=f"chunks must be alike in {told}"):
+        PowerFeatures.from_chunks([chunks[0], unlike], 1)
     tensors = load_file(saved)
     for told in ("{}", "no JSON", "[1]"):
         save_file(tensors, saved, {"format": FORMAT, "operator": "sym", "node_features": told})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 import weakref
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ def test_which_columns_are_standardised() -> None:
     graphs = typed()
     whole = replace(graphs, x=graphs.x[:, 1:4].contiguous())
     assert NodeFeatures().fit(whole).columns_ == []  # whole numbers alone may be categories
-    assert NodeFeatures().fit(whole).transform(whole) is whole
+    assert NodeFeatures().fit(whole).transform(whole).x is whole.x
     assert NodeFeatures(standardize=True).fit(whole).columns_ == [0]
     assert NodeFeatures(standardize=False).fit(graphs).columns_ == []
     assert NodeFeatures(columns=[3, 0, 3, 4]).fit(graphs).columns_ == [0, 3]  # the constant one cannot be
@@ -408,3 +409,23 @@ def test_wrong_graphs() -> None:
 def test_equal_degrees_have_equal_logarithms() -> None:
     """However many stand beside them: vectors of a loop and its remainder agree."""
     assert len(torch.cat([torch.full((size,), 11.0, dtype=torch.float64).log1p() for size in range(40)]).unique()) == 1
+
+
+def test_graphs_tell_what_has_transformed_them() -> None:
+    graphs = typed()
+    made, nothing = NodeFeatures("log").fit(graphs), NodeFeatures(standardize=False).fit(graphs)
+    once = made.transform(graphs)
+    assert graphs.node_features is None
+    for same in (once, once[1:3], once[[2, 0]], once.cpu(), replace(once, y=torch.arange(5)), copy.deepcopy(once)):
+        assert same.node_features.to_dict() == made.to_dict()
+    assert made.transform(once) is once  # and does not standardise it twice
+    assert NodeFeatures("log").fit(graphs, range(5)).transform(once[:2]).x.equal(once[:2].x)
+    again = NodeFeatures(standardize=True).fit(once)
+    assert again.transform(once).node_features.to_dict() == again.to_dict()
+    assert nothing.fit(once).transform(once).node_features.to_dict() == made.to_dict()
+    assert nothing.fit(graphs).transform(graphs).node_features.to_dict() == nothing.to_dict()
+    assert GraphBatch.concatenate([once[:2], made.transform(graphs[2:])]).node_features is not None
+    with pytest.raises(ValueError, match=r"alike, got graphs prepared by NodeFeatures .* and by no NodeFeatures"):
+        GraphBatch.concatenate([once, replace(once, node_features=None)])
+    with pytest.raises(TypeError, match="node_features must be fitted NodeFeatures or None, got NodeFeatures"):
+        replace(graphs, node_features=NodeFeatures())

@@ -45,7 +45,7 @@ def test_it_is_what_its_parts_are(graphs: GraphBatch, folds: list[Split]) -> Non
     chosen = RECIPES[fold.settings]
     split = folds[0]
     for run, (test, epochs) in enumerate(zip(fold.test, fold.epochs, strict=True)):
-        features, _ = chosen.features(graphs, split.train)
+        features = chosen.features(graphs, split.train)
         torch.manual_seed(1 + run)
         model = chosen.new_model(features, split.train, 10)
         fit = training.fit(model, features, split.train, split.validation, seed=1 + run, **chosen.fit_arguments)

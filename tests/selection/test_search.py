@@ -142,12 +142,12 @@ def test_settings_share_features(data: TrainingSet, tmp_path: Path, in_files: bo
     data = replace(data, folder=tmp_path if in_files else None, _made={})
     recipe = Recipe(num_hops=1, hidden_features=4, num_layers=1, epochs=1, batch_size=150)
     trained = recipe.train(data, 0)
-    features, _ = next(iter(data._made.values()))
+    features = next(iter(data._made.values()))
     replace(recipe, learning_rate=1e-4, branches="both").train(data, 0)
     assert len(data._made) == 1
     again = replace(data, _made={})
     assert recipe.train(again, 0)[:3] == trained[:3]
-    assert next(iter(again._made.values()))[0] is not features
+    assert next(iter(again._made.values())) is not features
     assert len(list(tmp_path.iterdir())) == in_files
     for hops in (0, 2, 3):
         replace(recipe, num_hops=hops).train(data, 0)

@@ -258,9 +258,9 @@ def test_fits_in_workers(backend: str, threads: None) -> None:
 def test_features_that_were_prepared(graphs: GraphBatch, classifier: SPINClassifier) -> None:
     """The model knows by what, so that it takes graphs as they were."""
     made = NodeFeatures(standardize=True).fit(graphs)
-    prepared = PowerFeatures.from_graphs(made.transform(graphs), 2).prepared_by(made)
+    prepared = PowerFeatures.from_graphs(made.transform(graphs), 2)
     classifier.fit(prepared, graphs.y)
-    assert classifier.node_features_ is None
+    assert classifier.node_features_.to_dict() == made.to_dict()
     np.testing.assert_allclose(classifier.predict_proba(graphs), classifier.predict_proba(prepared), rtol=1e-4)
 
 
@@ -285,7 +285,10 @@ def test_node_features_are_those_of_the_training_graphs(graphs: GraphBatch, clas
     assert np.array_equal(classifier.predict_proba(scaled[:7]), expected)
     assert (classifier.n_features_in_, classifier.model_.config["in_features"]) == (2, 3)
     rows = PowerFeatures.from_graphs(scaled, 2)
-    with pytest.raises(TypeError, match="X must be a GraphBatch as in fit"):
+    told = (
+        "or PowerFeatures of one that node_features_ has transformed, got PowerFeatures of graphs prepared by no Node"
+    )
+    with pytest.raises(ValueError, match=f"X must be a GraphBatch, {told}Features"):
         classifier.set_params(degree=None).fit(scaled).predict(rows)
     assert clone(classifier).fit(rows).node_features_ is None
     for parameters in ({"degree": "log"}, {"standardize": True}):

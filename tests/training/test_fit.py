@@ -112,7 +112,7 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
             if epoch.number == failing:
                 raise MemoryError
 
-        model, features = new_model(), digits.prepared_by(NodeFeatures())
+        model, features = new_model(), replace(digits, node_features=NodeFeatures().fit(random_graphs([3])))
         model.operator = operator
         with pytest.raises(MemoryError):
             training.fit(model, features, range(64), range(64, 96), epochs=2, on_epoch=fail)
@@ -186,19 +186,33 @@ def test_on_epoch_sees_each_new_epoch(digits: PowerFeatures, tmp_path: Path) -> 
 def test_a_model_learns_what_prepared_its_features(way: str) -> None:
     graphs = replace(random_graphs([4, 1, 6, 3, 0, 9] * 2, dtype=torch.float32), y=torch.arange(12) % 4)
     made = NodeFeatures("log").fit(graphs, range(8))
-    features = PowerFeatures.from_graphs(made.transform(graphs), 2).prepared_by(made)
+    features = PowerFeatures.from_graphs(made.transform(graphs), 2)
     model = SPIN(4, 8, 4, 2)
-    for given in (features, features.prepared_by(None)):  # one that goes on without any keeps what it knows
+
+    def train(features: PowerFeatures) -> None:
         if way == "fit":
-            training.fit(model, given, range(8), range(8, 12), epochs=1)
+            training.fit(model, features, range(8), range(8, 12), epochs=1)
         elif way == "step":
-            training.Trainer(model).step(given)
+            training.Trainer(model).step(features)
         else:
-            training.Trainer(model).epoch(given, range(12), 4)
-        assert model.node_features is features.node_features
+            training.Trainer(model).epoch(features, range(12), 4)
+
+    train(features)
+    assert model.node_features is features.node_features
+    others = PowerFeatures.from_graphs(NodeFeatures("raw", standardize=False).fit(graphs).transform(graphs), 2)
+    known = rf"model.node_features, NodeFeatures {made.fingerprint}, got graphs prepared by"
+    for unlike, told in ((others, "NodeFeatures"), (replace(features, node_features=None), "no NodeFeatures")):
+        for use in (train, partial(training.predict, model)):
+            with pytest.raises(ValueError, match=f"{known} {told}"):
+                use(unlike)
+    train(replace(features, node_features=NodeFeatures("log").fit(graphs, range(8))))  # an equal one
     made.fit(graphs, [5])  # for other features: nothing to those above
     expected = training.predict(model, features).softmax(1)
-    torch.testing.assert_close(training.predict_proba(model, graphs), expected)
+    for given in (graphs, model.node_features.transform(graphs)):
+        torch.testing.assert_close(training.predict_proba(model, given), expected)
+    model.node_features = None
+    train(others)
+    assert model.node_features is others.node_features
 
 
 @pytest.mark.parametrize("way", ["fit", "epoch", "step", "autograd"])
