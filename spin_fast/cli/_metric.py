@@ -12,7 +12,7 @@ from ._graphs import Odd
 
 MetricName = Literal["accuracy", "rocauc", "ap"]
 METRICS = {"rocauc": ("ROC-AUC", training.rocauc), "ap": ("AP", training.ap)}  # as people call them
-METRIC = "accuracy; or of two classes, or tasks, the area under the ROC curve, or average precision of the second."
+METRIC = "accuracy; or the area under the ROC curve, or average precision, of the second of two classes, or of tasks."
 METRIC_DEFAULT = "accuracy; rocauc of tasks; OGB's own of its sets"
 
 

@@ -41,6 +41,7 @@ from ..training.fit import seeded
 from ..training.schedules import Schedule
 from .transformer import GraphEstimator, Graphs, check_finite
 
+METRICS = {"accuracy": training.accuracy, "rocauc": training.rocauc, "ap": training.ap}
 _random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
 
 
@@ -78,10 +79,15 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         degree, max_degree, one_hot, standardize: those of :class:`spin_fast.NodeFeatures`.
         calibrate: scale the new weights by the training graphs, see :meth:`spin_fast.SPIN.calibrate`.
         epochs, batch_size, learning_rate, schedule, weight_decay: those of :func:`spin_fast.training.fit`.
+        metric: what chooses the epoch, and the best of a search, on the graphs held out: ``"accuracy"``; of two
+            classes, or of several labels per graph, :func:`"rocauc" <spin_fast.training.rocauc>` or
+            :func:`"ap" <spin_fast.training.ap>` of the second class, which tell more where few graphs are of it; or a
+            function of class scores and labels as :func:`spin_fast.training.fit` takes. :meth:`score` is the accuracy
+            in any case, as scikit-learn has it.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
             in the accuracy that the epoch is chosen by. Of several labels per graph ``"balanced"`` weighs each against
             its absence, in the loss alone.
-        patience: stop after so many epochs without a better accuracy on the graphs held out.
+        patience: stop after so many epochs without a better ``metric`` on the graphs held out.
         validation_fraction: the share of graphs that ``fit`` holds out, stratified by class (but not by several labels
             per graph), to choose the epoch by. With 0 it trains on all and chooses by them.
         search: instead of one model train many, and keep what is best on the graphs held out: a number of settings,
@@ -103,7 +109,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         model_: the :class:`spin_fast.SPIN`, with the weights of the best epoch; it knows ``node_features_`` and the
             operator, as ``training.predict_proba`` asks and ``training.save_checkpoint`` keeps.
         history_: the epochs, each a :class:`spin_fast.training.Epoch` with ``loss``, ``validation_loss``,
-            ``validation`` (the accuracy), ``learning_rate`` and ``seconds``.
+            ``validation`` (the ``metric``), ``learning_rate`` and ``seconds``.
         best_epoch_: the position in ``history_`` of the epoch whose weights were kept.
         n_iter_: the number of epochs.
         trials_: with ``search`` the models that were tried, those that were trained to the end first, as
@@ -132,6 +138,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     learning_rate: float = 5e-3
     schedule: Schedule = "cosine"
     weight_decay: float = 0.0
+    metric: Literal["accuracy", "rocauc", "ap"] | training.Metric = "accuracy"
     class_weight: Literal["balanced"] | Mapping[Any, float] | None = None
     patience: int = 60
     validation_fraction: float = 0.1
@@ -167,6 +174,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             sample_weight = _check_sample_weight(sample_weight, y, dtype=np.float64, ensure_non_negative=True)
         multilabel = y.ndim == 2
         classes, codes = (np.arange(y.shape[1]), y) if multilabel else np.unique(y, return_inverse=True)
+        metric = self._metric(len(classes), multilabel)
         random = check_random_state(self.random_state)
         train, validation = self._split(y, sample_weight, random)
         class_weight = self._class_weight(classes, y[train], None if sample_weight is None else sample_weight[train])
@@ -177,7 +185,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             assert isinstance(graphs, GraphBatch)  # as is checked
             if sample_weight is not None:
                 raise ValueError("sample_weight must be None with search, where all graphs count once")
-            model = self._search(graphs, codes, train, validation, seed)
+            model = self._search(graphs, codes, train, validation, metric, seed)
             return self._keep(model, graphs, classes, multilabel)
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
@@ -185,6 +193,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             labels = torch.from_numpy(codes)
             features = _labelled(features, labels.to(features.rows.dtype) if multilabel else labels)
             shares = _shares(codes, class_weight, sample_weight)
+            if self.metric == "accuracy" and shares is not None:
+                metric = _weighted_accuracy(shares[validation])
             with _seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
                     warnings.filterwarnings("ignore", "validation has .* of train", UserWarning)
@@ -197,7 +207,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                     **recipe.fit_arguments | {"class_weight": class_weight},
                     graph_weight=sample_weight,
                     seed=seed,
-                    metric=training.accuracy if shares is None else _weighted_accuracy(shares[validation]),
+                    metric=metric,
                     progress=bool(self.verbose),
                 )
         self.history_, self.best_epoch_, self.n_iter_ = result.epochs, result.best_epoch, len(result.epochs)
@@ -271,6 +281,14 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 f"got {graphs.num_hops} of {graphs.operator!r}"
             )
 
+    def _metric(self, num_classes: int, multilabel: bool) -> training.Metric:
+        metric = METRICS.get(self.metric) if isinstance(self.metric, str) else self.metric
+        if not callable(metric):
+            raise ValueError(f"metric must be one of {', '.join(METRICS)}, or a function, got {self.metric!r}")
+        if self.metric in ("rocauc", "ap") and num_classes != 2 and not multilabel:
+            raise ValueError(f"metric must not be {self.metric!r}, which is of two classes, where y has {num_classes}")
+        return metric
+
     def _check_search(self, graphs: Graphs) -> None:
         if not isinstance(graphs, GraphBatch):
             raise TypeError(
@@ -331,12 +349,18 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         return recipe.features(graphs, train, progress=bool(self.verbose))
 
     def _search(
-        self, graphs: GraphBatch, codes: np.ndarray, train: np.ndarray, validation: np.ndarray, seed: int
+        self,
+        graphs: GraphBatch,
+        codes: np.ndarray,
+        train: np.ndarray,
+        validation: np.ndarray,
+        metric: training.Metric,
+        seed: int,
     ) -> GraphModel:
         """Return the best of many models, or the ensemble of the best."""
         y = torch.from_numpy(codes).to(graphs.x.device)
         graphs = replace(graphs, y=y.to(graphs.x.dtype) if y.dim() == 2 else y)
-        data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), training.accuracy)
+        data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), metric)
         settings = (
             spaces.candidates(int(self.search), seed=seed)
             if isinstance(self.search, (int, np.integer))

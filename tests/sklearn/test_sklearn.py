@@ -378,6 +378,32 @@ def test_operators_side_by_side(graphs: GraphBatch, classifier: SPINClassifier) 
         classifier.set_params(operator="sym").fit(features)
 
 
+@pytest.mark.parametrize("metric", ["rocauc", "ap"])
+def test_the_metric_chooses_the_epoch(graphs: GraphBatch, classifier: SPINClassifier, metric: str) -> None:
+    is_star = (graphs.y == 2).long()
+    classifier.set_params(validation_fraction=0, metric=metric, epochs=12).fit(graphs, is_star)
+    scores = training.predict_proba(classifier.model_, graphs).log()
+    kept = classifier.history_[classifier.best_epoch_]
+    assert kept.validation == max(epoch.validation for epoch in classifier.history_)
+    assert getattr(training, metric)(scores, is_star) == pytest.approx(kept.validation)
+    tasks = np.stack([is_star, graphs.y == 1], 1)
+    kept = classifier.fit(graphs, tasks).history_[classifier.best_epoch_]
+    scores = training.predict_proba(classifier.model_, graphs).logit()
+    assert getattr(training, metric)(scores, torch.from_numpy(tasks).float()) == pytest.approx(kept.validation)
+    with pytest.raises(ValueError, match=f"metric must not be '{metric}', which is of two classes, where y has 3"):
+        clone(classifier).fit(graphs)
+
+
+def test_a_metric_of_ones_own(graphs: GraphBatch, classifier: SPINClassifier) -> None:
+    classifier.set_params(metric=lambda scores, y: scores.shape[1] / 8, epochs=2).fit(graphs)
+    assert [epoch.validation for epoch in classifier.history_] == [0.375, 0.375]
+    classifier.set_params(search=[Recipe(num_hops=1, epochs=2)]).fit(graphs)
+    assert [trial["validation"] for trial in classifier.trials_] == [0.375]
+    for wrong in ("auc", None, 3):
+        with pytest.raises(ValueError, match="metric must be one of accuracy, rocauc, ap, or a function, got"):
+            clone(classifier).set_params(metric=wrong).fit(graphs)
+
+
 def test_class_weight(features: PowerFeatures, classifier: SPINClassifier) -> None:
     """A class with all the weight is all that is predicted; balanced weights are those of scikit-learn."""
     y = NAMES[features.y]
