@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 
 from .. import __version__, build_info, native_available
-from ._errors import one_line_errors
+from ._errors import one_line_errors, one_line_warnings
 from ._ranks import launch
 
 app = typer.Typer(
@@ -101,7 +101,8 @@ def command(example: str, *, takes_ranks: bool = False) -> Callable[[Callable[..
                 raise ValueError(f"{function.__name__} works in one process: run it without torchrun")
             torch.set_num_threads(min(common.threads, os.cpu_count() or 1))
             # With --json, what progress bars and other libraries print goes to stderr, too.
-            with contextlib.redirect_stdout(sys.stderr) if common.as_json else contextlib.nullcontext():
+            output = contextlib.redirect_stdout(sys.stderr) if common.as_json else contextlib.nullcontext()
+            with output, one_line_warnings():
                 report = function(**options)
             if common.as_json:
                 print(document_of(report))

@@ -20,7 +20,7 @@ from ..selection import TrainingSet, Trial, search, spaces
 from ..selection.training_set import facts_of
 from ..selection.trials import OUTCOMES
 from ._app import Report, document_of, kernels_on
-from ._errors import ended_by_sigterm, one_line_warnings
+from ._errors import ended_by_sigterm
 from ._metric import show_score, tested
 from ._search import SearchOptions
 from ._train_outputs import Outputs
@@ -61,7 +61,6 @@ def train_by_search(
     start = time.perf_counter()
     with (
         progress_bar(source.title, spaces.search_epochs(candidates, budgets) or None, True) as advance,
-        one_line_warnings(),
         ended_by_sigterm() as signals,
     ):
 

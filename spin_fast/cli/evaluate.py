@@ -25,7 +25,7 @@ from ..selection import evaluate as evaluate_folds
 from ..selection.evaluation import EVALUATION_FORMAT
 from ..selection.training_set import differing
 from ._app import Report, command
-from ._errors import ended_by_sigterm, one_line_warnings
+from ._errors import ended_by_sigterm
 from ._graphs import tell
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, of_class, show_score
 from ._options import DATASET, DataOptions, Splits, data_option, out_option, output_option
@@ -124,7 +124,6 @@ def evaluate(
     done = 0 if before is None else len(before.folds)
     with (
         progress_bar(source.title, len(parts) * per_fold, True, done=done * per_fold) as advance,
-        one_line_warnings(),
         ended_by_sigterm(),
     ):
 

@@ -26,7 +26,7 @@ from ..graphs.batch import GraphBatch
 from ..selection import Recipe
 from ..training.logs import CsvLog, TensorBoardLog
 from ._app import Report, command, console
-from ._errors import ended_by_sigterm, one_line_warnings
+from ._errors import ended_by_sigterm
 from ._features_file import check_fitted, check_graphs, check_settings
 from ._graphs import Description
 from ._metric import METRIC, METRIC_DEFAULT, MetricName, labels_of, metric_of, of_class, tested
@@ -189,7 +189,6 @@ def train(
 
     with (
         board or nullcontext(),
-        one_line_warnings(),
         ranks.process_group(place) as process_group,  # while it connects, a signal ends the process at once
         ended_by_sigterm() as signals,
     ):

@@ -354,6 +354,11 @@ class TablesReader(OrderedReader):
         if self._labels is not None and isinstance(options.label, str) and options.classes is None:
             options = options._replace(classes=sorted_classes({*self._labels}, self._lister))
         self.options = options
+        with closing(self._open["edges"]()) as rows:
+            others = {*rows.read(0).frame.columns} - {"graph", "source", "target", WEIGHT}
+        if others and options.edge_weight == WEIGHT:
+            told = f"{edges} has columns that are not read, {', '.join(sorted(map(str, others)))}"
+            warnings.warn(f"{told}: weights are those of a column {WEIGHT!r}", stacklevel=4)
 
     def __len__(self) -> int:
         return len(self._known.names)

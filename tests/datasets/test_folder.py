@@ -161,7 +161,8 @@ def test_graphml_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_weights(tmp_path: Path) -> None:
     write(tmp_path, edges="graph,source,target,weight,length\na,x,y,0.5,2\nb,1,2,3,4\n")
-    assert load_folder(tmp_path).graphs.edge_weight.tolist() == [3, 0.5]
+    with pytest.warns(UserWarning, match=r"edges\.csv has columns that are not read, length: weights are those of"):
+        assert load_folder(tmp_path).graphs.edge_weight.tolist() == [3, 0.5]
     assert load_folder(tmp_path, edge_weight="length").graphs.edge_weight.tolist() == [4, 2]
     assert load_folder(tmp_path, edge_weight=None).graphs.edge_weight is None
     assert "'height'" in error_of(lambda: load_folder(tmp_path, edge_weight="height"))
