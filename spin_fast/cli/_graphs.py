@@ -110,6 +110,7 @@ class Description:
         self._columns: str | None = None
         self._unused: str | None = None
         self._num_graphs = self._num_nodes = self._num_edges = self._num_classes = self._num_features = 0
+        self._num_tasks = self._num_labels = 0
         self._empty = Odd(NO_NODES)
         self.facts: dict[str, Any] = {"weighted": False, "directed": False}
         self.twice: bool | None = None
@@ -120,9 +121,12 @@ class Description:
         self._num_nodes += graphs.num_nodes
         self._num_edges += graphs.num_edges
         self._num_features = graphs.num_features
-        if read.classes is not None:
+        if graphs.y is not None and graphs.y.is_floating_point():
+            self._num_tasks = graphs.y.shape[1]
+            self._num_labels += int((~graphs.y.isnan()).sum())
+        elif read.classes is not None:
             self._num_classes = len(read.classes)
-        elif graphs.y is not None and not graphs.y.is_floating_point() and len(graphs):
+        elif graphs.y is not None and len(graphs):
             self._num_classes = max(self._num_classes, int(graphs.y.max()) + 1)
         self._empty.add_empty(graphs, read.names)
         if graphs.num_edges:
@@ -137,6 +141,8 @@ class Description:
         """Print it, and the hints."""
         number = max(self._num_graphs, 1)
         classes = f"{self._num_classes} classes, " if self._num_classes else ""
+        if self._num_tasks:
+            classes = f"{self._num_tasks} task(s) with {self._num_labels:,} of {self._num_tasks * self._num_graphs:,} labels, "
         console.print(
             f"[bold]{escape(self._title)}[/bold]: {self._num_graphs:,} graphs, {classes}"
             f"{self._num_nodes / number:.2f} nodes and {self._num_edges / number:.2f} directed edges on average, "

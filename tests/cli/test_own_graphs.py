@@ -111,6 +111,7 @@ def test_labels_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         "names": ["toxic", "soluble, or not"],
     }
     options = ("--epochs", 1, "--hops", 1, "--batch-size", 1)
+    assert "30 graphs, 2 task(s) with 58 of 60 labels, " in invoke("train", "known/", "--label", both, *options)
     facts = facts_of("train", "known/", "--label", both, *options)
     error = invoke("train", "known/", "--label", "kind", *options, "--resume", exit_code=1)
     assert "runs/known/state.safetensors is of another run: features.labels=" in error
