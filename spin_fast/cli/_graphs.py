@@ -142,7 +142,8 @@ class Description:
         number = max(self._num_graphs, 1)
         classes = f"{self._num_classes} classes, " if self._num_classes else ""
         if self._num_tasks:
-            classes = f"{self._num_tasks} task(s) with {self._num_labels:,} of {self._num_tasks * self._num_graphs:,} labels, "
+            known = f"{self._num_labels:,} of {self._num_tasks * self._num_graphs:,} labels"
+            classes = f"{self._num_tasks} task(s) with {known}, "
         console.print(
             f"[bold]{escape(self._title)}[/bold]: {self._num_graphs:,} graphs, {classes}"
             f"{self._num_nodes / number:.2f} nodes and {self._num_edges / number:.2f} directed edges on average, "

@@ -97,7 +97,7 @@ def load_folder(
             ``"label"`` may be missing. A list of names for binary tasks side by side, 0 or 1 or empty: ``y`` ``[G, T]``
             of ``dtype`` with NaN for missing. None reads no labels. Those of TU text and ``.nel`` have no names.
         edge_weight: the column of ``edges`` or of Parquet, or the edge attribute, that holds the weights; ``"weight"``
-            may be missing, and a ``UserWarning`` then names the columns of ``edges`` that are not read. None leaves
+            may be missing, and a ``UserWarning`` then names what else edges of tables and GraphML have. None leaves
             weights out. TU text has none.
         dtype: float32 or float64, of features and weights.
         **edge_options: ``undirected``, ``coalesce`` and ``self_loops`` as in ``GraphBatch.from_edge_index``:

@@ -18,7 +18,17 @@ from ..graphs import convert
 from ..graphs.batch import EdgeOptions, GraphBatch
 from .columns import MOST_CATEGORIES, Column, Words, as_task, holds_words, task_of, text_of
 from .common import DatasetError, Folder, check_is_regular, one_line, reading
-from .options import LABEL, WEIGHT, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
+from .options import (
+    LABEL,
+    WEIGHT,
+    ReadOptions,
+    chosen,
+    folder_of,
+    numbers_first,
+    sorted_classes,
+    warn_of_unread,
+    with_labels,
+)
 from .reader import Reader, with_weights
 from .tables import Table, open_graphs
 
@@ -200,6 +210,7 @@ class GraphMLReader(Reader):
             weighted = any(WEIGHT in data for *_, data in graph.edges(data=True))
             if self.weighted is None:
                 self.weighted = weighted
+                warn_of_unread(file, {name for *_, data in graph.edges(data=True) for name in data} - {WEIGHT, "id"})
             elif self.weighted != weighted:
                 has, have = ("has", "have none") if weighted else ("has no", "have")
                 raise DatasetError(

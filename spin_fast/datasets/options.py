@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from itertools import pairwise
@@ -26,6 +27,12 @@ LABEL = "label"
 WEIGHT = "weight"
 GAPS = ("nan", "na", "n/a", "none", "null", "?")  # what other programs write where there is no number
 _EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, since rows come in any order
+
+
+def warn_of_unread(file: Path, names: Iterable[str]) -> None:
+    """Tell what edges have beside a weight, unless the caller has said what to read."""
+    if told := ", ".join(sorted(map(str, names))):
+        warnings.warn(f"{file} has edges with {told}, not read: weights are those named {WEIGHT!r}", stacklevel=2)
 
 
 class ReadOptions(NamedTuple):

@@ -23,7 +23,18 @@ from ..graphs.batch import GraphBatch
 from ..graphs.convert import Parts, library
 from .columns import LEAVE_OUT, Column, Words, as_categories, as_task, holds_words, shown, task_of, text_of
 from .common import DatasetError, Folder, Lines, block_lines, impossible, reading
-from .options import LABEL, WEIGHT, Label, ReadOptions, chosen, folder_of, numbers_first, sorted_classes, with_labels
+from .options import (
+    LABEL,
+    WEIGHT,
+    Label,
+    ReadOptions,
+    chosen,
+    folder_of,
+    numbers_first,
+    sorted_classes,
+    warn_of_unread,
+    with_labels,
+)
 from .parquet import BUFFER_BYTES
 from .reader import OrderedReader, cuts_of
 
@@ -356,9 +367,8 @@ class TablesReader(OrderedReader):
         self.options = options
         with closing(self._open["edges"]()) as rows:
             others = {*rows.read(0).frame.columns} - {"graph", "source", "target", WEIGHT}
-        if others and options.edge_weight == WEIGHT:
-            told = f"{edges} has columns that are not read, {', '.join(sorted(map(str, others)))}"
-            warnings.warn(f"{told}: weights are those of a column {WEIGHT!r}", stacklevel=4)
+        if options.edge_weight == WEIGHT:
+            warn_of_unread(edges, others)
 
     def __len__(self) -> int:
         return len(self._known.names)

@@ -90,6 +90,9 @@ def test_what_the_files_weigh(tmp_path: Path) -> None:
     assert load_folder(tmp_path / "weighted").weighted
     assert not load_folder(tmp_path / "weighted", edge_weight=None).weighted
     (tmp_path / "xml").mkdir()
+    networkx.write_graphml(networkx.DiGraph([(0, 1, {"order": 2, "id": "e"})]), tmp_path / "xml" / "0.graphml")
+    with pytest.warns(UserWarning, match=r"0\.graphml has edges with order, not read"):
+        assert load_folder(tmp_path / "xml").graphs.edge_weight is None
     for number, times in enumerate((2, 1)):  # only the first file has something to merge
         graph = networkx.MultiDiGraph([(0, 1)] * times)
         networkx.write_graphml(graph, tmp_path / "xml" / f"{number}.graphml")
@@ -161,7 +164,7 @@ def test_graphml_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_weights(tmp_path: Path) -> None:
     write(tmp_path, edges="graph,source,target,weight,length\na,x,y,0.5,2\nb,1,2,3,4\n")
-    with pytest.warns(UserWarning, match=r"edges\.csv has columns that are not read, length: weights are those of"):
+    with pytest.warns(UserWarning, match=r"edges\.csv has edges with length, not read: weights are those named"):
         assert load_folder(tmp_path).graphs.edge_weight.tolist() == [3, 0.5]
     assert load_folder(tmp_path, edge_weight="length").graphs.edge_weight.tolist() == [4, 2]
     assert load_folder(tmp_path, edge_weight=None).graphs.edge_weight is None
