@@ -432,7 +432,8 @@ class GraphBatch(GraphArrays):
         """The graphs as PyG's ``Data``, for its ``DataLoader`` or ``Batch.from_data_list``; copies on the same device.
 
         Each has ``x`` ``[n, d]``, ``edge_index`` ``[2, e]`` int64, and where there are any ``y`` ``[1]`` or ``[1, T]``
-        and ``edge_weight`` ``[e]``. :meth:`from_pyg` makes the same graphs of them.
+        and ``edge_weight`` ``[e]``. :meth:`from_pyg` makes the same graphs of them, which no longer tell their
+        ``node_features``.
 
         Raises:
             ImportError: PyG is not installed.

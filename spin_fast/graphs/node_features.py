@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import check, files
-from .._common.indexing import GraphIds, graph_ids, ragged_arange
+from .._common.indexing import GraphIds, graph_ids, prepared_by, ragged_arange
 from .batch import GraphBatch
 
 Degree = Literal["raw", "log", "one-hot", "profile"]
@@ -66,6 +66,7 @@ class NodeFeatures:
 
     Attributes:
         num_features_: columns of the ``x`` it was fitted on.
+        previous_: what had transformed the graphs that it was fitted on; None if nothing had.
         ids_sha256_: a hash of the numbers of the training graphs; None if these are not known.
         keeps_x_: whether the result has them.
         max_degree_: the largest degree that has a column; None but for ``"one-hot"``.
@@ -148,6 +149,7 @@ class NodeFeatures:
         automatic = self.columns is not None or not seen.is_whole
         if self.standardize is True or (self.standardize == "auto" and automatic):
             self._fit_columns(seen)
+        self.previous_ = seen.previous
         self.num_features_ = len(seen.values)  # last, since by this it counts as fitted
         return self
 
@@ -183,17 +185,25 @@ class NodeFeatures:
     def transform(self, graphs: GraphBatch) -> GraphBatch:
         """The same graphs with the features that were fitted, in the dtype and on the device of ``graphs.x``.
 
-        They tell what has transformed them, ``node_features``, the last if there were several; those that tell of an
-        equal one are returned as they are.
+        They tell what has transformed them, ``node_features``; those that tell of an equal one are returned as they
+        are. If it was fitted on graphs that others had transformed, these do so first where they have not yet.
 
         Raises:
-            TypeError, ValueError: not fitted yet, or graphs with another number of features.
+            TypeError, ValueError: not fitted yet, graphs with another number of features, or that something else has
+                transformed.
         """
         check_graphs(graphs)
         if not hasattr(self, "num_features_"):
             raise ValueError("NodeFeatures must be fitted before they transform: call fit")
         if graphs.node_features is not None and are_alike(self, graphs.node_features):
             return graphs
+        if not are_alike(self.previous_, graphs.node_features):
+            if self.previous_ is None:
+                raise ValueError(
+                    f"graphs must be as those that NodeFeatures {self.fingerprint} were fitted on, which nothing had "
+                    f"transformed, got graphs prepared by {prepared_by(graphs)}"
+                )
+            graphs = self.previous_.transform(graphs)
         if graphs.num_features != self.num_features_:
             raise ValueError(f"graphs must have {self.num_features_} features as fitted, got {graphs.num_features}")
         x = self._columns_of(graphs)
@@ -203,8 +213,7 @@ class NodeFeatures:
             for block in x.split(BLOCK):  # views
                 block[:, self.columns_] = ((block[:, self.columns_].double() - mean) / scale).to(x.dtype)
         made = copy.copy(graphs)  # not a new object: its contents are checked already
-        is_last = graphs.node_features is None or not are_alike(self, None)
-        vars(made).update(x=x, node_features=copy.copy(self) if is_last else graphs.node_features)
+        vars(made).update(x=x, node_features=copy.copy(self))
         return made
 
     def _columns_of(self, graphs: GraphBatch) -> Tensor:
@@ -235,7 +244,9 @@ class NodeFeatures:
 
     def to_dict(self) -> dict[str, Any]:
         """All arguments and what was fitted, as JSON values, from which :meth:`from_dict` makes the same again."""
-        return {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+        state = {name: list(value) if isinstance(value, list) else value for name, value in vars(self).items()}
+        previous: Any = state.pop("previous_", None)
+        return state if previous is None else state | {"previous_": previous.to_dict()}
 
     @classmethod
     def from_dict(cls, state: dict[str, Any]) -> NodeFeatures:
@@ -249,6 +260,8 @@ class NodeFeatures:
             if state.keys() - vars(made).keys():
                 state = {"ids_sha256_": None} | state
                 made.num_features_ = check.integer("num_features_", state["num_features_"], 0)
+                previous = state.get("previous_")
+                made.previous_ = None if previous is None else cls.from_dict(previous)
                 made.ids_sha256_ = state["ids_sha256_"]
                 if not isinstance(made.ids_sha256_, str | None):
                     raise TypeError("ids_sha256_ must be text")
@@ -319,15 +332,16 @@ class NodeFeatures:
 
 def are_alike(one: NodeFeatures | None, other: NodeFeatures | None) -> bool:
     """Whether both, which are fitted, make the same features of all graphs; None leaves them as they are."""
-    return one is other or _effect_of(one) == _effect_of(other)
+    return one is other or _effects_of(one) == _effects_of(other)
 
 
-def _effect_of(made: NodeFeatures | None) -> tuple[Any, ...] | None:
-    """All that a result depends on; None where graphs stay as they are."""
-    if made is None or (made.degree is None and not made.learns):
-        return None
+def _effects_of(made: NodeFeatures | None) -> list[tuple[Any, ...]]:
+    """All that a result depends on, step by step; none where graphs stay as they are."""
+    if made is None:
+        return []
     fitted = made.keeps_x_, made.max_degree_, made.categories_, made.columns_, made.mean_, made.scale_
-    return (made.degree, made.num_features_, *fitted)
+    own = [(made.degree, made.num_features_, *fitted)] if made.degree is not None or made.learns else []
+    return _effects_of(made.previous_) + own
 
 
 def _degree_profile(graphs: GraphBatch) -> Tensor:
@@ -388,6 +402,7 @@ class _Seen:
 
     Attributes:
         num_graphs: those of all chunks.
+        previous: what has transformed them.
         num_nodes: rows that have been added; like everything that follows of the training graphs alone.
         is_degree: whether ``x`` is the degree and nothing else.
         is_whole: whether ``x`` has only whole numbers.
@@ -398,6 +413,7 @@ class _Seen:
     def __init__(self, made: NodeFeatures) -> None:
         self._made = made
         self.num_graphs = self.num_nodes = 0
+        self.previous: NodeFeatures | None = None
         self.is_degree = self.is_whole = True
         self.values: list[Counter[int] | None] = []
         self.degrees = torch.zeros(1, dtype=torch.int64)
@@ -408,7 +424,8 @@ class _Seen:
         for graphs in chunks:
             check_graphs(graphs)
             kind = f"{graphs.num_features} features in {check.shown(graphs.x.dtype)} on {graphs.x.device}"
-            self._kind = self._kind or kind
+            kind += f" prepared by {prepared_by(graphs)}"
+            self._kind, self.previous = self._kind or kind, graphs.node_features
             if kind != self._kind:
                 raise ValueError(f"graphs must be alike in all chunks, got {self._kind} and {kind}")
             x, degree = graphs.x.detach(), graphs.degree

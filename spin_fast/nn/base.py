@@ -81,6 +81,7 @@ class GraphModel(nn.Module):
         check_graphs(graphs)
         if self.node_features is not None:
             graphs = self.node_features.transform(graphs)
+        self._check_prepared("graphs", graphs)
         if self.in_features not in (None, graphs.num_features):
             raise ValueError(f"graphs must have {self.in_features} features as the model, got {graphs.num_features}")
         weight, device = torch_compat.first_parameter(self), graphs.x.device
@@ -90,6 +91,14 @@ class GraphModel(nn.Module):
         if not torch_compat.is_evaluating(self):  # telling each module anew takes longer than a small graph
             self.eval()
         return graphs, name
+
+    def _check_prepared(self, name: str, graphs: GraphBatch | PowerFeatures) -> None:
+        """Check that what has transformed the graphs of the training, if that is known, has transformed these."""
+        if self.operator is not None and not are_alike(self.node_features, graphs.node_features):
+            raise ValueError(
+                f"{name} must be prepared as the training graphs, by {prepared_by(self)}, got {name} prepared by "
+                f"{prepared_by(graphs)}; model.node_features says by what they were"
+            )
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
         """Class scores ``[g, C]`` of consecutive chunks of graphs; of no graphs one chunk without rows.
@@ -151,9 +160,10 @@ class GraphClassifier(GraphModel):
     def operator(self) -> str | None:
         """The graph operator that the model was trained with, or several with commas between them; None if unknown.
 
-        ``training.fit`` and ``Trainer`` take it from the features; a training loop of your own says
-        ``model.operator = features.operator``. Checkpoints keep it, ``training.predict_proba`` and ``nn.export`` use
-        it, and features of another one are an error in ``training``. To go on training with those, set it to None.
+        ``training.fit`` and ``Trainer`` take it from the features, as they do :attr:`node_features`; a training loop of
+        your own says ``model.operator = features.operator``, and likewise of the other. Checkpoints keep it,
+        ``training.predict_proba`` and ``nn.export`` use it, and features of another one are an error in ``training``.
+        To go on training with those, set it to None.
         """
         return self._operator
 
@@ -244,11 +254,7 @@ class GraphClassifier(GraphModel):
             TypeError, ValueError: what is wrong.
         """
         self.check(features)
-        if self.node_features is not None and not are_alike(self.node_features, features.node_features):
-            raise ValueError(
-                f"features must be of graphs prepared by model.node_features, {prepared_by(self)}, got graphs prepared "
-                f"by {prepared_by(features)}; model.node_features = None lets it forget"
-            )
+        self._check_prepared("features", features)
         if self.operator not in (None, features.operator):
             raise ValueError(
                 f"features must be of {self.operator!r}, which the model was trained with, got {features.operator!r}; "

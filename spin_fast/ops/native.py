@@ -4,8 +4,8 @@ Where loading fails, a warning says why, once, and how to mend it.
 
 ``_C`` has the schemas of the ops and the CPU kernels, ``_C_cuda`` the CUDA kernels; under a torch without CUDA that is
 not loaded. Loading starts nothing on a GPU, so a process that has imported this may still fork. In the child the CPU
-kernels run on one thread, with the same results: those of the parent are not there. torch's own operations may wait for
-them for ever, unless the child first calls ``torch.set_num_threads(1)``, as the workers of a ``DataLoader`` do.
+kernels run on one thread, with the same results: those of the parent are not there. torch's own operations would wait
+for them for ever, so its number of threads is set to 1 there.
 
 Environment:
     SPIN_FAST_BACKEND=reference    load neither; every operation runs on :mod:`spin_fast.reference`
@@ -66,9 +66,13 @@ def _load() -> tuple[ModuleType | None, str]:
             library.set_isa(isa)
         except ValueError as error:
             raise ValueError(f"SPIN_FAST_ISA: {error}") from None
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=library.go_without_threads)
     return library, ""
+
+
+def _go_without_threads() -> None:
+    torch.set_num_threads(1)
+    if library is not None:
+        library.go_without_threads()
 
 
 def _load_cuda() -> tuple[str, str]:
@@ -92,6 +96,8 @@ def _load_cuda() -> tuple[str, str]:
 
 
 library, missing_reason = _load()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_go_without_threads)
 cuda_missing_reason, _cuda_mend = _load_cuda()
 
 

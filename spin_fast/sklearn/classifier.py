@@ -61,16 +61,15 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
     digits of scores, and such training may end elsewhere. A search has the same bits for any ``n_jobs``. Torch's own
     random state and number of threads are restored after each call, the latter after calls that do not overlap.
 
-    It may be fitted in threads and in worker processes, as by ``cross_val_score(n_jobs=4)``. Where these are forked, as
-    joblib's backend ``"multiprocessing"`` does and its default does not, call ``torch.set_num_threads(1)`` before:
-    torch's operations would wait in them for threads that do not exist.
+    It may be fitted in threads and in worker processes, as by ``cross_val_score(n_jobs=4)``.
 
     Node features are prepared by :class:`spin_fast.NodeFeatures`, fitted on the graphs to train on; those of
-    ``PowerFeatures`` are taken as they are.
+    ``PowerFeatures`` are taken as they are. Where ``NodeFeatures`` had transformed the graphs, or those of the
+    ``PowerFeatures``, before, the model takes graphs as they were, too.
 
     Args:
         hidden_features, size_aware, num_layers, classifier_features, batch_norm, dropout: those of
-            :class:`spin_fast.SPIN`.
+            :class:`spin_fast.SPIN`; ``size_aware`` is for ``readout="attention"``.
         num_hops: ``R``; there are ``R + 1`` branches.
         operator: the graph operator: ``sym``, ``adj``, ``sym+adj`` or ``rw``; or several side by side, as in
             :meth:`spin_fast.PowerFeatures.from_graphs`.
@@ -94,7 +93,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             drawn from those of :func:`spin_fast.selection.spaces.candidates`, or settings of your own, a list of
             :class:`spin_fast.selection.Recipe`. All other arguments of features, model and training are then not used.
             ``X`` must be graphs.
-        ensemble: with ``search``, average the probabilities of so many of the best.
+        ensemble: with ``search``, average the probabilities of so many of the best, at most of those that it trains to
+            the end, a ninth or so of all.
         device: where to train, as torch names it; None for the device of ``X``.
         n_jobs: CPU threads, no more than CPUs; None for 1 (small batches gain little from more), -1 for all; of a
             search processes.
@@ -401,7 +401,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         with _threads(self.n_jobs), torch.inference_mode():
             if isinstance(graphs, GraphBatch):
                 if graphs.x.dtype != self._dtype:
-                    raise TypeError(f"X must be {self._dtype} as in fit, got {graphs.x.dtype}")
+                    raise TypeError(
+                        f"X must be {self._dtype} as in fit, got {graphs.x.dtype}: "
+                        f"GraphBatch.from_pyg and its kin take dtype={self._dtype}"
+                    )
                 scores = torch.cat(list(training.predict_chunks(self.model_, graphs))).cpu()
             elif not are_alike(self.node_features_, graphs.node_features):
                 wanted = "X must be a GraphBatch, or PowerFeatures of one that node_features_ has transformed"

@@ -229,7 +229,7 @@ def test_only_a_chunk_is_in_memory() -> None:
 
 def test_wrong_chunks() -> None:
     graphs = typed()
-    with pytest.raises(ValueError, match="alike in all chunks, got 5 features in float32 on cpu and 3 features in flo"):
+    with pytest.raises(ValueError, match=r"alike in all chunks, got 5 features in float32 on cpu .* and 3 features"):
         NodeFeatures().fit([graphs, replace(graphs, x=graphs.x[:, 1:4].contiguous())])
     with pytest.raises(
         TypeError, match="ids must be numbers of graphs where these come in chunks, got a slice or a ma"
@@ -323,9 +323,8 @@ def test_a_checkpoint_carries_it(tmp_path) -> None:  # type: ignore[no-untyped-d
     graphs = typed()
     made = NodeFeatures("log").fit(graphs, [0, 3])
     model = spin_fast.SPIN(6, 4, 2, 1)
-    model.operator = "sym"
-    prepared = spin_fast.training.predict_proba(model, made.transform(graphs))
-    model.node_features = made
+    prepared = spin_fast.training.predict_proba(model, made.transform(graphs), "sym")
+    model.operator, model.node_features = "sym", made
     spin_fast.training.save_checkpoint(tmp_path / "x", model)
     again, metadata = spin_fast.training.load_checkpoint(tmp_path / "x")
     assert again.node_features is not None
@@ -420,12 +419,34 @@ def test_graphs_tell_what_has_transformed_them() -> None:
         assert same.node_features.to_dict() == made.to_dict()
     assert made.transform(once) is once  # and does not standardise it twice
     assert NodeFeatures("log").fit(graphs, range(5)).transform(once[:2]).x.equal(once[:2].x)
-    again = NodeFeatures(standardize=True).fit(once)
-    assert again.transform(once).node_features.to_dict() == again.to_dict()
-    assert nothing.fit(once).transform(once).node_features.to_dict() == made.to_dict()
-    assert nothing.fit(graphs).transform(graphs).node_features.to_dict() == nothing.to_dict()
+    assert made.transform(nothing.fit(once).transform(once)).x.equal(once.x)
+    with pytest.raises(ValueError, match=f"{nothing.fit(graphs).fingerprint} were fitted on, which nothing had"):
+        nothing.transform(once)
     assert GraphBatch.concatenate([once[:2], made.transform(graphs[2:])]).node_features is not None
     with pytest.raises(ValueError, match=r"alike, got graphs prepared by NodeFeatures .* and by no NodeFeatures"):
         GraphBatch.concatenate([once, replace(once, node_features=None)])
     with pytest.raises(TypeError, match="node_features must be fitted NodeFeatures or None, got NodeFeatures"):
         replace(graphs, node_features=NodeFeatures())
+
+
+def test_what_was_fitted_on_transformed_graphs_transforms_these_first(tmp_path: Path) -> None:
+    graphs = typed()
+    first = NodeFeatures("log").fit(graphs, [0, 3])
+    once = first.transform(graphs)
+    second = NodeFeatures("one-hot", standardize=True).fit(once, [0, 3])
+    twice = second.transform(once)
+    second.save(tmp_path / "second.json")
+    assert NodeFeatures.load(tmp_path / "second.json").to_dict() == second.to_dict()
+    for made in (second, NodeFeatures.load(tmp_path / "second.json"), twice.node_features):
+        for at in (graphs, once, twice):
+            assert made.transform(at).x.equal(twice.x)
+    third = NodeFeatures(columns=[0]).fit([twice[:2], twice[2:]])
+    assert third.transform(graphs).x.equal(third.transform(twice).x)
+    other = NodeFeatures("log").fit(graphs, [4]).transform(graphs)
+    for made in (first, second, third):
+        with pytest.raises(ValueError, match=f"NodeFeatures {first.fingerprint} were fitted on, which nothing had"):
+            made.transform(other)
+    with pytest.raises(ValueError, match=r"alike in all chunks, got 5 features .* by no NodeFeatures and 5"):
+        NodeFeatures().fit([graphs, replace(once, x=graphs.x)])
+    with pytest.raises(ValueError, match=r"state must be what NodeFeatures\.to_dict has told"):
+        NodeFeatures.from_dict(second.to_dict() | {"previous_": {}})

@@ -293,22 +293,21 @@ def played_back(step: Callable[[], torch.Tensor], device: torch.device) -> tuple
     return replay, result
 
 
-def work(graphs: GraphBatch, model: SPIN, *, forked: bool = False) -> list[torch.Tensor]:
+def work(graphs: GraphBatch, model: SPIN) -> list[torch.Tensor]:
     """Something of everything, large enough for threads."""
     rows = spin_fast.power_features(graphs.indptr, graphs.indices, graphs.x, 2, ptr=graphs.ptr)
     readout = spin_fast.sum_readout(rows, graphs.ptr)
     features = PowerFeatures.from_graphs(graphs, 2)
-    if forked:  # for what follows of torch
-        torch.set_num_threads(1)
     model = copy.deepcopy(model)
     scores = model(features)
     scores.square().sum().backward()
-    return [rows, readout, scores.detach(), *(parameter.grad for parameter in model.parameters())]
+    probabilities = spin_fast.training.predict_proba(model, graphs, "sym")
+    return [rows, readout, probabilities, scores.detach(), *(parameter.grad for parameter in model.parameters())]
 
 
-def send_work(graphs: GraphBatch, model: SPIN, channel: Any, forked: bool) -> None:
+def send_work(graphs: GraphBatch, model: SPIN, channel: Any) -> None:
     """For a process, which imports this module, but not those of the tests."""
-    channel.send([value.numpy() for value in work(graphs, model, forked=forked)])
+    channel.send([value.numpy() for value in work(graphs, model)])
 
 
 def run_benchmarks(

@@ -241,15 +241,13 @@ def test_reproducible_and_leaves_torch_alone(
 
 @pytest.mark.parametrize("backend", [pytest.param("loky", marks=pytest.mark.slow), "multiprocessing", "threading"])
 def test_fits_in_workers(backend: str, threads: None) -> None:
-    """Where processes are forked, torch's threads are not there any more, and must not be waited for."""
+    """Where processes are forked, torch's threads are not there any more, and nothing waits for them."""
     graphs = random_graphs([50] * 40, 0.1, 40, dtype=torch.float32)
     graphs = replace(graphs, y=torch.arange(40) % 2)
     classifier = SPINClassifier(**SMALL | {"epochs": 2}, num_hops=1, dropout=0.1, batch_norm=True)
     expected = cross_val_predict(classifier, graphs, graphs.y.numpy(), cv=2, method="predict_proba")
     torch.set_num_threads(2)
     (graphs.x @ graphs.x.T).sum()  # starts them
-    if backend == "multiprocessing":
-        torch.set_num_threads(1)
     with joblib.parallel_config(backend, n_jobs=2):
         found = cross_val_predict(classifier, graphs, graphs.y.numpy(), cv=2, method="predict_proba")
     assert np.array_equal(found, expected)
@@ -262,6 +260,24 @@ def test_features_that_were_prepared(graphs: GraphBatch, classifier: SPINClassif
     classifier.fit(prepared, graphs.y)
     assert classifier.node_features_.to_dict() == made.to_dict()
     np.testing.assert_allclose(classifier.predict_proba(graphs), classifier.predict_proba(prepared), rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"standardize": False}, {"degree": "log"}])
+def test_a_model_of_transformed_graphs_takes_them_as_they_were(
+    graphs: GraphBatch, classifier: SPINClassifier, options: dict[str, Any], tmp_path: Path
+) -> None:
+    scaled = replace(graphs, x=1000 + 0.5 * graphs.x)
+    pipeline = make_pipeline(NodeFeaturesTransformer(), classifier.set_params(**options)).fit(scaled, graphs.y)
+    made = pipeline[0].node_features_.transform(scaled)
+    expected = pipeline.predict_proba(scaled)
+    training.save_checkpoint(tmp_path / "model.safetensors", pipeline[-1].model_)
+    model, _ = training.load_checkpoint(tmp_path / "model.safetensors")
+    for at in (scaled, made):
+        np.testing.assert_allclose(training.predict_proba(model, at), expected, rtol=1e-5)
+        assert np.array_equal(pipeline[-1].predict_proba(at), expected)
+    other = NodeFeatures(standardize=True).fit(scaled, [0, 1]).transform(scaled)
+    with pytest.raises(ValueError, match="were fitted on, which nothing had transformed, got graphs prepared by"):
+        pipeline[-1].predict(other)
 
 
 def test_pickle(features: PowerFeatures, classifier: SPINClassifier) -> None:

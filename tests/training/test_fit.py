@@ -112,7 +112,10 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
             if epoch.number == failing:
                 raise MemoryError
 
-        model, features = new_model(), replace(digits, node_features=NodeFeatures().fit(random_graphs([3])))
+        model, features = (
+            new_model(),
+            replace(digits, node_features=NodeFeatures(standardize=False).fit(random_graphs([3]))),
+        )
         model.operator = operator
         with pytest.raises(MemoryError):
             training.fit(model, features, range(64), range(64, 96), epochs=2, on_epoch=fail)
@@ -200,7 +203,7 @@ def test_a_model_learns_what_prepared_its_features(way: str) -> None:
     train(features)
     assert model.node_features is features.node_features
     others = PowerFeatures.from_graphs(NodeFeatures("raw", standardize=False).fit(graphs).transform(graphs), 2)
-    known = rf"model.node_features, NodeFeatures {made.fingerprint}, got graphs prepared by"
+    known = f"prepared as the training graphs, by NodeFeatures {made.fingerprint}, got features prepared by"
     for unlike, told in ((others, "NodeFeatures"), (replace(features, node_features=None), "no NodeFeatures")):
         for use in (train, partial(training.predict, model)):
             with pytest.raises(ValueError, match=f"{known} {told}"):
@@ -210,7 +213,11 @@ def test_a_model_learns_what_prepared_its_features(way: str) -> None:
     expected = training.predict(model, features).softmax(1)
     for given in (graphs, model.node_features.transform(graphs)):
         torch.testing.assert_close(training.predict_proba(model, given), expected)
-    model.node_features = None
+    model.node_features = None  # as if it had been trained on graphs as they are
+    for use, given in ((train, others), (partial(training.predict_proba, model), made.transform(graphs))):
+        with pytest.raises(ValueError, match="must be prepared as the training graphs, by no NodeFeatures, got"):
+            use(given)
+    model.operator = None
     train(others)
     assert model.node_features is others.node_features
 
