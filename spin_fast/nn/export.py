@@ -11,6 +11,7 @@ from torch.export import Dim, ExportedProgram
 from .. import ops
 from .._common import check, torch_compat
 from .._common.indexing import offsets
+from ..ops import native
 from .ensemble import Ensemble
 from .spin import SPIN
 from .subtree_linear import SubtreeLinear
@@ -121,8 +122,12 @@ def export(
         edge_weight: export a program that takes the weights of the edges, too, in the order of ``edge_index``.
 
     Raises:
-        TypeError, ValueError: name the argument and what is wrong with it.
+        TypeError, ValueError: name the argument and what is wrong with it. RuntimeError: there is no compiled library,
+            whose operations a program names.
     """
+    if native.library is None:
+        why = native.missing_reason
+        raise RuntimeError(f"export needs the compiled library, whose operations a program names; there is none: {why}")
     members = _members(model)
     check.flag("from_rows", from_rows)
     check.flag("edge_weight", edge_weight)

@@ -261,3 +261,9 @@ def test_ensembles_name_wrong_input(native) -> None:
     model.members[1].register_forward_hook(print)
     with pytest.raises(ValueError, match="model must have the forward of SPIN and no hooks"):
         export(model)
+
+
+def test_without_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spin_fast.ops.native.library", None)
+    with pytest.raises(RuntimeError, match="export needs the compiled library, whose operations a program names"):
+        export(SPIN(3, 8, 2, 2), "sym")
