@@ -290,6 +290,11 @@ class NodeFeatures:
         return made
 
     @property
+    def num_inputs(self) -> int:
+        """Columns of ``x`` of the graphs that nothing has transformed, once it is fitted."""
+        return self.num_features_ if self.previous_ is None else self.previous_.num_inputs
+
+    @property
     def num_columns(self) -> int:
         """Columns of the result, once it is fitted."""
         of_x = sum(1 if values is None else len(values) for values in self.categories_) if self.keeps_x_ else 0

@@ -41,7 +41,7 @@ class Ensemble(GraphModel):
             if len(found) > 1:
                 raise ValueError(f"members must have the same {name}, got {', '.join(sorted(map(str, found)))}")
             setattr(self, name, next(iter(found), None))
-        own = (of.in_features if of.node_features is None else of.node_features.num_features_ for of in members)
+        own = (of.in_features if of.node_features is None else of.node_features.num_inputs for of in members)
         widths = sorted({width for width in own if width is not None})
         if len(widths) > 1:
             raise ValueError(f"members must take graphs of as many features each, got {', '.join(map(str, widths))}")

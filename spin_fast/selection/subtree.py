@@ -88,7 +88,7 @@ class SubtreeRecipe:
         model = SubtreeLinear(*sizes, **self._options, features=features)
         state = {"columns": columns.astype(np.int64), "weight": weight, "bias": bias}
         model.load_state_dict({name: torch.from_numpy(value) for name, value in state.items()})
-        model.multilabel = y.is_floating_point()
+        model.multilabel, model.node_features = y.is_floating_point(), data.graphs.node_features
         return model.to(y.device).eval()
 
     @property

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from spin_fast import datasets, training
+from spin_fast import NodeFeatures, datasets, training
 from spin_fast.datasets import Split
-from spin_fast.selection import Recipe, Trained, TrainingSet, evaluate, published, search, spaces
+from spin_fast.selection import Recipe, SubtreeRecipe, Trained, TrainingSet, evaluate, published, search, spaces
 from spin_fast.sklearn import SPINClassifier
 
 
@@ -47,6 +47,15 @@ def test_the_best_is_found_by_halving(data: TrainingSet) -> None:
     assert [budgets.count(of) for of in (1, 3, None)] == [7, 3, 1]
     assert [trial.settings for trial in found.ranking] == [Learner(0.9)]
     assert [trial.settings.at_best for trial in found.trials if trial.budget == 3] == [0.9, 0.7, 0.5]
+
+
+def test_models_of_transformed_graphs_take_them_as_they_were() -> None:
+    graphs = datasets.load("digits")[:120]
+    made = NodeFeatures("one-hot").fit(graphs, range(80)).transform(graphs)
+    data = TrainingSet.of(made, torch.arange(80), torch.arange(80, 120), training.accuracy)
+    found = search(data, [SubtreeRecipe(num_hops=1), Recipe(num_hops=1, epochs=2)])
+    for model in (found.model(), found.ranking[1].trained.model, found.model(2)):
+        torch.testing.assert_close(training.predict_proba(model, graphs), training.predict_proba(model, made))
 
 
 def test_the_loss_decides_between_equals(data: TrainingSet) -> None:
