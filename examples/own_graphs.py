@@ -44,9 +44,8 @@ train, validation = range(500), range(500, 600)
 node_features = NodeFeatures(degree="log").fit(graphs, train)
 features = PowerFeatures.from_graphs(node_features.transform(graphs), num_hops=2)  # once
 model = SPIN(features.num_features, 32, 2, num_hops=2, attention=False)
-model.node_features = node_features  # kept with the model, and applied to what it predicts
 model.calibrate(features[train])
-training.fit(model, features, train, validation, epochs=20)
+training.fit(model, features, train, validation, epochs=20)  # it knows node_features then, for what it predicts
 
 with tempfile.TemporaryDirectory() as folder:
     path = Path(folder) / "model.safetensors"

@@ -12,6 +12,7 @@ features = PowerFeatures.from_graphs(graphs, num_hops=2)  # all message passing,
 model = SPIN(graphs.num_features, 32, 10, num_hops=2, attention=False)
 model.calibrate(features[split.train])
 model.operator = features.operator  # for predictions straight from graphs, and in checkpoints
+model.node_features = features.node_features  # likewise: what had transformed the graphs, None here
 optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
 scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, epochs=8, steps_per_epoch=1)
 criterion = torch.nn.CrossEntropyLoss(label_smoothing=0.1)

@@ -136,6 +136,12 @@ def offsets(sizes: Tensor) -> Tensor:
     return torch.cat([sizes.new_zeros(1), sizes]).cumsum(0, dtype=torch.int64)
 
 
+def are_alike(one: Any, other: Any) -> bool:
+    """Whether both NodeFeatures make the same of all graphs; None leaves them as they are."""
+    return one is other or ([] if one is None else one.effects) == ([] if other is None else other.effects)
+
+
 def prepared_by(graphs: Any) -> str:
     """What has transformed the graphs, for messages."""
-    return "no NodeFeatures" if graphs.node_features is None else f"NodeFeatures {graphs.node_features.fingerprint}"
+    made = graphs.node_features
+    return "no NodeFeatures" if are_alike(made, None) else f"NodeFeatures {made.fingerprint}"

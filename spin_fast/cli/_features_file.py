@@ -25,11 +25,13 @@ def check_fitted(options: FeatureOptions, node_features: NodeFeatures | None, tr
     Raises:
         ValueError: they learnt from others.
     """
-    if node_features is not None and node_features.learns and node_features.ids_sha256_ != ids_sha256(train):
-        raise ValueError(
-            f"--features {options.precomputed}: its node features were fitted to other graphs than these training "
-            "graphs; give --seed, --fold and --splits as to spin-fast precompute"
-        )
+    while node_features is not None:
+        if node_features.learns and node_features.ids_sha256_ != ids_sha256(train):
+            raise ValueError(
+                f"--features {options.precomputed}: its node features were fitted to other graphs than these training "
+                "graphs; give --seed, --fold and --splits as to spin-fast precompute"
+            )
+        node_features = node_features.previous_
 
 
 def check_settings(options: FeatureOptions, features: ShardedFeatures, needs_node_rows: str | None) -> None:
@@ -66,7 +68,7 @@ def check_graphs(
     number = min(len(reader), SAMPLE)
     sample = torch.arange(number) * len(reader) // max(number, 1)  # at equal distances
     made, begin = features.node_features, 0
-    width = features.num_features if made is None else made.num_features_
+    width = features.num_features if made is None else made.num_inputs
     with progress_bar("graphs", len(reader), streams) as advance:
         for read in reader.chunks(CHUNK_GRAPHS if streams else len(reader)):
             description.add(read)

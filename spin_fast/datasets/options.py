@@ -31,7 +31,7 @@ _EDGE_OPTIONS = ("undirected", "coalesce", "self_loops")  # not sort_nodes, sinc
 
 def warn_of_unread(file: Path, names: Iterable[str]) -> None:
     """Tell what edges have beside a weight, unless the caller has said what to read."""
-    if told := ", ".join(sorted(map(str, names))):
+    if told := ", ".join(sorted(names)):
         warnings.warn(f"{file} has edges with {told}, not read: weights are those named {WEIGHT!r}", stacklevel=2)
 
 

@@ -365,10 +365,11 @@ class TablesReader(OrderedReader):
         if self._labels is not None and isinstance(options.label, str) and options.classes is None:
             options = options._replace(classes=sorted_classes({*self._labels}, self._lister))
         self.options = options
-        with closing(self._open["edges"]()) as rows:
-            others = {*rows.read(0).frame.columns} - {"graph", "source", "target", WEIGHT}
         if options.edge_weight == WEIGHT:
-            warn_of_unread(edges, others)
+            with closing(self._open["edges"]()) as rows:
+                columns = map(str, rows.read(0).frame.columns)
+            read = ("graph", "source", "target", WEIGHT)
+            warn_of_unread(edges, [name for name in columns if name not in read and not name.startswith("Unnamed: ")])
 
     def __len__(self) -> int:
         return len(self._known.names)

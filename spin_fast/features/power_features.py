@@ -100,8 +100,9 @@ class PowerFeatures(GraphArrays):
 
     def _check_shapes(self) -> None:
         """Check all but the contents of the arrays that grow with the nodes, which are not read."""
-        if self.node_features is not None and not isinstance(self.node_features, NodeFeatures):
-            raise TypeError(f"node_features must be NodeFeatures or None, got {type(self.node_features).__name__}")
+        if self.node_features is not None and not hasattr(self.node_features, "num_features_"):
+            made = type(self.node_features).__name__
+            raise TypeError(f"node_features must be fitted NodeFeatures or None, got {made}")
         check_ragged(self.rows)
         device, num_rows = self.rows.device, len(self.rows)
         for name in ("node_ptr", "ptr"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .. import ops
 from .._common import check
-from .._common.indexing import GraphArrays, GraphIds, graph_ids, offsets, prepared_by, ragged_arange
+from .._common.indexing import GraphArrays, GraphIds, are_alike, graph_ids, offsets, prepared_by, ragged_arange
 from . import convert
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ class GraphBatch(GraphArrays):
             raise ValueError("batches must hold at least one GraphBatch, got none")
         made = parts[0].node_features
         for part in parts:
-            if part.node_features is not made and prepared_by(part) != prepared_by(parts[0]):
+            if not are_alike(part.node_features, made):
                 raise ValueError(
                     f"batches must be prepared alike, got graphs prepared by {prepared_by(parts[0])} and by "
                     f"{prepared_by(part)}"

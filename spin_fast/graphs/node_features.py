@@ -9,7 +9,7 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import KW_ONLY, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import check, files
-from .._common.indexing import GraphIds, graph_ids, prepared_by, ragged_arange
+from .._common.indexing import GraphIds, are_alike, graph_ids, prepared_by, ragged_arange
 from .batch import GraphBatch
 
 Degree = Literal["raw", "log", "one-hot", "profile"]
@@ -85,6 +85,7 @@ class NodeFeatures:
     keep_x: bool | Literal["auto"] = "auto"
     standardize: bool | Literal["auto"] = "auto"
     columns: Sequence[int] | None = None
+    previous_: NodeFeatures | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.degree is not None and self.degree not in DEGREES:
@@ -193,8 +194,7 @@ class NodeFeatures:
                 transformed.
         """
         check_graphs(graphs)
-        if not hasattr(self, "num_features_"):
-            raise ValueError("NodeFeatures must be fitted before they transform: call fit")
+        self._check_fitted()
         if graphs.node_features is not None and are_alike(self, graphs.node_features):
             return graphs
         if not are_alike(self.previous_, graphs.node_features):
@@ -215,6 +215,10 @@ class NodeFeatures:
         made = copy.copy(graphs)  # not a new object: its contents are checked already
         vars(made).update(x=x, node_features=copy.copy(self))
         return made
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "num_features_"):
+            raise ValueError("NodeFeatures must be fitted before they transform: call fit")
 
     def _columns_of(self, graphs: GraphBatch) -> Tensor:
         """The columns before they are standardised, ``[N, columns]``; ``x`` itself if these are all."""
@@ -256,12 +260,14 @@ class NodeFeatures:
             ValueError: ``state`` is nothing that it returns.
         """
         try:
-            made = cls(**{field.name: state[field.name] for field in fields(cls)})
+            made = cls(**{of.name: state[of.name] for of in fields(cls) if of.init})
             if state.keys() - vars(made).keys():
                 state = {"ids_sha256_": None} | state
                 made.num_features_ = check.integer("num_features_", state["num_features_"], 0)
                 previous = state.get("previous_")
                 made.previous_ = None if previous is None else cls.from_dict(previous)
+                if made.previous_ is not None and made.previous_.num_columns != made.num_features_:
+                    raise ValueError(f"num_features_ must be {made.previous_.num_columns}, as previous_ makes")
                 made.ids_sha256_ = state["ids_sha256_"]
                 if not isinstance(made.ids_sha256_, str | None):
                     raise TypeError("ids_sha256_ must be text")
@@ -284,7 +290,7 @@ class NodeFeatures:
                     raise ValueError("mean_ and scale_ must be finite, and scale_ above 0")
                 if made.to_dict() != state:
                     raise ValueError(f"it would be {made.to_dict()}")
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             told = f"got {check.shown(state)}: {error!r:.200}"
             raise ValueError(f"state must be what NodeFeatures.to_dict has told, {told}") from error
         return made
@@ -308,9 +314,23 @@ class NodeFeatures:
         return bool(self.columns_) or any(self.categories_) or self.max_degree_ is not None
 
     @property
+    def effects(self) -> list[list[Any]]:
+        """All that the result depends on, step by step; none where graphs stay as they are.
+
+        Raises:
+            ValueError: not fitted yet.
+        """
+        self._check_fitted()
+        before: list[list[Any]] = [] if self.previous_ is None else self.previous_.effects
+        if self.degree is None and not self.learns:
+            return before
+        fitted = [self.keeps_x_, self.max_degree_, self.categories_, self.columns_, self.mean_, self.scale_]
+        return [*before, [self.degree, self.num_features_, *fitted]]
+
+    @property
     def fingerprint(self) -> str:
-        """A hash of all arguments and of what was fitted: that of another one differs if it transforms otherwise."""
-        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()[:16]
+        """A hash of what it does: that of another one differs if it transforms otherwise."""
+        return hashlib.sha256(json.dumps(self.effects).encode()).hexdigest()[:16]
 
     def save(self, path: str | Path) -> None:
         """Write to a JSON file, from which :meth:`load` reads.
@@ -333,20 +353,6 @@ class NodeFeatures:
             return cls.from_dict(content.get("node_features"))  # type: ignore[arg-type]
         except ValueError as error:
             raise ValueError(f"{path} is damaged: {error}") from error
-
-
-def are_alike(one: NodeFeatures | None, other: NodeFeatures | None) -> bool:
-    """Whether both, which are fitted, make the same features of all graphs; None leaves them as they are."""
-    return one is other or _effects_of(one) == _effects_of(other)
-
-
-def _effects_of(made: NodeFeatures | None) -> list[tuple[Any, ...]]:
-    """All that a result depends on, step by step; none where graphs stay as they are."""
-    if made is None:
-        return []
-    fitted = made.keeps_x_, made.max_degree_, made.categories_, made.columns_, made.mean_, made.scale_
-    own = [(made.degree, made.num_features_, *fitted)] if made.degree is not None or made.learns else []
-    return _effects_of(made.previous_) + own
 
 
 def _degree_profile(graphs: GraphBatch) -> Tensor:

@@ -14,11 +14,11 @@ from torch.nn import functional as F
 
 from .. import ops
 from .._common import check, torch_compat
-from .._common.indexing import prepared_by
+from .._common.indexing import are_alike, prepared_by
 from ..features.chunks import PowerChunk, power_chunks
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import NodeFeatures, are_alike, check_graphs
+from ..graphs.node_features import NodeFeatures, check_graphs
 from ..ops import native
 from .layers import Rows
 
@@ -51,6 +51,11 @@ class GraphModel(nn.Module):
     def operator(self) -> str | None:
         """The graph operator that the model was trained with; None if unknown, or if there is none."""
         return None
+
+    @property
+    def _is_trained(self) -> bool:
+        """Whether the model knows of the graphs of its training what has transformed them, None if nothing has."""
+        return self.operator is not None
 
     def check_operator(self, operator: str | Sequence[str] | None = None) -> str | None:
         """Check for an operator that the model can be applied with, and return its name; here there is none.
@@ -94,10 +99,11 @@ class GraphModel(nn.Module):
 
     def _check_prepared(self, name: str, graphs: GraphBatch | PowerFeatures) -> None:
         """Check that what has transformed the graphs of the training, if that is known, has transformed these."""
-        if self.operator is not None and not are_alike(self.node_features, graphs.node_features):
+        is_known = self._is_trained or self.node_features is not None
+        if is_known and not are_alike(self.node_features, graphs.node_features):
             raise ValueError(
-                f"{name} must be prepared as the training graphs, by {prepared_by(self)}, got {name} prepared by "
-                f"{prepared_by(graphs)}; model.node_features says by what they were"
+                f"{name} must be prepared by model.node_features as the training graphs, {prepared_by(self)}, got "
+                f"{name} prepared by {prepared_by(graphs)}; set that if those were, too"
             )
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
@@ -163,7 +169,7 @@ class GraphClassifier(GraphModel):
         ``training.fit`` and ``Trainer`` take it from the features, as they do :attr:`node_features`; a training loop of
         your own says ``model.operator = features.operator``, and likewise of the other. Checkpoints keep it,
         ``training.predict_proba`` and ``nn.export`` use it, and features of another one are an error in ``training``.
-        To go on training with those, set it to None.
+        To go on training with those, or with features that something else has prepared, set both to None.
         """
         return self._operator
 

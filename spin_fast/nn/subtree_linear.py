@@ -122,6 +122,10 @@ class SubtreeLinear(GraphModel):
             scores = scores / (size if norm == "l1" else size.sqrt())[:, None]
         return scores + self.bias
 
+    @property
+    def _is_trained(self) -> bool:
+        return self.multilabel is not None
+
     @torch.no_grad()
     def contributions(self, graphs: GraphBatch) -> Tensor:
         """What each node adds to each score after each hop, ``[num_hops + 1, N, out_features]``: all but ``bias``."""

@@ -29,11 +29,11 @@ from torch.nn import functional as F
 
 from .. import training
 from .._common import check
-from .._common.indexing import prepared_by
+from .._common.indexing import are_alike, prepared_by
 from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..graphs.batch import GraphBatch
-from ..graphs.node_features import Degree, are_alike
+from ..graphs.node_features import Degree
 from ..nn import GraphModel
 from ..selection import Recipe, Settings, TrainingSet, search, spaces
 from ..selection.trials import check_ensemble
@@ -80,9 +80,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         epochs, batch_size, learning_rate, schedule, weight_decay: those of :func:`spin_fast.training.fit`.
         metric: what chooses the epoch, and the best of a search, on the graphs held out: ``"accuracy"``; of two
             classes, or of several labels per graph, :func:`"rocauc" <spin_fast.training.rocauc>` or
-            :func:`"ap" <spin_fast.training.ap>` of the second class, which tell more where few graphs are of it; or a
-            function of class scores and labels as :func:`spin_fast.training.fit` takes. :meth:`score` is the accuracy
-            in any case, as scikit-learn has it.
+            :func:`"ap" <spin_fast.training.ap>` of the second class, which tell more where few graphs are of it, as
+            long as some of those held out are; or a function of class scores and labels as
+            :func:`spin_fast.training.fit` takes. Weights of classes and graphs count in ``"accuracy"`` alone.
+            :meth:`score` is the accuracy in any case, as scikit-learn has it.
         class_weight: None, ``"balanced"``, or a dict from labels to the weights that their graphs have in the loss, and
             in the accuracy that the epoch is chosen by. Of several labels per graph ``"balanced"`` weighs each against
             its absence, in the loss alone.
@@ -390,11 +391,19 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         self._dtype = graphs.x.dtype if isinstance(graphs, GraphBatch) else graphs.rows.dtype
         return self
 
+    def _num_features_of(self, graphs: Graphs) -> int:
+        """The features that a node must have, which depends on what has transformed the graphs already."""
+        if (made := self.node_features_) is None:
+            return self.n_features_in_
+        if are_alike(made, graphs.node_features):
+            return made.num_columns
+        return made.num_inputs if graphs.node_features is None else graphs.num_features
+
     def _scores(self, X: Any) -> Tensor:
         """Class scores ``[G, C]`` on the CPU."""
         check_is_fitted(self)
         graphs = self._graphs(X)
-        self._check_features(graphs)
+        self._check_features(graphs, self._num_features_of(graphs))
         graphs = graphs.to(next(self.model_.parameters()).device)
         if hasattr(self, "trials_") and isinstance(graphs, PowerFeatures):
             raise TypeError("X must be graphs where search has chosen the model, got PowerFeatures")

@@ -69,11 +69,13 @@ class GraphEstimator(BaseEstimator):
             raise TypeError("X must be graphs, of which no powers are computed yet, got PowerFeatures")
         return graphs
 
-    def _check_features(self, graphs: Graphs) -> None:
-        if graphs.num_features != self.n_features_in_:
+    def _check_features(self, graphs: Graphs, number: int | None = None) -> None:
+        """Check for so many features, by default those of ``fit``."""
+        number = self.n_features_in_ if number is None else number
+        if graphs.num_features != number:
             raise ValueError(
-                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {self.n_features_in_} "
-                "features as input."
+                f"X has {graphs.num_features} features, but {type(self).__name__} is expecting {number} features "
+                "as input."
             )
         check_finite(graphs)
 

@@ -112,7 +112,7 @@ def fit(
 
     Args:
         model: trained in place. It takes over the operator of the features, see ``GraphClassifier.operator``, and their
-            ``node_features`` if they have any.
+            ``node_features``.
         features: of all graphs, with labels. Of those in several files (``spin_fast.shards.load``) an epoch takes one
             shard after the other, in random order, and the graphs of each in random order; a batch is of one shard.
         train: the training graphs: ids, a slice or a mask. One that is named twice counts twice, as in a bootstrap.
@@ -325,7 +325,7 @@ class _Run:
         model, interrupted = self.trainer.model, False
         known_before = model.operator, model.multilabel, model.node_features
         model.operator, model.multilabel = self.data.features.operator, self.data.target.is_floating_point()
-        model.node_features = self.data.features.node_features or model.node_features
+        model.node_features = self.data.features.node_features
         with progress_bar("epoch", epochs, progress, done=len(self.state.epochs)) as advance_bar:
             try:
                 while not self.state.is_over(epochs, patience):

@@ -73,8 +73,9 @@ def predict_proba(
 
     Args:
         model: of graphs, such as a ``SPIN``; it is put into evaluation mode.
-        graphs: the graphs as the model's ``node_features`` take them; without these, with the node features that it was
-            trained with. With edge weights if those of its training had any, which a model does not know.
+        graphs: the graphs as the model's ``node_features`` take them, or as they return them; without these, as they
+            were in training. What has gone through another library counts as what nothing has transformed. With edge
+            weights if those of its training had any, which a model does not know.
         operator: the one that the model was trained with, or those; None for ``model.operator``.
         progress: show a progress bar on the terminal.
 

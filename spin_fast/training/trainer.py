@@ -255,7 +255,7 @@ class Trainer:
         check_labels(features.y, self._num_outputs)
         assert features.labels is not None
         facts = {"operator": features.operator, "multilabel": features.labels.is_floating_point()}
-        facts["node_features"] = features.node_features or model.node_features
+        facts["node_features"] = features.node_features
         for name, fact in facts.items():
             if getattr(model, name) != fact:  # which a module tells faster than it takes the same once more
                 setattr(model, name, fact)

@@ -12,7 +12,7 @@ import torch
 from helpers import WatchedGraphs, random_graphs
 from helpers.cli import edges_once, facts_of, folder_of_graphs, invoke
 
-from spin_fast import GraphBatch, PowerFeatures, datasets, training
+from spin_fast import GraphBatch, NodeFeatures, PowerFeatures, datasets, training
 from spin_fast.cli import _features_file
 from spin_fast.features import shards
 from spin_fast.selection import Recipe
@@ -40,6 +40,23 @@ def test_features_of_something_else(tmp_path: Path) -> None:
     assert "--standardize: --features" in error("--standardize")
     path.write_text("no features")
     assert "x.safetensors is not a readable safetensors file" in error()
+
+
+def test_features_of_graphs_that_were_transformed_twice(tmp_path: Path) -> None:
+    """Both of what transformed them were fitted to the training graphs, or the file is refused."""
+    graphs, path = datasets.load("digits"), tmp_path / "x.safetensors"
+    train = datasets.find("digits").split(graphs.y).train
+    for of_first in (train, None):
+        once = NodeFeatures("log").fit(graphs, of_first).transform(graphs)
+        twice = NodeFeatures("raw", standardize=True).fit(once, train).transform(once)
+        PowerFeatures.from_graphs(twice, 1).save(path)
+        call = ["train", "--features", path, "--epochs", 1, "--out", tmp_path / "run"]
+        if of_first is None:
+            assert "its node features were fitted to other graphs" in invoke(*call, exit_code=1)
+        else:
+            model, _ = training.load_checkpoint(facts_of(*call)["model"])
+            expected = training.predict_proba(model, twice)
+            assert torch.equal(training.predict_proba(model, graphs), expected)
 
 
 def test_features_of_other_edges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

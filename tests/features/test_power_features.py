@@ -746,7 +746,7 @@ def test_what_prepared_the_graphs_is_kept(saved: Path) -> None:
                 join([loaded, unlike])
     plain.save(saved)
     assert PowerFeatures.load(saved).node_features is None
-    with pytest.raises(TypeError, match="node_features must be NodeFeatures or None, got dict"):
+    with pytest.raises(TypeError, match="node_features must be fitted NodeFeatures or None, got dict"):
         replace(plain, node_features=made.to_dict())
     unlike = replace(chunks[1], node_features=None)
     told = "what has transformed them, got NodeFeatures .* in chunk 0 and no NodeFeatures in chunk 1"

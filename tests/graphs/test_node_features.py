@@ -423,6 +423,7 @@ def test_graphs_tell_what_has_transformed_them() -> None:
     with pytest.raises(ValueError, match=f"{nothing.fit(graphs).fingerprint} were fitted on, which nothing had"):
         nothing.transform(once)
     assert GraphBatch.concatenate([once[:2], made.transform(graphs[2:])]).node_features is not None
+    assert len(GraphBatch.concatenate([nothing.transform(graphs[:2]), graphs[2:]])) == 5
     with pytest.raises(ValueError, match=r"alike, got graphs prepared by NodeFeatures .* and by no NodeFeatures"):
         GraphBatch.concatenate([once, replace(once, node_features=None)])
     with pytest.raises(TypeError, match="node_features must be fitted NodeFeatures or None, got NodeFeatures"):
@@ -450,3 +451,5 @@ def test_what_was_fitted_on_transformed_graphs_transforms_these_first(tmp_path: 
         NodeFeatures().fit([graphs, replace(once, x=graphs.x)])
     with pytest.raises(ValueError, match=r"state must be what NodeFeatures\.to_dict has told"):
         NodeFeatures.from_dict(second.to_dict() | {"previous_": {}})
+    with pytest.raises(ValueError, match=r"num_features_ must be \d+, as previous_ makes"):
+        NodeFeatures.from_dict(second.to_dict() | {"previous_": second.to_dict()})

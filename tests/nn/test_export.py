@@ -265,5 +265,6 @@ def test_ensembles_name_wrong_input(native) -> None:
 
 def test_without_the_compiled_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spin_fast.ops.native.library", None)
-    with pytest.raises(RuntimeError, match="export needs the compiled library, whose operations a program names"):
+    monkeypatch.setattr("spin_fast.ops.native.missing_reason", "no compiler")
+    with pytest.raises(RuntimeError, match="a program names; there is none: no compiler"):
         export(SPIN(3, 8, 2, 2), "sym")

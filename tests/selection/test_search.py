@@ -56,6 +56,9 @@ def test_models_of_transformed_graphs_take_them_as_they_were() -> None:
     found = search(data, [SubtreeRecipe(num_hops=1), Recipe(num_hops=1, epochs=2)])
     for model in (found.model(), found.ranking[1].trained.model, found.model(2)):
         torch.testing.assert_close(training.predict_proba(model, graphs), training.predict_proba(model, made))
+    untransformed = SubtreeRecipe(num_hops=1).fit(replace(data, graphs=graphs, _made={}))
+    with pytest.raises(ValueError, match="graphs must"):
+        training.predict_proba(untransformed, NodeFeatures(standardize=True).fit(graphs).transform(graphs))
 
 
 def test_the_loss_decides_between_equals(data: TrainingSet) -> None:

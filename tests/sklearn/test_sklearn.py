@@ -262,20 +262,23 @@ def test_features_that_were_prepared(graphs: GraphBatch, classifier: SPINClassif
     np.testing.assert_allclose(classifier.predict_proba(graphs), classifier.predict_proba(prepared), rtol=1e-4)
 
 
+@pytest.mark.parametrize("degree", [None, "log"])
 @pytest.mark.parametrize("options", [{}, {"standardize": False}, {"degree": "log"}])
 def test_a_model_of_transformed_graphs_takes_them_as_they_were(
-    graphs: GraphBatch, classifier: SPINClassifier, options: dict[str, Any], tmp_path: Path
+    graphs: GraphBatch, classifier: SPINClassifier, options: dict[str, Any], degree: Any, tmp_path: Path
 ) -> None:
     scaled = replace(graphs, x=1000 + 0.5 * graphs.x)
-    pipeline = make_pipeline(NodeFeaturesTransformer(), classifier.set_params(**options)).fit(scaled, graphs.y)
+    pipeline = make_pipeline(NodeFeaturesTransformer(degree), classifier.set_params(**options)).fit(scaled, graphs.y)
     made = pipeline[0].node_features_.transform(scaled)
     expected = pipeline.predict_proba(scaled)
     training.save_checkpoint(tmp_path / "model.safetensors", pipeline[-1].model_)
     model, _ = training.load_checkpoint(tmp_path / "model.safetensors")
-    for at in (scaled, made):
+    for at in (scaled, made, model.node_features.transform(made)):
         np.testing.assert_allclose(training.predict_proba(model, at), expected, rtol=1e-5)
         assert np.array_equal(pipeline[-1].predict_proba(at), expected)
-    other = NodeFeatures(standardize=True).fit(scaled, [0, 1]).transform(scaled)
+    powers = PowerFeatures.from_graphs(model.node_features.transform(scaled), 2)
+    np.testing.assert_allclose(pipeline[-1].predict_proba(powers), expected, rtol=1e-5)
+    other = NodeFeatures(degree, standardize=True).fit(scaled, [0, 1]).transform(scaled)
     with pytest.raises(ValueError, match="were fitted on, which nothing had transformed, got graphs prepared by"):
         pipeline[-1].predict(other)
 
