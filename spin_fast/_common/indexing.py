@@ -1,4 +1,7 @@
-"""Index arithmetic on flat arrays: graph ids, offsets, ragged ranges; the base of what holds graphs in such arrays."""
+"""Index arithmetic on flat arrays: graph ids, offsets, ragged ranges; the base of what holds graphs in such arrays.
+
+Whether graphs were prepared alike is told here, too, for all that knows ``node_features``.
+"""
 
 from __future__ import annotations
 

@@ -102,8 +102,8 @@ class GraphModel(nn.Module):
         is_known = self._is_trained or self.node_features is not None
         if is_known and not are_alike(self.node_features, graphs.node_features):
             raise ValueError(
-                f"{name} must be prepared by model.node_features as the training graphs, {prepared_by(self)}, got "
-                f"{name} prepared by {prepared_by(graphs)}; set that if those were, too"
+                f"{name} must be prepared as the training graphs, by {prepared_by(self)}, got {name} prepared by "
+                f"{prepared_by(graphs)}; if those were, too, model.node_features = {name}.node_features says so"
             )
 
     def score_chunks(self, graphs: GraphBatch, operator: str | None, num_bytes: int) -> Iterator[Tensor]:
@@ -254,7 +254,7 @@ class GraphClassifier(GraphModel):
     def check_training(self, features: PowerFeatures) -> None:
         """Check as :meth:`check` does, and that ``features`` are of the operator that the model was trained with.
 
-        Also that its ``node_features`` have transformed their graphs, if it has any.
+        Also, where the model knows, that its ``node_features`` have transformed their graphs, or nothing if it is None.
 
         Raises:
             TypeError, ValueError: what is wrong.

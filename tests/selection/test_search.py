@@ -57,7 +57,7 @@ def test_models_of_transformed_graphs_take_them_as_they_were() -> None:
     for model in (found.model(), found.ranking[1].trained.model, found.model(2)):
         torch.testing.assert_close(training.predict_proba(model, graphs), training.predict_proba(model, made))
     untransformed = SubtreeRecipe(num_hops=1).fit(replace(data, graphs=graphs, _made={}))
-    with pytest.raises(ValueError, match="graphs must"):
+    with pytest.raises(ValueError, match="graphs must be prepared as the training graphs, by no NodeFeatures, got"):
         training.predict_proba(untransformed, NodeFeatures(standardize=True).fit(graphs).transform(graphs))
 
 

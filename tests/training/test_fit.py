@@ -112,10 +112,8 @@ def test_a_model_that_has_learnt_nothing_is_of_no_operator(digits: PowerFeatures
             if epoch.number == failing:
                 raise MemoryError
 
-        model, features = (
-            new_model(),
-            replace(digits, node_features=NodeFeatures(standardize=False).fit(random_graphs([3]))),
-        )
+        made = NodeFeatures(standardize=False).fit(random_graphs([3]))
+        model, features = new_model(), replace(digits, node_features=made)
         model.operator = operator
         with pytest.raises(MemoryError):
             training.fit(model, features, range(64), range(64, 96), epochs=2, on_epoch=fail)
@@ -203,7 +201,7 @@ def test_a_model_learns_what_prepared_its_features(way: str) -> None:
     train(features)
     assert model.node_features is features.node_features
     others = PowerFeatures.from_graphs(NodeFeatures("raw", standardize=False).fit(graphs).transform(graphs), 2)
-    known = f"as the training graphs, NodeFeatures {made.fingerprint}, got features prepared by"
+    known = f"as the training graphs, by NodeFeatures {made.fingerprint}, got features prepared by"
     for unlike, told in ((others, "NodeFeatures"), (replace(features, node_features=None), "no NodeFeatures")):
         for use in (train, partial(training.predict, model)):
             with pytest.raises(ValueError, match=f"{known} {told}"):
@@ -215,7 +213,7 @@ def test_a_model_learns_what_prepared_its_features(way: str) -> None:
         torch.testing.assert_close(training.predict_proba(model, given), expected)
     model.node_features = None  # as if it had been trained on graphs as they are
     for use, given in ((train, others), (partial(training.predict_proba, model), made.transform(graphs))):
-        with pytest.raises(ValueError, match="as the training graphs, no NodeFeatures, got"):
+        with pytest.raises(ValueError, match="as the training graphs, by no NodeFeatures, got"):
             use(given)
     model.operator = None
     for features in (others, replace(others, node_features=None)):
