@@ -65,6 +65,12 @@ inline std::string name_of(ScalarType type) {
   return torch::headeronly::toString(type);
 }
 
+inline int64_t bytes_of(ScalarType type) {
+  return type == ScalarType::Double || type == ScalarType::Long ? 8
+         : type == ScalarType::Float || type == ScalarType::Int ? 4
+                                                                : 2;
+}
+
 // A size that an argument must have; nullopt accepts any. An optional instead of a sentinel, so no bad size can match.
 using Size = std::optional<int64_t>;
 inline constexpr std::nullopt_t any = std::nullopt;
@@ -112,6 +118,22 @@ inline ScalarType expect(const char* name, const Tensor& t, std::initializer_lis
     refuse(name, " must have shape ", listed(shape), ", got ", listed(sizes));
   require(t.is_contiguous(), name, " must be contiguous");
   return type;
+}
+
+// Checks that the powers `out` are aligned, and share no memory with what is read after they have begun to be written.
+inline void expect_apart(const Tensor& out, const Tensor& x, const Tensor& indptr, const Tensor& indices,
+                         const OptionalTensor& ptr, const OptionalTensor& edge_weight) {
+  const auto begin = [](const Tensor& t) { return reinterpret_cast<uintptr_t>(t.const_data_ptr()); };
+  const auto end = [&](const Tensor& t) { return begin(t) + t.numel() * bytes_of(t.scalar_type()); };
+  const auto check = [&](const char* name, const Tensor& t) {
+    require(begin(t) >= end(out) || begin(out) >= end(t), "out must not share memory with ", name);
+  };
+  require(begin(out) % bytes_of(out.scalar_type()) == 0, "out must begin at a multiple of the size of its values");
+  check("x", x);
+  check("indptr", indptr);
+  check("indices", indices);
+  if (ptr) check("ptr", *ptr);
+  if (edge_weight) check("edge_weight", *edge_weight);
 }
 
 // Uninitialised memory, or nullopt if there is not enough. Faster than torch::stable::empty, which looks its op up by

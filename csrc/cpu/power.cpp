@@ -234,6 +234,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
                    require(0 <= first && first <= last && last <= a.nodes, "ptr must be ascending from 0 to ", a.nodes,
                            " nodes at most, got ", first, " to ", last);
                    expect("out", out, {num_hops + 1, last - first, x.size(1)}, {value});
+                   expect_apart(out, x, indptr, indices, ptr, edge_weight);
                    const bool check_graphs = check_invariants && offsets && num_hops > 0 && x.size(1) > 0;
                    if (check_invariants && !check_graphs) refuse_wrong_indices(a, offsets, graphs);
                    if (!powers(a, op, offsets, graphs, first, last, static_cast<const T*>(x.data_ptr()), x.size(1),

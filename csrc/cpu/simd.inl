@@ -48,10 +48,11 @@ inline Lanes<L, float> to_float(Lanes<L, uint32_t> half, BFloat16) {
 template <int L>
 inline Lanes<L, float> to_float(Lanes<L, uint32_t> half, Half) {
   using Words = Lanes<L, uint32_t>;
-  const Words bits = (half & 0x7fff) << 13;
-  const Lanes<L, float> scaled = __builtin_bit_cast(Lanes<L, float>, bits) * 0x1p112f;  // denormals come right
-  const Words finite = __builtin_bit_cast(Words, scaled);
-  const Words magnitude = (half & 0x7c00) == 0x7c00 ? bits | 0x7f800000 : finite;
+  const Words bits = (half & 0x7fff) << 13, exponent = half & 0x7c00;
+  // A subtraction shifts the bits of a denormal half to where they belong; no float here is denormal.
+  const Words small = __builtin_bit_cast(Words, __builtin_bit_cast(Lanes<L, float>, bits + 0x38800000) - 0x1p-14f);
+  const Words finite = exponent == 0 ? small : bits + 0x38000000;
+  const Words magnitude = exponent == 0x7c00 ? bits | 0x7f800000 : finite;
   return __builtin_bit_cast(Lanes<L, float>, magnitude | (half & 0x8000) << 16);
 }
 
@@ -352,7 +353,7 @@ struct Exponential<double> {
                           ln2_low = 0x1.cf79abc9e3b39p-40;
 };
 
-// exp(x) for x <= 0 to about one unit in the last place; 0 where it would be denormal; NaN stays.
+// exp(x), where it is finite, to about one unit in the last place; 0 where it would be denormal; NaN stays.
 template <class T>
 inline Vector<T> exp_of(Vector<T> x) {
   using E = Exponential<T>;

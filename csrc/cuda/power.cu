@@ -213,6 +213,7 @@ void power_features_out(const Tensor& indptr, const Tensor& indices, const Tenso
   const int64_t nodes = x.size(0), width = x.size(1);
   expect("out", out, {num_hops + 1, ptr ? any : Size(nodes), width}, {value});
   const Adjacency a = adjacency_of(indptr, indices, value, nodes, width, ptr, edge_weight, op);
+  expect_apart(out, x, indptr, indices, ptr, edge_weight);
   const int64_t rows = out.size(1);
   require(rows <= nodes, "out must have at most ", nodes, " rows (nodes), got ", rows);
   if (rows == 0 || width == 0 || (ptr && a.graphs == 0)) return;

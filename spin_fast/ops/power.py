@@ -43,11 +43,11 @@ def power_features(
         num_hops: ``R``, at least 0.
         operator: ``adj``, ``sym``, ``sym+adj`` or ``rw``.
         ptr: ``[G + 1]`` int64 node offsets of a block-diagonal adjacency; None for one big graph. It changes the speed,
-            and the values by rounding only.
+            and the values by rounding only, as long as sums of neighbours stay in the range of float32.
         edge_weight: ``[E]``, dtype of ``x``, or float32 where that is of half precision; no gradient flows to it.
-        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, to be overwritten; not with gradients. Without
-            ``check_invariants``, ``ptr`` may be a slice of the offsets, and ``N`` here the number of its nodes: other
-            graphs are not read.
+        out: ``[R + 1, N, d]``, dtype of ``x``, contiguous, aligned, in memory of its own, to be overwritten; not with
+            gradients. Without ``check_invariants``, ``ptr`` may be a slice of the offsets, and ``N`` here the number of
+            its nodes: other graphs are not read.
         float64_sums: sum everything in float64, so that nodes of equal neighbourhoods get equal bits in almost every
             order of their neighbours, which is what deduplication compares. Slower, most of all for wide ``x``.
         check_invariants: check the contents of ``indptr``, ``indices`` and ``ptr``; False where the caller vouches for
@@ -71,7 +71,7 @@ def power_features(
 
     if native.op_checks(x, check_invariants, float64_sums) and type(num_hops) is int:
         try:
-            _check_gradients_and_memory(x, edge_weight, out)
+            _check_gradients(x, edge_weight, out)
             return call()
         except native.REFUSALS:
             pass  # the checks below say why, or else the next call does
@@ -95,7 +95,7 @@ def power_features(
         check.tensor("out", out, (num_hops + 1, rows, x.shape[1]), (x.dtype,), x.device)
         if not out.is_contiguous():
             raise ValueError("out must be contiguous")
-    _check_gradients_and_memory(x, edge_weight, out)
+    _check_gradients(x, edge_weight, out)
     if native.has_kernel(x):
         return call()
     if out is None:
@@ -108,16 +108,12 @@ def power_features(
     return out.copy_(reference.power_features(indptr, indices, x, num_hops, operator, edge_weight=edge_weight))
 
 
-def _check_gradients_and_memory(x: Tensor, edge_weight: Tensor | None, out: Tensor | None) -> None:
+def _check_gradients(x: Tensor, edge_weight: Tensor | None, out: Tensor | None) -> None:
     """Check what an op cannot see."""
     if edge_weight is not None and edge_weight.requires_grad:
         raise ValueError("edge_weight must not require a gradient: power_features is differentiable in x only")
-    if out is None:
-        return
-    if torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
+    if out is not None and torch.is_grad_enabled() and (x.requires_grad or out.requires_grad):
         raise ValueError("out must not be given where x or out requires a gradient; leave it out, or detach x")
-    if not torch.compiler.is_compiling() and out.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() != 0:
-        raise ValueError("out must not share memory with x")
 
 
 def _fake(indptr, indices, x, num_hops, operator, ptr, edge_weight, check_invariants, float64_sums):  # type: ignore[no-untyped-def]

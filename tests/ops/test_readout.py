@@ -443,6 +443,17 @@ def test_half_types_keep_special_values(backend: str, dtype: torch.dtype) -> Non
     assert torch.equal(values.grad, expected.repeat_interleave(4, 0))
 
 
+def test_small_float16_stays_where_denormals_are_flushed(backend: str) -> None:
+    z = torch.full((40, 17), 3e-5, dtype=torch.float16)  # denormal as float16 alone
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this CPU flushes no denormals")
+    try:
+        sums = spin_fast.sum_readout(z, torch.arange(41))
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(sums, z)
+
+
 @pytest.mark.slow
 def test_opcheck(native) -> None:
     ops = torch.ops.spin_fast
