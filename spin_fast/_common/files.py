@@ -106,7 +106,7 @@ def temporary_folder(path: Path) -> Iterator[Path]:
                 try:
                     lock.enter_context(locked(folder))
                     break
-                except (BlockingIOError, FileNotFoundError):  # another writer took it for a leftover, not yet locked
+                except (BlockingIOError, FileExistsError, FileNotFoundError):  # taken for a leftover by another writer
                     if last:
                         raise
         try:
@@ -141,7 +141,9 @@ def check_writable(path: Path, is_own: Callable[[Path], bool] | None = None) -> 
     """
     with _errors_named(path):
         _check_regular(path)
-        if is_own is not None and path.exists() and path.stat().st_size > 0 and not is_own(path):
+        with suppress(FileNotFoundError, NotADirectoryError):
+            temporary_name(path, "0" * 8).lstat()  # whose name must not be too long
+        if is_own is not None and path.exists() and path.stat().st_size > 0 and not is_own(path) and path.exists():
             raise FileExistsError(0, "there is a file of another kind; remove it, or choose another name")
         folder = next(folder for folder in path.absolute().parents if folder.exists())
         tempfile.TemporaryFile(dir=folder).close()
@@ -178,7 +180,7 @@ def check_format(path: Path, found: Any, expected: str, *, oldest: int | None = 
 
 
 def write_tensors(path: Path, format: str, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Write tensors that share no memory to a safetensors file."""
+    """Write tensors to a safetensors file, those that share memory as well."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -187,6 +189,10 @@ def write_tensors(path: Path, format: str, tensors: dict[str, Tensor], metadata:
             temporary.touch()
             mode = temporary.stat().st_mode
             stored = {name: value.cpu().contiguous() for name, value in tensors.items()}
+            places = {value.untyped_storage().data_ptr(): name for name, value in stored.items()}
+            for name, value in stored.items():
+                if places[value.untyped_storage().data_ptr()] != name:
+                    stored[name] = value.clone()
             save_file(stored, temporary, {"format": format} | metadata)
             temporary.chmod(mode)  # safetensors leaves files that only their owner may read
         except SafetensorError as error:  # a full disk, among others
@@ -218,9 +224,23 @@ def read_metadata(path: Path, format: str) -> dict[str, str]:
 def _opened(path: Path, format: str) -> Iterator[tuple[Any, dict[str, str]]]:
     from safetensors import SafetensorError, safe_open
 
-    check_is_file(path, format)
+    def identity() -> tuple[int, ...]:
+        check_is_file(path, format)
+        found = path.stat()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
     try:
-        with safe_open(path, framework="pt") as file:
+        while True:  # safetensors opens it twice, and it may be replaced in between
+            before = identity()
+            try:
+                file = safe_open(path, framework="pt")
+            except (SafetensorError, RuntimeError, OSError):
+                if identity() == before:
+                    raise
+                continue
+            if identity() == before:
+                break
+        with file:
             metadata = file.metadata() or {}
             check_format(path, metadata.get("format"), format)
             yield file, metadata

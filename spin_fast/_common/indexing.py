@@ -20,6 +20,12 @@ GraphIds = int | slice | list[int] | range | np.ndarray | Tensor  # or one of th
 CPU = torch.device("cpu")
 
 
+def as_tensor(values: Any) -> Tensor:
+    """A tensor of anything array-like; arrays are copied, since torch takes none of negative strides."""
+    is_array = hasattr(values, "__array__") and not isinstance(values, Tensor)
+    return torch.as_tensor(np.array(values) if is_array else values)
+
+
 def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Tensor:
     """Turn an int, slice, index array, list or boolean mask into int64 graph ids in ``[0, num_graphs)`` on ``device``.
 
@@ -40,7 +46,7 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
         chosen = torch.tensor([int(ids)])
     else:
         try:
-            chosen = torch.as_tensor(np.ascontiguousarray(ids) if isinstance(ids, np.ndarray) and ids.ndim else ids)
+            chosen = as_tensor(ids)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(
                 f"graph ids must be an int, slice, index array or mask, got {type(ids).__name__}"

@@ -115,6 +115,8 @@ class GraphMLReader(Reader):
         for file in self.files:
             is_known = self.columns is not None and self.weighted is not None
             is_known = is_known and not any(column.categories in ("any", "auto") for column in self.columns or ())
+            if self.of_table is None and not isinstance(self.options.label, str):
+                is_known = is_known and self.graph_attributes >= {*self.label_names}
             if is_known and (self.of_table is not None or not isinstance(label, str)):
                 break
             graph = self._parse(file)
@@ -188,9 +190,14 @@ class GraphMLReader(Reader):
         with reading(str(file)):
             _check_elements(file)
             try:
-                return networkx.read_graphml(file)
+                graph = networkx.read_graphml(file)
             except (networkx.NetworkXError, KeyError, AttributeError) as error:
                 raise DatasetError(f"{file} is no GraphML file that networkx reads ({one_line(error)})") from error
+        for kind, all_data in ("node_default", graph.nodes.data()), ("edge_default", graph.edges.data()):
+            default = graph.graph.get(kind, {})
+            for *_, data in all_data if default else ():
+                data.update(default | data)
+        return graph
 
     def _settle(self, graph: Any, file: Path) -> None:
         """Decide on features and weights by the first graph that has any; all others must agree."""

@@ -164,6 +164,6 @@ def sorted_classes(labels: set[str], where: str | Path) -> list[str]:
 def _number(label: str) -> Decimal:
     """A label as a number, exact also where float64 is not; NaN for words."""
     try:
-        return Decimal(label)
+        return Decimal("nan" if "_" in label else label)  # which Python's own syntax of numbers has
     except InvalidOperation:
         return Decimal("nan")

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .._common import check
 from .._common.check import Argument
+from .._common.indexing import as_tensor
 from ..graphs.batch import EdgeOptions, GraphBatch
 from . import citation, downloads, folder, nel, ogb, tu
 from . import splits as _splits
@@ -251,7 +252,7 @@ class Source(ABC):
                 divided. ValueError: there is no such fold.
         """
         if splits is None and fold is None:
-            return self._split(y, seed)
+            return self._split(as_tensor(y), seed)
         folds = self.published_splits(len(y), splits=splits)
         if check.integer("fold", 0 if fold is None else fold, 0) >= len(folds):
             raise check.ArgumentValueError("fold", f"be below {len(folds)}, the number of folds of {self.name}", fold)

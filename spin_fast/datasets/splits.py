@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .._common import check
 from .._common.check import Argument
+from .._common.indexing import as_tensor
 from .common import DatasetError, reading
 
 SEED_BITS = 32  # of numpy's RandomState
@@ -77,7 +78,7 @@ def stratified_folds(y: Tensor, num_folds: int = 10, *, seed: int = 0, validatio
 
     check.integer("num_folds", num_folds, 2)
     check.integer("seed", seed, 0, bits=SEED_BITS)
-    y = torch.as_tensor(y)
+    y = as_tensor(y)
     if not 0 < check.number("validation", validation, 0) < 1:
         raise ValueError(f"validation must be a share between 0 and 1, got {validation!r}")
     labels = _classes("folds are drawn by class", y)

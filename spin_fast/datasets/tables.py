@@ -58,6 +58,9 @@ class Table:
         ``first`` is the number of rows before those in ``frame``, a pandas DataFrame.
         """
         self.path, self.frame, self.first = path, frame, first
+        if self.frame.columns.has_duplicates:
+            repeated = self.frame.columns[self.frame.columns.duplicated()][0]
+            raise DatasetError(f"{path} must have one column {repeated!r}, got several")
         for column in {*texts} & {*self.frame.columns}:
             self.as_text(column)
         for column in texts[:needed]:
@@ -413,7 +416,7 @@ class TablesReader(OrderedReader):
             x = x[row]
         weight = None
         if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
-            weight = torch.from_numpy(edges.numbers(edge_weight, dtype)).to(dtype)
+            weight = _exact(edges, edge_weight, dtype, Argument("edge_weight"))
         parts = Parts(edge_index, batch, len(names), x, None, weight)
         graphs = GraphBatch._from_parts(parts, dtype, self.options.edge_options)
         read = folder_of(graphs, [str(name) for name in names], columns, weight is not None)
@@ -546,15 +549,20 @@ def _number_nodes(
     return torch.from_numpy(graph[by_graph]), torch.from_numpy(by_graph), torch.from_numpy(np.stack(edge_index)), named
 
 
-def _rounded(column: Any, numbers: np.ndarray) -> int | None:
-    """The first row of a column of integers that is another number in ``numbers``; they may be categories."""
-    if column.dtype.kind == "f":
-        return None
-    for row in np.flatnonzero(np.abs(numbers) >= 2**24):  # smaller ones are exact
+def _exact(table: Table, name: str, dtype: torch.dtype, *instead: Any) -> Tensor:
+    """``[rows]`` numbers of a column; integers that would be rounded, maybe categories, are an error."""
+    values, column = torch.from_numpy(table.numbers(name, dtype)).to(dtype), table.frame[name]
+    large = values.abs() >= 2**24  # smaller ones are exact
+    for row in large.nonzero().flatten().tolist() if column.dtype.kind != "f" else ():
         text = str(column[row]).strip()
-        if re.fullmatch(r"[+-]?\d+", text) and int(text) != int(numbers[row]):
-            return int(row)
-    return None
+        if re.fullmatch(r"[+-]?\d+", text) and int(text) != int(values[row]):
+            wider = " use float64," if dtype == torch.float32 else ""
+            raise DatasetError(
+                f"{table.where(row, name)} holds {column[row]}, which {check.shown(dtype)} would round;{wider} leave "
+                "the column out by ",
+                *instead,
+            )
+    return values
 
 
 def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tuple[Tensor, list[Column]]:
@@ -568,17 +576,8 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
     blocks, settled = [], []
     for column in numbers_first(columns):
         if column.is_number:
-            values = nodes.numbers(column.name, dtype)
-            block = torch.from_numpy(values).to(dtype)[:, None]
-            if (row := _rounded(nodes.frame[column.name], block[:, 0].numpy())) is not None:
-                wider = " use float64," if dtype == torch.float32 else ""
-                raise DatasetError(
-                    f"{nodes.where(row, column.name)} holds {nodes.frame[column.name][row]}, which "
-                    f"{check.shown(dtype)} would round;{wider} leave the column out by ",
-                    Argument("features"),
-                    ", or, ",
-                    *as_categories(column.name),
-                )
+            instead = (Argument("features"), ", or, ", *as_categories(column.name))
+            block = _exact(nodes, column.name, dtype, *instead)[:, None]
         else:
             codes, column = nodes.words(column)
             block = column.code(codes, dtype)

@@ -70,6 +70,6 @@ def graph_keys(features: PowerFeatures, *, joint: bool) -> Tensor:
 
 def _keys_of(rows: Tensor) -> Tensor:
     keys = torch.ones(len(rows), dtype=torch.int64, device=rows.device)  # not 0, for rows of zeros count, too
-    for column in rows.view(reference.BITS[rows.element_size()]).unbind(1):
+    for column in (rows + 0.0).view(reference.BITS[rows.element_size()]).unbind(1):  # -0 as +0
         keys = reference.mixed(keys + column)
     return keys

@@ -47,28 +47,46 @@ def numbers(name: str, values: Any) -> np.ndarray:
     except (ValueError, TypeError, RuntimeError) as error:
         raise ValueError(f"{name} must be numbers, or vectors of one length, got {error}") from error
     if array.size and array.dtype.kind not in "biuf":
-        raise TypeError(f"{name} must be numbers, or vectors of one length, got {array.ravel()[:1].tolist()[0]!r}")
+        found = array.ravel().tolist()
+        raise TypeError(
+            f"{name} must be numbers, or vectors of one length, got {next(filter(_is_no_number, found), found[0])!r}"
+        )
     array = array if array.dtype.kind != "f" or array.itemsize <= 8 else array.astype(np.float64)
-    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    array = np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    return array.copy() if min(array.strides, default=0) < 0 else array  # which numpy may call contiguous
+
+
+def _is_no_number(value: Any) -> bool:
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return True
+    return False
 
 
 def narrowed(name: str | Callable[[int], str], values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The values in another dtype, in which what is finite must be finite; ``name`` may name the value in a row."""
-    converted = values.to(dtype)
+    """The values in another dtype, in which what is finite must be finite, and integers must be the same.
+
+    Integers may be categories, of which two would become one. ``name`` may name the value in a row.
+    """
+    converted, must = values.to(dtype), ""
     if values.dtype == torch.float64 and dtype != torch.float64:
-        overflows = (converted.isinf() & values.isfinite()).nonzero()
-        if len(overflows):
-            first = overflows[0].tolist()
-            where = name if isinstance(name, str) else name(first[0])
-            raise ValueError(f"{where} must be finite as {check.shown(dtype)}, got {values[tuple(first)].item()}")
+        wrong, must = converted.isinf() & values.isfinite(), f"be finite as {check.shown(dtype)}"
+    elif not values.dtype.is_floating_point and values.dtype != torch.bool:
+        wrong = (converted.long() != values.long()) | (converted >= 2.0**63)  # which is beyond int64
+        must = f"hold integers that {check.shown(dtype)} holds exactly"
+    if must and bool(wrong.any()):
+        first = wrong.nonzero()[0].tolist()
+        where = name if isinstance(name, str) else name(first[0])
+        raise ValueError(f"{where} must {must}, got {values[tuple(first)].item()}")
     return converted
 
 
 def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
     """``[N, d]`` or ``[N]`` of any real dtype as ``[N, d]`` of ``dtype``; None keeps float32 and float64.
 
-    Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded
-    are an error: they may be categories, of which two would become one. So are numbers that would become infinite.
+    Other dtypes then become float32, which holds bfloat16, float16 and bools exactly. Integers that would be rounded,
+    and numbers that would become infinite, are errors.
     """
     if not isinstance(x, Tensor):
         raise check.ArgumentTypeError("x", "be a torch.Tensor", type(x))
@@ -78,10 +96,6 @@ def features(x: Tensor, dtype: torch.dtype | None) -> Tensor:
         raise TypeError(f"x must be real numbers, got {check.shown(x.dtype)}")
     wanted = dtype or (x.dtype if x.dtype in check.FLOATS else torch.float32)
     converted = narrowed("x", x, wanted)
-    if not x.dtype.is_floating_point and x.dtype != torch.bool:
-        rounded = (converted.long() != x.long()) | (converted >= 2.0**63)  # which is beyond int64
-        if bool(rounded.any()):
-            raise ValueError(f"x must hold integers that {check.shown(wanted)} holds exactly, got {int(x[rounded][0])}")
     return converted.unsqueeze(1) if x.dim() == 1 else converted
 
 
@@ -164,11 +178,11 @@ def _numbered_over_all(edge_index: Tensor, num_edges: Tensor, num_nodes: Tensor)
 
 def _items(name: str, value: Any, kind: str) -> list[Any]:
     wrong = isinstance(value, (str, bytes, Tensor, np.ndarray, Mapping)) or hasattr(value, "edges")  # another's graph
-    if not wrong and hasattr(value, "__getitem__") and hasattr(value, "__len__"):
-        return [value[number] for number in range(len(value))]  # a map-style dataset need not be iterable
-    if wrong or not isinstance(value, Iterable):
+    if not wrong and isinstance(value, Iterable):
+        return list(value)
+    if wrong or not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
         raise TypeError(f"{name} must be {kind}, got {type(value).__name__}")
-    return list(value)
+    return [value[number] for number in range(len(value))]  # a map-style dataset need not be iterable
 
 
 def _per_edge(weight: Tensor, num_edges: int, at: str) -> Tensor:
@@ -372,7 +386,7 @@ def from_networkx(
         node_of = {node: first + position for position, node in enumerate(graph)}
         first += len(node_of)
         for source, target, *weight in graph.edges(data=False if edge_weight is None else edge_weight):
-            if weight == [None]:
+            if weight and weight[0] is None:
                 where = f"edge ({source!r}, {target!r}) of graph {number}"
                 raise ValueError(f"{where} must have the attribute {edge_weight!r}, got none")
             pair = (node_of[source], node_of[target])
@@ -485,7 +499,7 @@ def to_networkx(
     networkx = library("networkx", "to_networkx")
     kind = getattr(networkx, f"{'Multi' if multigraph else ''}{'Graph' if undirected else 'DiGraph'}")
     source, target = graphs.edge_index.numpy()
-    weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.numpy()
+    weight = np.ones(len(source)) if graphs.edge_weight is None else graphs.edge_weight.detach().numpy()
     ptr = graphs.ptr.numpy()
 
     def edge(number: int) -> str:

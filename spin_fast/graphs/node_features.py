@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .._common import check, files
-from .._common.indexing import GraphIds, are_alike, graph_ids, prepared_by, ragged_arange
+from .._common.indexing import GraphIds, are_alike, as_tensor, graph_ids, prepared_by, ragged_arange
 from .batch import GraphBatch
 
 Degree = Literal["raw", "log", "one-hot", "profile"]
@@ -387,7 +387,7 @@ def _chosen(graphs: GraphBatch | Iterable[GraphBatch], ids: GraphIds | None) -> 
         return None
     if isinstance(graphs, GraphBatch):
         return graph_ids(ids, len(graphs), graphs.ptr.device).cpu().sort().values
-    if isinstance(ids, slice) or torch.as_tensor(ids).dtype == torch.bool:
+    if isinstance(ids, slice) or as_tensor(ids).dtype == torch.bool:
         raise TypeError("ids must be numbers of graphs where these come in chunks, got a slice or a mask")
     return graph_ids(ids, sys.maxsize).sort().values
 

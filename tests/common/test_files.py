@@ -179,3 +179,37 @@ def test_a_lock_tells_its_holder_and_dies_with_it(tmp_path: Path) -> None:
     with files.locked(tmp_path / "deep" / "new"):
         assert (tmp_path / "deep" / "new" / ".lock").is_file()
     assert not (tmp_path / "deep").exists()
+
+
+def test_tensors_that_share_memory(tmp_path: Path) -> None:
+    both = torch.arange(6)
+    files.write_tensors(tmp_path / "x", FORMAT, {"a": both.view(2, 3), "b": both, "c": both[2:], "d": both[:0]}, {})
+    found = files.read_tensors(tmp_path / "x", FORMAT)[0]
+    assert {name: value.flatten().tolist() for name, value in found.items()} == {
+        "a": [*range(6)],
+        "b": [*range(6)],
+        "c": [2, 3, 4, 5],
+        "d": [],
+    }
+
+
+def test_a_name_that_is_too_long_is_told_beforehand(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="cannot be written: File name too long"):
+        files.check_writable(tmp_path / ("x" * 250))
+
+
+def test_a_file_that_is_replaced_while_it_is_opened_is_read_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import safetensors
+
+    opened = safetensors.safe_open
+
+    def replaced_meanwhile(*arguments, **options):
+        file = opened(*arguments, **options)
+        if file.metadata()["colour"] == "red":
+            files.write_tensors(path, FORMAT, {"a": torch.ones(1)}, {"colour": "blue"})
+        return file
+
+    monkeypatch.setattr(safetensors, "safe_open", replaced_meanwhile)
+    tensors, metadata = files.read_tensors(path, FORMAT)
+    assert metadata["colour"] == "blue"
+    assert tensors["a"].tolist() == [1]

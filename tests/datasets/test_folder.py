@@ -148,7 +148,7 @@ def test_integers_that_float64_would_merge(number: int, tmp_path: Path) -> None:
         graph.add_node("x", number=number)
         networkx.write_graphml(graph, tmp_path / "xml" / "a.graphml")
         message = error_of(lambda: load_folder(tmp_path / "xml", dtype=torch.float64))
-        assert f"x must hold integers that float64 holds exactly, got {number}" in message
+        assert f"'number' of node 'x' must hold integers that float64 holds exactly, got {number}" in message
 
 
 def test_graphml_that_cannot_be_read(tmp_path: Path) -> None:
@@ -1059,3 +1059,48 @@ def test_numbers_beyond_float32_are_refused_by_name(tmp_path: Path) -> None:
     nel_file = tmp_path / "x.nel"
     nel_file.write_text("n 1 a\nn 2 b\ne 1 2 1e300\nx 1\n")
     assert nel.read(nel_file).graphs.num_edges == 2  # weights are not read
+
+
+def test_a_misspelt_task_of_graphml_is_named_in_chunks_too(tmp_path: Path) -> None:
+    for number in range(3):
+        graph = networkx.path_graph(2)
+        networkx.set_node_attributes(graph, 1.5, "mass")
+        graph.graph["toxic"] = number % 2
+        networkx.write_graphml(graph, tmp_path / f"{number}.graphml")
+    for label in (["toxicc"], ["toxic", "solubl"]):
+        told = error_of(lambda label=label: load_folder(tmp_path, label=label))
+        assert "no file with the graph attribute" in told
+        assert error_of(lambda label=label: next(iter_folder(tmp_path, 1, label=label))) == told
+
+
+def test_defaults_of_graphml(tmp_path: Path) -> None:
+    (tmp_path / "a.graphml").write_text("""<?xml version="1.0" encoding="UTF-8"?>
+        <graphml xmlns="http://graphml.graphdrawing.org/xmlns">
+        <key id="c" for="node" attr.name="color" attr.type="string"><default>yellow</default></key>
+        <key id="w" for="edge" attr.name="weight" attr.type="double"><default>2.5</default></key>
+        <graph edgedefault="directed"><node id="n0"><data key="c">green</data></node><node id="n1"/>
+        <edge source="n0" target="n1"/><edge source="n1" target="n0"><data key="w">1.0</data></edge></graph></graphml>
+        """)
+    read = load_folder(tmp_path)
+    assert read.graphs.x.tolist() == [[1, 0], [0, 1]]
+    assert read.features == [{"column": "color", "categories": ["green", "yellow"]}]
+    assert sorted(read.graphs.edge_weight.tolist()) == [1.0, 2.5]
+
+
+def test_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.table([["a"], [0], [1], [2]], names=["graph", "source", "target", "source"])
+    pytest.importorskip("pyarrow.parquet").write_table(table, tmp_path / "edges.parquet")
+    assert "edges.parquet must have one column 'source', got several" in error_of(lambda: load_folder(tmp_path))
+
+
+def test_weights_that_would_be_rounded(tmp_path: Path) -> None:
+    write(tmp_path, nodes=None, graphs=None, edges="graph,source,target,weight\na,0,1,16777216\na,1,0,16777217\n")
+    told = error_of(lambda: load_folder(tmp_path))
+    assert "edges.csv, line 3, column 'weight' holds 16777217, which float32 would round" in told
+    assert load_folder(tmp_path, dtype=torch.float64).graphs.edge_weight.max() == 16777217
+
+
+def test_words_that_python_reads_as_numbers(tmp_path: Path) -> None:
+    write(tmp_path, graphs="graph,label\na,10_1\nb,9_2\n", nodes=None)
+    assert load_folder(tmp_path).classes == ["10_1", "9_2"]

@@ -768,3 +768,12 @@ def test_the_file_says_what_it_is(saved: Path) -> None:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"] == {"format": "spin_fast features 2", "operator": "sym"}
     assert header["rows"]["shape"][1] == 3
+
+
+def test_features_of_nodes_are_kept_in_a_file(tmp_path: Path) -> None:
+    graphs = random_graphs([4, 9, 1])
+    of_nodes = PowerFeatures.from_graphs(graphs, 2).nodes()
+    of_nodes.save(tmp_path / "nodes.safetensors")
+    loaded = PowerFeatures.load(tmp_path / "nodes.safetensors")
+    assert torch.equal(loaded.dense_rows(), of_nodes.dense_rows())
+    assert len(loaded) == 14

@@ -329,3 +329,10 @@ def test_files_made_apart_are_joined(graphs: spin_fast.GraphBatch, tmp_path: Pat
     files[2].unlink()
     with pytest.raises(FileNotFoundError, match=f"lacks 1 of 3 shards; .*{files[2]} by spin-fast .* --shard 3/3$"):
         shards.join(path)
+
+
+def test_graphs_that_differ_in_the_sign_of_a_zero_are_identical(tmp_path: Path) -> None:
+    loop = torch.tensor([[0], [0]])
+    parts = [spin_fast.GraphBatch.from_edge_index(loop, torch.tensor([[zero, 1.0]])) for zero in (0.0, -0.0)]
+    spin_fast.shards.save((spin_fast.PowerFeatures.from_graphs(part, 1) for part in parts), tmp_path / "z.safetensors")
+    assert spin_fast.shards.load(tmp_path / "z.safetensors").identical_graphs().tolist() == [0, 0]

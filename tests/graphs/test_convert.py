@@ -522,3 +522,42 @@ def test_numbers_beyond_float32_are_refused() -> None:
         GraphBatch.from_scipy(adjacency, torch.full((2, 1), 1e300, dtype=torch.float64), dtype=torch.float32)
     infinite = torch.tensor([[torch.inf], [torch.nan]], dtype=torch.float64)  # stays what it is
     assert GraphBatch.from_scipy(scipy.sparse.eye_array(2), infinite, dtype=torch.float32).x.isinf().any()
+
+
+def test_a_series_of_graphs_is_read_in_its_order() -> None:
+    pandas = pytest.importorskip("pandas")
+    table = pandas.DataFrame({"graph": [networkx.path_graph(n) for n in (2, 3, 4)], "label": [0, 1, 2]}).iloc[[2, 0, 1]]
+    graphs = GraphBatch.from_networkx(table["graph"], y=table["label"])
+    assert graphs.num_nodes_per_graph.tolist() == [4, 2, 3]
+    assert graphs.y.tolist() == [2, 0, 1]
+    some = table[table.label > 0]
+    assert len(GraphBatch.from_networkx(some["graph"], y=some["label"])) == 2
+    assert graphs[pandas.Series([2, 0], index=[7, 8])].y.tolist() == [1, 2]
+
+
+def test_integers_beside_other_columns_are_not_rounded() -> None:
+    graph = networkx.path_graph(2)
+    networkx.set_node_attributes(graph, {0: 2**24, 1: 2**24 + 1}, "id")
+    networkx.set_node_attributes(graph, 0.5, "mass")
+    with pytest.raises(ValueError, match=r"attribute 'id' of node 1 of graph 0 must hold integers that float32 holds"):
+        GraphBatch.from_networkx(graph, x=["id", "mass"])
+    assert GraphBatch.from_networkx(graph, x=["id", "mass"], dtype=torch.float64).x[1, 0] == 2**24 + 1
+    networkx.set_edge_attributes(graph, 2**24 + 1, "weight")
+    with pytest.raises(ValueError, match="edge_weight must hold integers that float32 holds exactly, got 16777217"):
+        GraphBatch.from_networkx(graph, edge_weight="weight")
+
+
+def test_arrays_of_any_strides() -> None:
+    backwards = np.arange(3)[::-1]
+    graphs = random_graphs([2, 3, 4])
+    for ids in (backwards, backwards[:1]):
+        assert equal(graphs[ids], graphs[ids.tolist()])
+    one = GraphBatch.from_scipy(
+        scipy.sparse.eye(1, format="csr"), np.ones((2, 3))[::-1][:1], y=np.array([1, 2])[::-1][:1]
+    )
+    assert one.y.tolist() == [2]
+
+
+def test_the_value_that_is_no_number_is_named() -> None:
+    with pytest.raises(TypeError, match=r"y must be numbers, or vectors of one length, got None"):
+        GraphBatch.from_networkx([networkx.path_graph(2)] * 3, y=[0, 1, None])
