@@ -125,7 +125,9 @@ class Graphs:
         self.edge_options = self._of_training
         if undirected is not None:
             self.edge_options = self._of_training | EdgeOptions(undirected=undirected)
-        dtype = next(trained.model.parameters()).dtype
+        members = getattr(trained.model, "members", [trained.model])
+        dtypes = (next(member.parameters()).dtype for member in members if isinstance(member, GraphClassifier))
+        dtype = next(dtypes, torch.float32)  # which a SubtreeLinear takes, whose weights are float64
         options: dict[str, Any] = {"features": metadata.get("node_features"), "dtype": dtype, **self.edge_options}
         if source.is_own:
             options |= {"label": None, "edge_weight": None if metadata.get("weighted") is False else "weight"}

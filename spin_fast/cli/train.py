@@ -17,7 +17,7 @@ from rich.markup import escape
 from torch import Tensor
 
 from .. import datasets, training
-from .._common import files
+from .._common import check, files
 from .._common.rows import values_of
 from ..features import shards
 from ..features.power_features import PowerFeatures
@@ -176,7 +176,7 @@ def train(
             console.print("node features: not standardised, which train without --features does")
     if not goes_on and outputs.result.exists():
         console.print(escape(f"{out} has a result{score_in(outputs.result)}: this run replaces it"))
-    torch.manual_seed(seed)
+    torch.manual_seed(check.integer("seed", seed, 0))
     model = recipe.new_model(power, split.train, num_outputs)
     logs: list[Callable[[training.Epoch], object]] = [CsvLog(outputs.log)] if ranks.is_first else []
     logs += [] if board is None else [board]

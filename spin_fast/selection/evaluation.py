@@ -23,6 +23,7 @@ from ..datasets import Split
 from ..graphs.batch import GraphBatch
 from ..nn.ensemble import mean_scores
 from ..training import Metric, accuracy, not_finite
+from ..training.fit import name_of
 from .training_set import Settings, TrainingSet, facts_of
 from .trials import Trial, check_ensemble, run, search
 
@@ -163,7 +164,8 @@ def evaluate(
         if len(seen := split.test[torch.isin(split.test, torch.cat(split[:2]))]):
             raise ValueError(f"splits must not test what is selected by, but graph {int(seen[0])} of fold {number} is")
     done = Evaluation(
-        (about or {})
+        {"metric": name_of(metric)}
+        | (about or {})
         | {
             "graphs": len(graphs),
             "folds": len(splits),

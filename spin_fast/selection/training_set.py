@@ -20,7 +20,7 @@ from .._common import files
 from ..graphs.batch import GraphBatch
 from ..nn import GraphModel
 from ..training import Metric
-from ..training.losses import check_labels
+from ..training.losses import check_labels, warn_of_shared
 
 Made = TypeVar("Made")
 KEPT = 2  # of what settings share; one data set may have features of hundreds of megabytes
@@ -55,6 +55,7 @@ class TrainingSet:
         known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
         outputs = y.shape[-1] if y.is_floating_point() or not y.numel() else int(y.max()) + 1
         check_labels(y[known], outputs, read=True)
+        warn_of_shared(validation, train)
         return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)
 
     @contextmanager

@@ -129,6 +129,8 @@ def search(
                 found.interrupted = True
                 break
             best = _ranked(found.trials[before:])
+            if not best and before and found.ranking:
+                break
             if not best:
                 raise ValueError("training diverged with all candidates; try lower learning rates")
             if number + 1 < len(budgets):
@@ -177,7 +179,8 @@ def run(data: TrainingSet, models: Sequence[tuple[Settings, int, int | None]], n
     from joblib import Parallel, delayed
 
     tasks = (delayed(_train_alone)(data, *model) for model in models)
-    for (trial, told), (settings, _, _) in zip(Parallel(n_jobs, return_as="generator")(tasks), models, strict=True):
+    done = Parallel(n_jobs, backend="loky", return_as="generator")(tasks)  # threads share torch's random state
+    for (trial, told), (settings, _, _) in zip(done, models, strict=True):
         for message, category in told:
             warnings.warn(message, category, stacklevel=2)
         yield trial._replace(settings=settings)  # not the copy that has come back

@@ -42,6 +42,7 @@ from ..training.schedules import Schedule
 from .transformer import GraphEstimator, Graphs, check_finite
 
 METRICS = {"accuracy": training.accuracy, "rocauc": training.rocauc, "ap": training.ap}
+_SHARED = "validation has .* of train"
 _random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
 
 
@@ -186,7 +187,8 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             assert isinstance(graphs, GraphBatch)  # as is checked
             if sample_weight is not None:
                 raise ValueError("sample_weight must be None with search, where all graphs count once")
-            model = self._search(graphs, codes, train, validation, metric, seed)
+            with _random_state:
+                model = self._search(graphs, codes, train, validation, metric, seed)
             return self._keep(model, graphs, classes, multilabel)
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
@@ -198,7 +200,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 metric = _weighted_accuracy(shares[validation])
             with _seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
-                    warnings.filterwarnings("ignore", "validation has .* of train", UserWarning)
+                    warnings.filterwarnings("ignore", _SHARED, UserWarning)
                 model = recipe.new_model(features, train, len(classes))
                 result = training.fit(
                     model,
@@ -361,7 +363,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
         """Return the best of many models, or the ensemble of the best."""
         y = torch.from_numpy(codes).to(graphs.x.device)
         graphs = replace(graphs, y=y.to(graphs.x.dtype) if y.dim() == 2 else y)
-        data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), metric)
+        with warnings.catch_warnings():
+            if self.validation_fraction == 0:  # as was asked for
+                warnings.filterwarnings("ignore", _SHARED, UserWarning)
+            data = TrainingSet.of(graphs, torch.from_numpy(train), torch.from_numpy(validation), metric)
         settings = (
             spaces.candidates(int(self.search), seed=seed)
             if isinstance(self.search, (int, np.integer))

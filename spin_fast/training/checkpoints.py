@@ -53,6 +53,8 @@ def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> Non
         metadata["multilabel"] = model.multilabel
     if model.node_features is not None:
         metadata["preprocessing"] = model.node_features.to_dict()
+    elif metadata.get("preprocessing") is not None:
+        raise ValueError("preprocessing must be left out: it is the node_features of the model, which has none")
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
     header = {
         "model": kind,
@@ -99,9 +101,10 @@ def _kind(model: GraphModel) -> str:
             return name
         with torch.device("meta"):
             made = MODELS[name](**model.config)
-        if repr(made) == repr(model):
+        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+        if repr(made) == repr(model) and made.state_dict().keys() == model.state_dict().keys() and not hooked:
             return name
-        got = f"one with other modules than {name}(**model.config) has"
+        got = f"one with other modules, parameters or hooks than {name}(**model.config) has"
     raise TypeError(
         f"model must be a {', '.join(MODELS)}, whose arguments a checkpoint holds, got {got}; "
         "keep the weights of others by torch.save(model.state_dict(), path)"

@@ -24,7 +24,7 @@ from .._common.progress import progress_bar
 from ..features.power_features import PowerFeatures
 from ..features.shards import ShardedFeatures, sharded
 from ..nn import GraphClassifier
-from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, weights_of
+from .losses import ClassWeight, Metric, accuracy, check_labels, class_weights, loss_of, warn_of_shared, weights_of
 from .prediction import not_finite, predict
 from .ranks import OneRank, ranks_of
 from .resume import Epoch, StateError, StateFile, TrainingState, copied, restore, sample_of, settings_of, snapshot
@@ -61,8 +61,12 @@ class Fit:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's random state, of the device too, while this lasts; what others draw goes on as before."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    gpus = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed is of all GPUs
+        for gpu in gpus:
+            with torch.cuda.device(gpu):
+                torch.cuda.manual_seed(seed)
         yield
 
 
@@ -177,12 +181,12 @@ def fit(
             data.validation,
             batch_size=batch_size,
             learning_rate=learning_rate,
-            schedule=_name_of(schedule),
+            schedule=name_of(schedule),
             weight_decay=weight_decay,
             class_weight=class_weight if isinstance(class_weight, str) else data.class_weight,
             graph_weight=data.graph_weight,
             seed=seed,
-            metric=_name_of(metric),
+            metric=name_of(metric),
         )
 
     ranks.check_same(
@@ -257,12 +261,7 @@ def _checked_data(
         if y.is_floating_point() and bool(y.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
         labels.append(y)
-    shared = torch.isin(*(features.storage_ids(parts[name]) for name in ("validation", "train")))
-    if number := int(shared.sum()):
-        warnings.warn(
-            f"validation has {number} graph(s) of train, so that its metric, which chooses the epoch, is too good",
-            stacklevel=3,
-        )
+    warn_of_shared(*(features.storage_ids(parts[name]) for name in ("validation", "train")))
     weights = class_weights(class_weight, labels[0], num_outputs)
     if graph_weight is not None:
         graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(device)
@@ -380,7 +379,7 @@ class _Run:
         score = float(self.metric(logits, data.target))
         if math.isnan(score):
             self._warn_once(
-                f"metric {_name_of(self.metric)} is NaN on the validation graphs: their loss chooses the epoch, and "
+                f"metric {name_of(self.metric)} is NaN on the validation graphs: their loss chooses the epoch, and "
                 "when to stop"
             )
         return loss_of(logits, data.target, data.class_weight, weight).item(), score
@@ -398,5 +397,5 @@ class _Run:
             warnings.warn(message, stacklevel=7)  # the caller of fit
 
 
-def _name_of(function: object) -> str:
+def name_of(function: object) -> str:
     return function if isinstance(function, str) else getattr(function, "__qualname__", type(function).__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -121,6 +122,15 @@ def check_labels(y: Tensor | None, num_outputs: int, *, read: bool = False) -> N
     low, high = (value.item() for value in known.aminmax()) if known.numel() else (0, 0)
     if not 0 <= low <= high <= highest:
         raise ValueError(f"y must be {what} {low:g} to {high:g}" if are_tasks else f"y must be {what} {low} to {high}")
+
+
+def warn_of_shared(validation: Tensor, train: Tensor) -> None:
+    """Warn where graphs to choose the epoch by, given by their ids, are trained on."""
+    if number := int(torch.isin(validation, train).sum()):
+        warnings.warn(
+            f"validation has {number} graph(s) of train, so that its metric, which chooses the epoch, is too good",
+            stacklevel=4,
+        )
 
 
 def accuracy(logits: Tensor, y: Tensor) -> float:

@@ -21,7 +21,7 @@ from .._common.check import Argument, NamingError
 from ..features.shards import ShardedFeatures
 from .trainer import Trainer
 
-STATE_FORMAT = "spin_fast training-state 4"
+STATE_FORMAT = "spin_fast training-state 5"
 SAMPLED, SAMPLE_SUMS = 1024, 64  # sample_of: at most so many graphs of a part, in so many sums
 
 
@@ -133,7 +133,7 @@ def settings_of(
         "modules": " ".join(parts.split()),
         "calibrated": getattr(model, "calibrated", False),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "trained_parameters": sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad),
+        "frozen": " ".join(name for name, value in model.named_parameters() if not value.requires_grad),
     }
     first = features.shards[0]
     settings = {

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from helpers.cli import facts_of, folder_of_graphs, folds_file, invoke, spin_fast
 from typer.testing import CliRunner
 
-from spin_fast import native_available, training
+from spin_fast import datasets, native_available, training
 from spin_fast.cli import app
+from spin_fast.cli._metric import metric_of
 from spin_fast.datasets import registry
 
 
@@ -144,3 +148,16 @@ def test_one_hot_codes_go_into_the_model(tmp_path: Path) -> None:
     invoke("precompute", "power-law", "--hops", 1, "--out", stored)
     error = invoke("train", "power-law", "--one-hot", "--features", stored, "--out", tmp_path, exit_code=1)
     assert f"--one-hot: --features {stored} has the hops already" in error
+
+
+def test_the_score_of_ogb_of_one_class_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Evaluator:
+        def eval(self, both: dict[str, np.ndarray]) -> dict[str, float]:
+            if len(np.unique(both["y_true"])) == 1:
+                raise RuntimeError("No positively labeled data available. Cannot compute ROC-AUC.")
+            return {"rocauc": 0.75}
+
+    monkeypatch.setattr(datasets, "evaluator", lambda name: Evaluator())
+    _, score = metric_of(SimpleNamespace(name="ogbg-molhiv", metric="rocauc"), None, None)
+    assert score(torch.rand(4, 2), torch.tensor([0, 1, 0, 1])) == 0.75
+    assert math.isnan(score(torch.rand(4, 2), torch.tensor([0, 0, 0, 0])))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from helpers.cli import invoke
@@ -86,6 +88,12 @@ def test_it_is_the_same_from_a_file(graphs: GraphBatch, tmp_path: Path) -> None:
     assert metadata == {"dataset": "digits", "config": 3, "multilabel": False}
     assert torch.equal(training.predict_proba(loaded, graphs), before)
     invoke("predict", path, "digits", "--out", tmp_path / "p.csv")
+    reversed_path = tmp_path / "reversed.safetensors"
+    training.save_checkpoint(reversed_path, Ensemble([*loaded.members][::-1]), dataset="digits")
+    invoke("predict", reversed_path, "digits", "--out", tmp_path / "reversed.csv")
+    invoke("explain", reversed_path, "digits", "--graph", 3, "--out", tmp_path / "e.png")
+    tables = [pandas.read_csv(tmp_path / name).iloc[:, 2:].to_numpy() for name in ("p.csv", "reversed.csv")]
+    np.testing.assert_allclose(*tables, atol=1e-5)
     shown = invoke("info", path)
     assert "Ensemble" in shown
     assert "SubtreeLinear" in shown

@@ -107,6 +107,8 @@ def test_it_goes_on_from_a_file(graphs: GraphBatch, folds: list[Split], tmp_path
         evaluate(graphs, folds, RECIPES[:2], num_runs=2, about={"dataset": "digits"}, resume_from=before)
     with pytest.raises(ValueError, match="it has other candidates to select from"):
         evaluate(graphs, folds, RECIPES[1:], **options, resume_from=before)
+    with pytest.raises(ValueError, match="it has metric: 'accuracy', not 'rocauc'"):
+        evaluate(graphs, folds, RECIPES[:2], **options, metric=training.rocauc, resume_from=before)
     relabelled = replace(graphs, y=graphs.y.roll(1))
     with pytest.raises(ValueError, match=r"it has labels_sha256: '[0-9a-f]{16}', not '[0-9a-f]{16}'$"):
         evaluate(relabelled, folds, RECIPES[:2], **options, resume_from=before)

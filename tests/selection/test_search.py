@@ -10,8 +10,11 @@ import tempfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
+import joblib
+import numpy as np
 import pytest
 import torch
+from sklearn.model_selection import cross_val_predict
 
 from spin_fast import NodeFeatures, datasets, training
 from spin_fast.datasets import Split
@@ -128,6 +131,34 @@ def test_an_interruption_keeps_what_is_trained(data: TrainingSet) -> None:
     left, split = 2, Split(data.train[10:], data.validation, data.train[:10])
     with pytest.raises(KeyboardInterrupt):
         evaluate(data.graphs, [split], learners, on_trial=on_trial)
+
+
+def test_a_round_in_which_all_diverge_leaves_those_before(data: TrainingSet) -> None:
+    class Late(Learner):
+        def train(self, data: TrainingSet, seed: int, epochs: int | None = None) -> Trained:
+            return super().train(data, seed, epochs) if epochs == 1 else Learner(-1).train(data, seed)
+
+    found = search(data, [Late(0.3), Late(0.5), Late(0.1)], budgets=(1, None))
+    assert [trial.settings.at_best for trial in found.ranking] == [0.5, 0.3, 0.1]
+    assert not found.interrupted
+
+
+def test_validation_graphs_that_are_trained_on_are_told(data: TrainingSet) -> None:
+    with pytest.warns(UserWarning, match=r"validation has 40 graph\(s\) of train"):
+        TrainingSet.of(data.graphs, torch.arange(80), torch.arange(40, 100), training.accuracy)
+
+
+def test_searches_in_threads_are_the_same(data: TrainingSet) -> None:
+    small = {"num_hops": 0, "hidden_features": 4, "num_layers": 1, "epochs": 3}
+    recipes = [Recipe(learning_rate=rate, **small) for rate in (1e-2, 1e-3)]
+    before = torch.get_rng_state()
+    alone = [trial.score for trial in search(data, recipes).trials]
+    with joblib.parallel_config("threading", n_jobs=2):
+        assert [trial.score for trial in search(data, recipes, n_jobs=2).trials] == alone
+        classifier = SPINClassifier(search=recipes, random_state=0)
+        of_threads = cross_val_predict(classifier, data.graphs, cv=2, method="predict_proba")
+    assert np.array_equal(of_threads, cross_val_predict(classifier, data.graphs, cv=2, method="predict_proba"))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_budget_is_no_more_than_the_epochs(data: TrainingSet) -> None:

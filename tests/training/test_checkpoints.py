@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.training import knowing, new_model
+from torch.nn.utils import prune
 
 from spin_fast import SPIN, PowerFeatures, training
 from spin_fast._common import files
@@ -102,14 +103,26 @@ def test_models_that_no_constructor_makes_are_refused(tmp_path: Path) -> None:
         def forward(self, features: Any) -> torch.Tensor:
             return 10 * super().forward(features)
 
-    changed, scaled = new_model(), Scaled(**new_model().config)
+    changed, hooked, pruned, scaled = new_model(), new_model(), new_model(), Scaled(**new_model().config)
     changed.classifier[1] = torch.nn.Tanh()
-    for model in (changed, scaled, Ensemble([new_model(), changed])):
-        with pytest.raises(
-            TypeError, match=r"got (one with other modules than SPIN\(\*\*model.config\) has|Scaled); keep"
-        ):
+    hooked.register_forward_hook(lambda module, arguments, output: 2 * output)
+    prune.l1_unstructured(pruned.classifier[0], "weight", 0.3)
+    other = r"one with other modules, parameters or hooks than SPIN\(\*\*model.config\) has"
+    for model in (changed, hooked, pruned, scaled, Ensemble([new_model(), changed])):
+        with pytest.raises(TypeError, match=rf"got ({other}|Scaled); keep"):
             training.save_checkpoint(tmp_path / "x", model)
+    with pytest.raises(ValueError, match="preprocessing must be left out: it is the node_features of the model"):
+        training.save_checkpoint(tmp_path / "x", new_model(), preprocessing="minmax")
     assert not (tmp_path / "x").exists()
+
+
+def test_parameters_that_are_tied_are_kept_twice(tmp_path: Path) -> None:
+    model = new_model()
+    first, second = (of for of in model.hops.layers.parameters() if of.dim() > 1 and of.shape[-1] == of.shape[-2])
+    second.data = first.data
+    training.save_checkpoint(tmp_path / "x", model)
+    found = training.load_checkpoint(tmp_path / "x")[0].state_dict()
+    assert all(torch.equal(value, found[name]) for name, value in model.state_dict().items())
 
 
 def test_damaged_checkpoints_are_named(tmp_path) -> None:

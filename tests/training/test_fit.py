@@ -16,6 +16,7 @@ from helpers import random_graphs
 from helpers.training import knowing, new_model
 
 from spin_fast import SPIN, NodeFeatures, PowerFeatures, training
+from spin_fast.training.fit import seeded
 from spin_fast.training.resume import copied
 
 
@@ -340,3 +341,11 @@ def test_labels_are_needed() -> None:
     features = PowerFeatures.from_graphs(random_graphs([2, 3], dtype=torch.float32), 2)
     with pytest.raises(ValueError, match=r"features must have labels \(y\)"):
         training.fit(SPIN(3, 4, 2, 2), features, torch.tensor([0]), torch.tensor([1]))
+
+
+def test_training_on_the_cpu_leaves_gpus_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda *_: pytest.fail("of a GPU"))
+    monkeypatch.setattr(torch.cuda, "manual_seed", lambda *_: pytest.fail("of a GPU"))
+    with seeded(3, torch.device("cpu")):
+        drawn = torch.rand(2)
+    assert torch.equal(drawn, torch.rand(2, generator=torch.Generator().manual_seed(3)))

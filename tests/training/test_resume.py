@@ -163,7 +163,15 @@ def test_what_differs_is_listed(tmp_path: Path, digits: PowerFeatures) -> None:
     assert len(StateFile(path, settings(), sample).read(run).epochs) == 1
     for other, differ in (
         (settings(seed=1), {"seed": (0, 1)}),
-        (settings(frozen), {"model.trained_parameters": (1794, 1682)}),
+        (
+            settings(frozen),
+            {
+                "model.frozen": (
+                    "",
+                    " ".join(f"hops.layers.{name}" for name, _ in frozen.hops.layers.named_parameters()),
+                )
+            },
+        ),
         (settings(calibrated), {"model.calibrated": (False, True)}),
         (settings(SPIN(3, 4, 10, 1, attention=False), seed=1), {"seed": (0, 1), "model.attention": (True, False)}),
         (settings(SPIN(3, 16, 10, 1)), {"model.hidden_features": (4, 16)}),
