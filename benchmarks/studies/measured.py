@@ -12,7 +12,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,7 +34,7 @@ DATASETS = {
 }
 
 Race = Mapping[str, Any]
-Shown = Callable[[Race], float]
+Shown = Callable[[Race], str]
 
 
 class Row(NamedTuple):
@@ -50,16 +49,27 @@ class Row(NamedTuple):
 
     def cell(self, dataset: str) -> str:
         race = races(self.cpu).get((self.case, dataset + self.graphs, self.threads))
-        value = float("nan") if race is None else self.shown(race)
-        return "" if isnan(value) else short(value)
+        return "" if race is None else self.shown(race)
 
 
 @cache
 def races(cpu: str) -> Mapping[tuple[str, str, int], Race]:
-    """By case, input and number of threads."""
-    files = sorted((RESULTS / FOLDERS[cpu]).glob("*/results.json"))
-    found = [race for file in files for race in json.loads(file.read_text())["races"]]
-    return {(race["case"], race["input"], race["threads"]): race for race in found}
+    """By case, input and number of threads.
+
+    Raises:
+        ValueError: a race is in two folders.
+    """
+    found: dict[tuple[str, str, int], Race] = {}
+    for file in sorted((RESULTS / FOLDERS[cpu]).glob("*/results.json")):
+        for race in json.loads(file.read_text())["races"]:
+            key = (race["case"], race["input"], race["threads"])
+            if key in found:
+                raise ValueError(f"{file} has a race that another folder has, too: {key}")
+            found[key] = race
+    return found
+
+
+# ---- What is shown of a race
 
 
 def short(value: float) -> str:
@@ -67,34 +77,48 @@ def short(value: float) -> str:
     return f"{value:.{0 if value >= 9.95 else 1 if value >= 0.995 else 2}f}"
 
 
-# ---- What is shown of a race
-
-
-def fastest(race: Race, what: str, contenders: str) -> float:
-    """The least median, of ``seconds`` or of ``ratios`` to ours, of contenders whose names match."""
-    found = [spread["median"] for name, spread in race[what].items() if re.fullmatch(contenders, name)]
-    return float(min(found, default="nan"))
-
-
-def over_ours(contenders: str) -> Shown:
-    """The time of the fastest of these over ours, round by round."""
-    return lambda race: fastest(race, "ratios", contenders)
+def fastest(race: Race, contenders: str) -> str | None:
+    """Of those whose names match, the one that took the least time."""
+    names = [name for name in race["seconds"] if re.fullmatch(contenders, name)]
+    return min(names, key=lambda name: float(race["seconds"][name]["median"]), default=None)
 
 
 def over(others: str, contenders: str) -> Shown:
-    """The time of the fastest of ``contenders`` over that of the fastest of ``others``."""
-    return lambda race: fastest(race, "seconds", contenders) / fastest(race, "seconds", others)
+    """The time of the fastest of ``contenders`` over that of the fastest of ``others``; in italics where timed once."""
+
+    def shown(race: Race) -> str:
+        name, other = fastest(race, contenders), fastest(race, others)
+        if name is None or other is None:
+            return ""
+        ratio = short(race["seconds"][name]["median"] / race["seconds"][other]["median"])
+        return f"*{ratio}*" if len(race["samples"][name]) == 1 else ratio
+
+    return shown
 
 
-def floors(race: Race) -> float:
+def over_ours(contenders: str) -> Shown:
+    """The same over ours, round by round."""
+
+    def shown(race: Race) -> str:
+        name = fastest(race, contenders)
+        if name is None:
+            return ""
+        ratio = short(race["ratios"][name]["median"])
+        return f"*{ratio}*" if len(race["samples"][name]) == 1 else ratio
+
+    return shown
+
+
+def floors(race: Race) -> str:
     """Our time over that of the floor, round by round."""
-    return float(race["floor"]["ours_over_it"]["median"])
+    return short(race["floor"]["ours_over_it"]["median"])
 
 
-def over_hops(race: Race) -> float:
+def over_hops(race: Race) -> str:
     """The fastest rival over a copy and three hops: no hop, and 3/2 of what three hops take longer than one."""
-    three, one, none = (fastest(race, "seconds", name) for name in ("spin_fast, contents trusted", "one hop", "no hop"))
-    return fastest(race, "seconds", SPARSE) / (none + 1.5 * (three - one))
+    names = (fastest(race, SPARSE), "spin_fast, contents trusted", "one hop", "no hop")
+    rival, three, one, none = (race["seconds"][name]["median"] for name in names)
+    return short(rival / (none + 1.5 * (three - one)))
 
 
 # ---- The tables
@@ -190,11 +214,11 @@ TABLES = {
         *on(CPUS, "`deduplicate=False`", FEATURES, over(POWERS, "from_graphs, deduplicate=False")),
     ],
     "powers": [
-        *on(CPUS, "output reused", REUSED, over_ours(SPARSE)),
-        *on(CPUS, "if hops alone took time", HOPS, over_hops),
+        *on(CPUS, "reused", REUSED, over_ours(SPARSE)),
+        *on(CPUS, "bound: hops alone", HOPS, over_hops),
         *on(CPUS, "ours, in floors", REUSED, floors),
-        *on(CPUS, "128 graphs, output reused", REUSED, over_ours(SPARSE), BATCH),
-        *on(CPUS, "if hops alone took time", HOPS, over_hops, BATCH),
+        *on(CPUS, "128 graphs, reused", REUSED, over_ours(SPARSE), BATCH),
+        *on(CPUS, "bound: hops alone", HOPS, over_hops, BATCH),
         *on(CPUS, "new output", NEW, over_ours(SPARSE)),
         *on(CPUS, "from raw CSR, new output", RAW, over_ours(f"{SPARSE}|{SIGN}")),
     ],
