@@ -384,10 +384,11 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 n_jobs=effective_n_jobs(self.n_jobs),
                 on_trial=lambda trial: advance("", spaces.epochs_of(trial.settings, trial.budget)),
             )
+        model = found.model(self.ensemble)
         self.trials_ = found.table()
         if found.interrupted:
             warnings.warn("Search interrupted by user.", stacklevel=3)
-        return found.model(self.ensemble)
+        return model
 
     def _keep(self, model: GraphModel, graphs: Graphs, classes: np.ndarray, multilabel: bool) -> SPINClassifier:
         self.model_: Any = model

@@ -217,6 +217,7 @@ def fit(
                 run.go_on(found, path, epochs, patience)
         on_epoch = on_epoch if ranks.is_first else None
         interrupted = run.train(epochs, patience, on_epoch, progress and ranks.is_first)
+        model.eval()  # also where an epoch was interrupted
         if not run.state.has_best:
             raise Diverged(
                 "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a "

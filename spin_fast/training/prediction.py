@@ -35,6 +35,8 @@ def predict(
 ) -> Tensor:
     """Class scores ``[G, C]`` of the graphs ``ids`` (default: all selected ones), in that order.
 
+    The model is then in evaluation mode.
+
     Args:
         batch_size: graphs that are scored together; None for ``model.graphs_at_once``. Rows that they share are
             evaluated once, so more are faster.

@@ -8,6 +8,7 @@ import pickle
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,6 +148,24 @@ def test_interruption_keeps_the_best_weights(digits: PowerFeatures) -> None:
     assert len(fit.epochs) == 2
     assert fit.best_epoch == 1
     assert fit.interrupted
+
+
+def test_an_interrupted_epoch_leaves_the_model_in_evaluation_mode(
+    digits: PowerFeatures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch, calls = training.Trainer.epoch, []
+
+    def cut(self: training.Trainer, *arguments: Any, **options: Any) -> float:
+        calls.append(1)
+        if len(calls) < 3:
+            return epoch(self, *arguments, **options)
+        self.model.train()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.Trainer, "epoch", cut)
+    model = new_model()
+    assert training.fit(model, digits, range(64), range(64, 96), epochs=9).interrupted
+    assert not model.training
 
 
 def test_whatever_ends_training_the_best_weights_stay(digits: PowerFeatures) -> None:
