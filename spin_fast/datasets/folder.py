@@ -163,6 +163,8 @@ def open_folder(path: Path, options: ReadOptions) -> Reader:
         return tables.TablesReader(path, options)
     if options.label not in (None, LABEL):
         raise impossible("label", options.label, f"{path}, whose labels have no names; leave it out")
+    if options.edge_weight not in (None, WEIGHT):
+        raise impossible("edge_weight", options.edge_weight, f"{path}, whose edges have no named weights; leave it out")
     if kind == "tu":
         return tu.TUReader(_files_of(path), options)
     classes = None if options.label is None else options.classes

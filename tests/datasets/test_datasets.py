@@ -899,3 +899,11 @@ def test_names_are_loadable_files(tmp_path: Path) -> None:
     assert found == [*built_in, "LIST", "TINY", "ogbg-molmine"]
     assert all(len(datasets.load(name, tmp_path)) > 0 for name in found)
     assert datasets.names(tmp_path / "absent") == built_in
+
+
+def test_weights_and_labels_by_name_are_none_of_tu_text(tmp_path: Path) -> None:
+    folder = write(tmp_path / "TINY")
+    for name, told in ("edge_weight", "whose edges have no named weights"), ("label", "whose labels have no names"):
+        assert f"{name}='mass' is impossible for {folder}, {told}" in error_of(
+            lambda name=name: datasets.load_folder(folder, **{name: "mass"})
+        )
