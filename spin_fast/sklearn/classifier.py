@@ -316,7 +316,10 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
                 raise ValueError(
                     f"class_weight must be None or 'balanced' for several labels per graph, got {self.class_weight!r}"
                 )
-            return "balanced"
+            if weight is None:
+                return "balanced"
+            positive, negative = weight @ (y == 1), weight @ (y == 0)
+            return np.divide(negative, positive, out=np.ones(y.shape[1]), where=(positive > 0) & (negative > 0))
         if not isinstance(self.class_weight, str):
             return compute_class_weight(self.class_weight, classes=classes, y=y)
         occur, weights = np.isin(classes, y), np.ones(len(classes))  # not all do, where sample weights are 0

@@ -31,6 +31,7 @@ from spin_fast import SPIN, GraphBatch, NodeFeatures, PowerFeatures, training
 from spin_fast.nn import Ensemble
 from spin_fast.selection import Recipe, SubtreeRecipe
 from spin_fast.sklearn import NodeFeaturesTransformer, SPINClassifier, SubtreeCounts
+from spin_fast.training.losses import class_weights
 
 NAMES = np.array(["ring", "path", "star"])
 
@@ -655,3 +656,11 @@ def test_search(graphs: GraphBatch, several: bool) -> None:
         best.predict(PowerFeatures.from_graphs(graphs, 1))
     assert not hasattr(best.set_params(search=None, epochs=1).fit(graphs, y), "trials_")
     assert not hasattr(best.set_params(search=recipes[:1]).fit(graphs, y), "history_")
+
+
+def test_balanced_weights_of_several_labels_count_graphs_as_their_weights_do() -> None:
+    y, weight = np.array([[0, 1, 1], [1, 0, 1], [0, 0, 1], [1, 0, 1]]), np.array([3, 1, 2, 4])
+    found = SPINClassifier(class_weight="balanced")._class_weight(np.arange(3), y, weight.astype(float))
+    repeated = torch.from_numpy(y.repeat(weight, axis=0)).double()
+    np.testing.assert_allclose(found, class_weights("balanced", repeated, 3).numpy())
+    assert found[0] == 1.0
