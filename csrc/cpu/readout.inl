@@ -60,13 +60,24 @@ const T* rows_of_tile(const Segments& seg, const S* z, int64_t first, int64_t n,
   return copy;
 }
 
+// Whether z is larger than what of the last cache a core is likely to have.
+template <class S>
+inline bool is_far(const Segments& seg, const S*) {
+  return seg.rows * seg.width * static_cast<int64_t>(sizeof(S)) > int64_t{16} << 20;
+}
+
 // Prefetches what is some tiles further on than `from`. The processor alone looks less far ahead, and stops looking
-// while it works on a tile in the L1 cache.
+// while it works on a tile in the L1 cache. What comes from memory goes to the L2 cache, which waits for more lines at
+// once than L1 can.
 template <class T>
-inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size) {
+inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size, bool far) {
   constexpr int64_t ahead = 8192;
   const char* next = reinterpret_cast<const char*>(from) + ahead;
-  for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += cache_line) __builtin_prefetch(next + at);
+  const int64_t bytes = size * static_cast<int64_t>(sizeof(T));
+  if (far)
+    for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(next + at, 0, 2);
+  else
+    for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(next + at);
 }
 
 // <row(i), with(i)> for Rows pairs: the products of halves of the rows are added lane by lane until one lane is one
@@ -86,13 +97,13 @@ inline __attribute__((always_inline)) Vector<T> products(F row, G with, int64_t 
 
 // take(k, sum_i weight(i) register k of row i) for K registers of a row, of which `first` comes before them.
 template <int K, class T, class W, class F>
-inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int64_t first, F take) {
+inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int64_t first, bool far, F take) {
   constexpr int chains = K <= 2 ? 4 : K <= 4 ? 2 : 1;  // independent sums, to hide the latency of an addition
   Vector<T> part[chains][K] = {};
   rows += first * lanes<T>;
   int64_t i = 0;
   for (; i + chains <= n; i += chains) {
-    prefetch(rows + i * stride, chains * K * lanes<T>);
+    prefetch(rows + i * stride, chains * K * lanes<T>, far);
     for (int c = 0; c < chains; ++c)
       for (int k = 0; k < K; ++k) part[c][k] += weight(i + c) * load(rows + (i + c) * stride + k * lanes<T>);
   }
@@ -106,16 +117,16 @@ inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int6
 
 // The same for all registers of the rows.
 template <int V, class T, class W, class F>
-inline void add_rows(const T* rows, int64_t vectors, W weight, int64_t n, F take) {
+inline void add_rows(const T* rows, int64_t vectors, W weight, int64_t n, bool far, F take) {
   if constexpr (V > 0 && V <= 8) {
-    add_columns<V>(rows, V * lanes<T>, weight, n, 0, take);
+    add_columns<V>(rows, V * lanes<T>, weight, n, 0, far, take);
   } else {
     const int64_t stride = vectors * lanes<T>;
     int64_t k = 0;
-    for (; k + 8 <= vectors; k += 8) add_columns<8>(rows, stride, weight, n, k, take);
-    if (vectors & 4) add_columns<4>(rows, stride, weight, n, k, take), k += 4;
-    if (vectors & 2) add_columns<2>(rows, stride, weight, n, k, take), k += 2;
-    if (vectors & 1) add_columns<1>(rows, stride, weight, n, k, take);
+    for (; k + 8 <= vectors; k += 8) add_columns<8>(rows, stride, weight, n, k, far, take);
+    if (vectors & 4) add_columns<4>(rows, stride, weight, n, k, far, take), k += 4;
+    if (vectors & 2) add_columns<2>(rows, stride, weight, n, k, far, take), k += 2;
+    if (vectors & 1) add_columns<1>(rows, stride, weight, n, k, far, take);
   }
 }
 
@@ -124,12 +135,13 @@ void sum_piece(const Segments& seg, const Piece& piece, const Scratch<T>& scratc
   constexpr int L = lanes<T>;
   const int64_t vectors = V ? V : vectors_of<T>(seg.width), branch = piece.begin / seg.graphs;
   double* sum = piece.split ? piece.partial + 2 : scratch.sum;
+  const bool far = is_far(seg, z);
   const auto add_tile = [&](int64_t first, int64_t n, auto take) {
     const T* rows = rows_of_tile(seg, z, first, n, scratch.rows);
-    if (!seg.count) return add_rows<V>(rows, vectors, [](int64_t) { return static_cast<T>(1); }, n, take);
+    if (!seg.count) return add_rows<V>(rows, vectors, [](int64_t) { return static_cast<T>(1); }, n, far, take);
     T weight[tile_entries];
     for (int64_t i = 0; i < n; ++i) weight[i] = static_cast<T>(seg.count[first + i]);
-    add_rows<V>(rows, vectors, [&](int64_t i) { return weight[i]; }, n, take);
+    add_rows<V>(rows, vectors, [&](int64_t i) { return weight[i]; }, n, far, take);
   };
   for (int64_t s = piece.begin; s < piece.end; ++s) {
     const EntryRange entries = entries_of(seg, piece, branch, s);
@@ -169,12 +181,12 @@ void attention_weights(const Segments& seg, const Piece& piece, T top, double to
 
 // beta of the entries [0, n) of a tile: up to a register more is written.
 template <int V, class T>
-inline Vector<T> write_scores(const T* rows, const T* w, int64_t vectors, int64_t n, T* beta) {
+inline Vector<T> write_scores(const T* rows, const T* w, int64_t vectors, int64_t n, bool far, T* beta) {
   constexpr int L = lanes<T>;
   const int64_t stride = (V ? V : vectors) * L;
   Vector<T> highest = {};
   for (int64_t i = 0; i < n; i += L) {
-    prefetch(rows + i * stride, L * stride);
+    prefetch(rows + i * stride, L * stride, far);
     const auto row = [&](int k) { return rows + (i + k) * stride; };
     const Vector<T> logit = first_lanes<T>(products<L, T>(row, [&](int) { return w; }, stride), n - i);
     const Vector<T> score = logit < 0 ? Vector<T>{} : logit;
@@ -212,7 +224,8 @@ void attention_of_short(const Segments& seg, const Piece& piece, const Scratch<T
                 n = entries_of(seg, piece, branch, end - 1).end - first;
   const T* rows = rows_of_tile(seg, z, first, n, scratch.rows);
   T beta[tile_entries + L], weight[tile_entries + L], scale[tile_entries];
-  write_scores<V>(rows, w, vectors, n, beta);
+  const bool far = is_far(seg, z);
+  write_scores<V>(rows, w, vectors, n, far, beta);
   for (int64_t s = begin; s < end; ++s) {
     const EntryRange entries = entries_of(seg, piece, branch, s);
     const int64_t at = entries.begin - first, size = entries.end - entries.begin;
@@ -231,7 +244,7 @@ void attention_of_short(const Segments& seg, const Piece& piece, const Scratch<T
     T* to = readout + entries.place * seg.width;
     add_rows<V>(
         rows + (entries.begin - first) * vectors * L, vectors, [&](int64_t i) { return weights[i]; },
-        entries.end - entries.begin,
+        entries.end - entries.begin, far,
         [&](int64_t k, Vector<T> v) { store_first(to + k * L, factor * v, V ? L : seg.width - k * L); });
     for (int64_t e = entries.begin; e < entries.end; e += L)
       store_first(alpha + e, factor * load(weights + (e - entries.begin)), last - e);
@@ -265,7 +278,7 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
     for (int64_t first = entries.begin; first < entries.end; first += tile_entries) {
       const int64_t n = entries.end - first < tile_entries ? entries.end - first : tile_entries;
       const T* rows = rows_of_tile(seg, z, first, n, scratch.rows);
-      const T tile_top = maximum_of<T>(write_scores<V>(rows, vector, vectors, n, weight));
+      const T tile_top = maximum_of<T>(write_scores<V>(rows, vector, vectors, n, is_far(seg, z), weight));
       for (int64_t i = 0; i < n; i += L) store_first(alpha + first + i, load(weight + i), last - first - i);
       double factor = 1;
       if (tile_top > top) {
@@ -275,7 +288,7 @@ void attention_piece(const Segments& seg, const Piece& piece, const Scratch<T>& 
       const Vector<T> mass = write_weights(weight, top, seg.count ? seg.count + first : nullptr, n, weight);
       total = total * factor + static_cast<double>(sum_of<T>(mass));
       add_rows<V>(
-          rows, vectors, [&](int64_t i) { return weight[i]; }, n,
+          rows, vectors, [&](int64_t i) { return weight[i]; }, n, is_far(seg, z),
           [&](int64_t k, Vector<T> v) { add_scaled<T>(sum + k * L, factor, v); });
     }
     if (piece.split) {
@@ -360,9 +373,10 @@ void attention_backward_of_tile(const Segments& seg, const Piece& piece, const S
   const T* rows = rows_of_tile(seg, gradients.z, first, n, scratch.rows);
   const T* alpha = gradients.alpha + first;
   S* dz = gradients.dz + first * seg.width;
+  const bool far = is_far(seg, gradients.z);
   T dbeta[tile_entries + L];
   for (int64_t i = 0; i < n; i += L) {
-    prefetch(rows + i * stride, L * stride);
+    prefetch(rows + i * stride, L * stride, far);
     const auto row = [&](int k) { return rows + (i + k) * stride; };
     const Vector<T> logit = products<L, T>(row, [&](int) { return w; }, stride);
     Vector<T> dalpha = products<L, T>(row, [&](int k) { return grad(i + k); }, stride);
@@ -371,7 +385,7 @@ void attention_backward_of_tile(const Segments& seg, const Piece& piece, const S
     store(dbeta + i, logit <= 0 ? Vector<T>{} : opened);
   }
   add_rows<V>(
-      rows, vectors, [&](int64_t i) { return dbeta[i]; }, n,
+      rows, vectors, [&](int64_t i) { return dbeta[i]; }, n, far,
       [&](int64_t k, Vector<T> v) { add_scaled<T>(piece.partial + k * L, 1.0, v); });
   if (has_index(seg))
     for (int64_t i = 0; i < n; ++i) gradients.dbeta[first + i] = dbeta[i];

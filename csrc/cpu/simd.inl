@@ -353,7 +353,8 @@ struct Exponential<double> {
                           ln2_low = 0x1.cf79abc9e3b39p-40;
 };
 
-// exp(x), where it is finite, to about one unit in the last place; 0 where it would be denormal; NaN stays.
+// exp(x) for x up to 88, or in float64 709, to about one unit in the last place; 0 where it would be denormal; NaN
+// stays.
 template <class T>
 inline Vector<T> exp_of(Vector<T> x) {
   using E = Exponential<T>;

@@ -222,30 +222,36 @@ def read_metadata(path: Path, format: str) -> dict[str, str]:
 
 @contextmanager
 def _opened(path: Path, format: str) -> Iterator[tuple[Any, dict[str, str]]]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
-    def identity() -> tuple[int, ...]:
-        check_is_file(path, format)
-        found = path.stat()
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
+    check_is_file(path, format)
     try:
-        while True:  # safetensors opens it twice, and it may be replaced in between
-            before = identity()
-            try:
-                file = safe_open(path, framework="pt")
-            except (SafetensorError, RuntimeError, OSError):
-                if identity() == before:
-                    raise
-                continue
-            if identity() == before:
-                break
-        with file:
+        with _safe_open(path) as file:
             metadata = file.metadata() or {}
             check_format(path, metadata.get("format"), format)
             yield file, metadata
     except SafetensorError as error:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
+
+
+def _safe_open(path: Path) -> Any:
+    """Open a safetensors file, which safetensors does twice: again where it was replaced in between."""
+    from safetensors import SafetensorError, safe_open
+
+    def identity() -> tuple[int, ...]:
+        found = path.stat()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    while True:
+        before = identity()
+        try:
+            file = safe_open(path, framework="pt")
+        except (SafetensorError, RuntimeError, OSError):
+            if identity() == before:
+                raise
+            continue
+        if identity() == before:
+            return file
 
 
 def _is_aligned(value: Tensor) -> bool:
@@ -255,13 +261,13 @@ def _is_aligned(value: Tensor) -> bool:
 
 def has_format(path: Path, format: str) -> bool:
     """Whether there is a file of this format, in any version, by :func:`write_tensors` or :func:`write_json`."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     try:
         if path.suffix == ".json":
             found = json.loads(path.read_bytes())["format"]
         else:
-            with safe_open(path, framework="pt") as file:
+            with _safe_open(path) as file:
                 found = (file.metadata() or {})["format"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return False

@@ -191,10 +191,10 @@ class GraphMLReader(Reader):
             _check_elements(file)
             try:
                 graph = networkx.read_graphml(file)
-            except (networkx.NetworkXError, KeyError, AttributeError) as error:
+            except (networkx.NetworkXError, KeyError, AttributeError, TypeError) as error:
                 raise DatasetError(f"{file} is no GraphML file that networkx reads ({one_line(error)})") from error
         for kind, all_data in ("node_default", graph.nodes.data()), ("edge_default", graph.edges.data()):
-            default = graph.graph.get(kind, {})
+            default = {name: value for name, value in graph.graph.get(kind, {}).items() if value != "None"}  # empty
             for *_, data in all_data if default else ():
                 data.update(default | data)
         return graph

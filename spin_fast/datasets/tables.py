@@ -60,7 +60,7 @@ class Table:
         self.path, self.frame, self.first = path, frame, first
         if self.frame.columns.has_duplicates:
             repeated = self.frame.columns[self.frame.columns.duplicated()][0]
-            raise DatasetError(f"{path} must have one column {repeated!r}, got several")
+            raise DatasetError(f"{path} must have one column {repeated!r}, got several; rename or drop them")
         for column in {*texts} & {*self.frame.columns}:
             self.as_text(column)
         for column in texts[:needed]:
@@ -416,7 +416,7 @@ class TablesReader(OrderedReader):
             x = x[row]
         weight = None
         if edge_weight is not None and (edge_weight in edges.frame or edge_weight != WEIGHT):
-            weight = _exact(edges, edge_weight, dtype, Argument("edge_weight"))
+            weight = _exact(edges, edge_weight, dtype, "or rename the column to leave it out")
         parts = Parts(edge_index, batch, len(names), x, None, weight)
         graphs = GraphBatch._from_parts(parts, dtype, self.options.edge_options)
         read = folder_of(graphs, [str(name) for name in names], columns, weight is not None)
@@ -558,8 +558,7 @@ def _exact(table: Table, name: str, dtype: torch.dtype, *instead: Any) -> Tensor
         if re.fullmatch(r"[+-]?\d+", text) and int(text) != int(values[row]):
             wider = " use float64," if dtype == torch.float32 else ""
             raise DatasetError(
-                f"{table.where(row, name)} holds {column[row]}, which {check.shown(dtype)} would round;{wider} leave "
-                "the column out by ",
+                f"{table.where(row, name)} holds {column[row]}, which {check.shown(dtype)} would round;{wider} ",
                 *instead,
             )
     return values
@@ -576,7 +575,7 @@ def features_of(nodes: Table, columns: list[Column], dtype: torch.dtype) -> tupl
     blocks, settled = [], []
     for column in numbers_first(columns):
         if column.is_number:
-            instead = (Argument("features"), ", or, ", *as_categories(column.name))
+            instead = ("leave the column out by ", Argument("features"), ", or, ", *as_categories(column.name))
             block = _exact(nodes, column.name, dtype, *instead)[:, None]
         else:
             codes, column = nodes.words(column)

@@ -59,7 +59,7 @@ def numbers(name: str, values: Any) -> np.ndarray:
 def _is_no_number(value: Any) -> bool:
     try:
         float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return True
     return False
 

@@ -55,7 +55,7 @@ class TrainingSet:
         known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
         outputs = y.shape[-1] if y.is_floating_point() or not y.numel() else int(y.max()) + 1
         check_labels(y[known], outputs, read=True)
-        warn_of_shared(validation, train)
+        warn_of_shared(validation, train, stacklevel=3)
         return cls(graphs[known], ids[: len(train)], ids[len(train) :], metric, outputs)
 
     @contextmanager

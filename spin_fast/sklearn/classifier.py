@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -43,7 +42,6 @@ from .transformer import GraphEstimator, Graphs, check_finite
 
 METRICS = {"accuracy": training.accuracy, "rocauc": training.rocauc, "ap": training.ap}
 _SHARED = "validation has .* of train"
-_random_state = threading.Lock()  # torch has one random state per process, so fits in threads run one by one
 
 
 @dataclass(repr=False, eq=False)
@@ -187,8 +185,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             assert isinstance(graphs, GraphBatch)  # as is checked
             if sample_weight is not None:
                 raise ValueError("sample_weight must be None with search, where all graphs count once")
-            with _random_state:
-                model = self._search(graphs, codes, train, validation, metric, seed)
+            model = self._search(graphs, codes, train, validation, metric, seed)
             return self._keep(model, graphs, classes, multilabel)
         recipe = Recipe(**{field.name: getattr(self, field.name) for field in fields(Recipe)})
         with _threads(self.n_jobs):
@@ -198,7 +195,7 @@ class SPINClassifier(ClassifierMixin, GraphEstimator):
             shares = _shares(codes, class_weight, sample_weight)
             if self.metric == "accuracy" and shares is not None:
                 metric = _weighted_accuracy(shares[validation])
-            with _seeded(seed, features.rows.device), warnings.catch_warnings():
+            with seeded(seed, features.rows.device), warnings.catch_warnings():
                 if self.validation_fraction == 0:  # as was asked for
                     warnings.filterwarnings("ignore", _SHARED, UserWarning)
                 model = recipe.new_model(features, train, len(classes))
@@ -469,13 +466,6 @@ def _labelled(features: PowerFeatures, y: Tensor) -> PowerFeatures:
     labelled = copy.copy(features)  # not a new object: its contents are checked already, its joint rows found
     object.__setattr__(labelled, "labels", labels)
     return labelled
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's random state, for one thread at a time; restore it afterwards."""
-    with _random_state, seeded(seed, device):
-        yield
 
 
 @contextmanager

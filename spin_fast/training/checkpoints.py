@@ -101,10 +101,9 @@ def _kind(model: GraphModel) -> str:
             return name
         with torch.device("meta"):
             made = MODELS[name](**model.config)
-        hooked = any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
-        if repr(made) == repr(model) and made.state_dict().keys() == model.state_dict().keys() and not hooked:
+        if repr(made) == repr(model) and made.state_dict().keys() == model.state_dict().keys():
             return name
-        got = f"one with other modules, parameters or hooks than {name}(**model.config) has"
+        got = f"one with other modules or parameters than {name}(**model.config) has"
     raise TypeError(
         f"model must be a {', '.join(MODELS)}, whose arguments a checkpoint holds, got {got}; "
         "keep the weights of others by torch.save(model.state_dict(), path)"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -58,11 +59,14 @@ class Fit:
         return self.epochs[self.best_epoch].validation
 
 
+_random_state = threading.RLock()  # torch has one per process
+
+
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's random state, of the device too, while this lasts; what others draw goes on as before."""
+    """Seed torch's random state, of the device too, for one thread at a time; what others draw goes on as before."""
     gpus = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(gpus):
+    with _random_state, torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed is of all GPUs
         for gpu in gpus:
             with torch.cuda.device(gpu):
@@ -262,7 +266,7 @@ def _checked_data(
         if y.is_floating_point() and bool(y.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
         labels.append(y)
-    warn_of_shared(*(features.storage_ids(parts[name]) for name in ("validation", "train")))
+    warn_of_shared(features.storage_ids(parts["validation"]), features.storage_ids(parts["train"]))
     weights = class_weights(class_weight, labels[0], num_outputs)
     if graph_weight is not None:
         graph_weight = weights_of("graph_weight", graph_weight, len(features)).to(device)

@@ -124,12 +124,12 @@ def check_labels(y: Tensor | None, num_outputs: int, *, read: bool = False) -> N
         raise ValueError(f"y must be {what} {low:g} to {high:g}" if are_tasks else f"y must be {what} {low} to {high}")
 
 
-def warn_of_shared(validation: Tensor, train: Tensor) -> None:
+def warn_of_shared(validation: Tensor, train: Tensor, stacklevel: int = 4) -> None:
     """Warn where graphs to choose the epoch by, given by their ids, are trained on."""
     if number := int(torch.isin(validation, train).sum()):
         warnings.warn(
             f"validation has {number} graph(s) of train, so that its metric, which chooses the epoch, is too good",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )
 
 

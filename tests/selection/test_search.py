@@ -153,6 +153,8 @@ def test_searches_in_threads_are_the_same(data: TrainingSet) -> None:
     recipes = [Recipe(learning_rate=rate, **small) for rate in (1e-2, 1e-3)]
     before = torch.get_rng_state()
     alone = [trial.score for trial in search(data, recipes).trials]
+    searches = joblib.Parallel(4, backend="threading")(joblib.delayed(search)(data, recipes) for _ in range(8))
+    assert all([trial.score for trial in found.trials] == alone for found in searches)
     with joblib.parallel_config("threading", n_jobs=2):
         assert [trial.score for trial in search(data, recipes, n_jobs=2).trials] == alone
         classifier = SPINClassifier(search=recipes, random_state=0)

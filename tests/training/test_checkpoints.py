@@ -103,12 +103,11 @@ def test_models_that_no_constructor_makes_are_refused(tmp_path: Path) -> None:
         def forward(self, features: Any) -> torch.Tensor:
             return 10 * super().forward(features)
 
-    changed, hooked, pruned, scaled = new_model(), new_model(), new_model(), Scaled(**new_model().config)
+    changed, pruned, scaled = new_model(), new_model(), Scaled(**new_model().config)
     changed.classifier[1] = torch.nn.Tanh()
-    hooked.register_forward_hook(lambda module, arguments, output: 2 * output)
     prune.l1_unstructured(pruned.classifier[0], "weight", 0.3)
-    other = r"one with other modules, parameters or hooks than SPIN\(\*\*model.config\) has"
-    for model in (changed, hooked, pruned, scaled, Ensemble([new_model(), changed])):
+    other = r"one with other modules or parameters than SPIN\(\*\*model.config\) has"
+    for model in (changed, pruned, scaled, Ensemble([new_model(), changed])):
         with pytest.raises(TypeError, match=rf"got ({other}|Scaled); keep"):
             training.save_checkpoint(tmp_path / "x", model)
     with pytest.raises(ValueError, match="preprocessing must be left out: it is the node_features of the model"):
