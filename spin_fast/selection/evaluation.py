@@ -252,7 +252,8 @@ def _scores(trial: Trial, test: GraphBatch, num_outputs: int, fold: int) -> tupl
 
 def _check_same(wanted: Evaluation, found: Evaluation) -> None:
     differ = {name: of for name, of in found.about.items() if wanted.about.get(name) != of}
-    differ |= {name: None for name in wanted.about if name not in found.about and name != "metric"}  # not kept once
+    kept = {"metric", *found.about}  # files may lack the metric
+    differ |= {name: None for name in wanted.about if name not in kept}
     told = ", ".join(f"{name}: {of!r}, not {wanted.about.get(name)!r}" for name, of in differ.items())
     if told or wanted.candidates != found.candidates:
         raise ValueError(
