@@ -83,30 +83,25 @@ def fastest(race: Race, contenders: str) -> str | None:
     return min(names, key=lambda name: float(race["seconds"][name]["median"]), default=None)
 
 
-def over(others: str, contenders: str) -> Shown:
-    """The time of the fastest of ``contenders`` over that of the fastest of ``others``; in italics where timed once."""
+def over(others: str | None, contenders: str) -> Shown:
+    """The time of the fastest of ``contenders`` over that of the fastest of ``others``; in italics where timed once.
+
+    None is ours, to which ratios were taken round by round.
+    """
 
     def shown(race: Race) -> str:
-        name, other = fastest(race, contenders), fastest(race, others)
-        if name is None or other is None:
+        name, other = fastest(race, contenders), others and fastest(race, others)
+        if name is None or (others and not other):
             return ""
-        ratio = short(race["seconds"][name]["median"] / race["seconds"][other]["median"])
+        median = race["seconds"][name]["median"]
+        ratio = short(median / race["seconds"][other]["median"] if other else race["ratios"][name]["median"])
         return f"*{ratio}*" if len(race["samples"][name]) == 1 else ratio
 
     return shown
 
 
 def over_ours(contenders: str) -> Shown:
-    """The same over ours, round by round."""
-
-    def shown(race: Race) -> str:
-        name = fastest(race, contenders)
-        if name is None:
-            return ""
-        ratio = short(race["ratios"][name]["median"])
-        return f"*{ratio}*" if len(race["samples"][name]) == 1 else ratio
-
-    return shown
+    return over(None, contenders)
 
 
 def floors(race: Race) -> str:
@@ -146,8 +141,8 @@ def on(cpus: Sequence[str], label: str, case: str, shown: Shown, graphs: str = "
     return [Row(label, cpu, case, shown, graphs, threads) for cpu in cpus]
 
 
-def two_threads(label: str, case: str, cpus: Sequence[str] = (*CPUS, APART)) -> list[Row]:
-    return on(cpus, label, f"{case}, scaling", over_ours("1 thread"), threads=2)
+def two_threads(label: str, case: str) -> list[Row]:
+    return on((*CPUS, APART), label, f"{case}, scaling", over_ours("1 thread"), threads=2)
 
 
 TABLES = {

@@ -1085,6 +1085,9 @@ def test_defaults_of_graphml(tmp_path: Path) -> None:
     assert read.graphs.x.tolist() == [[1, 0], [0, 1]]
     assert read.features == [{"column": "color", "categories": ["green", "yellow"]}]
     assert sorted(read.graphs.edge_weight.tolist()) == [1.0, 2.5]
+    file = tmp_path / "a.graphml"
+    file.write_text(file.read_text().replace("<default>yellow</default>", "<default/>"))
+    assert "node 'n1' must have the attribute 'color', got none" in error_of(lambda: load_folder(tmp_path))
 
 
 def test_columns_of_one_name_in_parquet_are_refused(tmp_path: Path) -> None:
