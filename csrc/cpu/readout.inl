@@ -69,15 +69,12 @@ inline bool is_far(const Segments& seg, const S*) {
 // Prefetches what is some tiles further on than `from`. The processor alone looks less far ahead, and stops looking
 // while it works on a tile in the L1 cache. What comes from memory goes to the L2 cache, which waits for more lines at
 // once than L1 can.
-template <class T>
-inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size, bool far) {
+template <bool Far, class T>
+inline __attribute__((always_inline)) void prefetch(const T* from, int64_t size) {
   constexpr int64_t ahead = 8192;
   const char* next = reinterpret_cast<const char*>(from) + ahead;
-  const int64_t bytes = size * static_cast<int64_t>(sizeof(T));
-  if (far)
-    for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(next + at, 0, 2);
-  else
-    for (int64_t at = 0; at < bytes; at += cache_line) __builtin_prefetch(next + at);
+  for (int64_t at = 0; at < size * static_cast<int64_t>(sizeof(T)); at += cache_line)
+    __builtin_prefetch(next + at, 0, Far ? 2 : 3);
 }
 
 // <row(i), with(i)> for Rows pairs: the products of halves of the rows are added lane by lane until one lane is one
@@ -96,14 +93,14 @@ inline __attribute__((always_inline)) Vector<T> products(F row, G with, int64_t 
 }
 
 // take(k, sum_i weight(i) register k of row i) for K registers of a row, of which `first` comes before them.
-template <int K, class T, class W, class F>
-inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int64_t first, bool far, F take) {
+template <int K, bool Far, class T, class W, class F>
+inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int64_t first, F take) {
   constexpr int chains = K <= 2 ? 4 : K <= 4 ? 2 : 1;  // independent sums, to hide the latency of an addition
   Vector<T> part[chains][K] = {};
   rows += first * lanes<T>;
   int64_t i = 0;
   for (; i + chains <= n; i += chains) {
-    prefetch(rows + i * stride, chains * K * lanes<T>, far);
+    prefetch<Far>(rows + i * stride, chains * K * lanes<T>);
     for (int c = 0; c < chains; ++c)
       for (int k = 0; k < K; ++k) part[c][k] += weight(i + c) * load(rows + (i + c) * stride + k * lanes<T>);
   }
@@ -116,17 +113,30 @@ inline void add_columns(const T* rows, int64_t stride, W weight, int64_t n, int6
 }
 
 // The same for all registers of the rows.
-template <int V, class T, class W, class F>
+template <int V, bool Far = true, class T, class W, class F>
 inline void add_rows(const T* rows, int64_t vectors, W weight, int64_t n, bool far, F take) {
+  if constexpr (Far)
+    if (!far) return add_rows<V, false>(rows, vectors, weight, n, far, take);
   if constexpr (V > 0 && V <= 8) {
-    add_columns<V>(rows, V * lanes<T>, weight, n, 0, far, take);
+    add_columns<V, Far>(rows, V * lanes<T>, weight, n, 0, take);
   } else {
     const int64_t stride = vectors * lanes<T>;
     int64_t k = 0;
-    for (; k + 8 <= vectors; k += 8) add_columns<8>(rows, stride, weight, n, k, far, take);
-    if (vectors & 4) add_columns<4>(rows, stride, weight, n, k, far, take), k += 4;
-    if (vectors & 2) add_columns<2>(rows, stride, weight, n, k, far, take), k += 2;
-    if (vectors & 1) add_columns<1>(rows, stride, weight, n, k, far, take);
+    for (; k + 8 <= vectors; k += 8) add_columns<8, Far>(rows, stride, weight, n, k, take);
+    if (vectors & 4) add_columns<4, Far>(rows, stride, weight, n, k, take), k += 4;
+    if (vectors & 2) add_columns<2, Far>(rows, stride, weight, n, k, take), k += 2;
+    if (vectors & 1) add_columns<1, Far>(rows, stride, weight, n, k, take);
+  }
+}
+
+// Calls f with the first of each register of n rows.
+template <bool Far = true, class T, class F>
+inline __attribute__((always_inline)) void for_each_register(const T* rows, int64_t stride, int64_t n, bool far, F f) {
+  if constexpr (Far)
+    if (!far) return for_each_register<false>(rows, stride, n, far, f);
+  for (int64_t i = 0; i < n; i += lanes<T>) {
+    prefetch<Far>(rows + i * stride, lanes<T> * stride);
+    f(i);
   }
 }
 
@@ -185,14 +195,13 @@ inline Vector<T> write_scores(const T* rows, const T* w, int64_t vectors, int64_
   constexpr int L = lanes<T>;
   const int64_t stride = (V ? V : vectors) * L;
   Vector<T> highest = {};
-  for (int64_t i = 0; i < n; i += L) {
-    prefetch(rows + i * stride, L * stride, far);
+  for_each_register(rows, stride, n, far, [&](int64_t i) __attribute__((always_inline)) {
     const auto row = [&](int k) { return rows + (i + k) * stride; };
     const Vector<T> logit = first_lanes<T>(products<L, T>(row, [&](int) { return w; }, stride), n - i);
     const Vector<T> score = logit < 0 ? Vector<T>{} : logit;
     store(beta + i, score);
     highest = score > highest ? score : highest;
-  }
+  });
   return highest;
 }
 
@@ -375,15 +384,14 @@ void attention_backward_of_tile(const Segments& seg, const Piece& piece, const S
   S* dz = gradients.dz + first * seg.width;
   const bool far = is_far(seg, gradients.z);
   T dbeta[tile_entries + L];
-  for (int64_t i = 0; i < n; i += L) {
-    prefetch(rows + i * stride, L * stride, far);
+  for_each_register(rows, stride, n, far, [&](int64_t i) __attribute__((always_inline)) {
     const auto row = [&](int k) { return rows + (i + k) * stride; };
     const Vector<T> logit = products<L, T>(row, [&](int) { return w; }, stride);
     Vector<T> dalpha = products<L, T>(row, [&](int k) { return grad(i + k); }, stride);
     if (gradients.grad_alpha) dalpha += some(gradients.grad_alpha, first + i, n - i, seg.entries);
     const Vector<T> opened = some(gradients.alpha, first + i, n - i, seg.entries) * (dalpha - load(t + i));
     store(dbeta + i, logit <= 0 ? Vector<T>{} : opened);
-  }
+  });
   add_rows<V>(
       rows, vectors, [&](int64_t i) { return dbeta[i]; }, n, far,
       [&](int64_t k, Vector<T> v) { add_scaled<T>(piece.partial + k * L, 1.0, v); });

@@ -13,10 +13,15 @@ COMMITTED = json.loads(FILE.read_text()) if FILE.exists() else {"instructions": 
 ALLOWED = 1.05
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not DATA.is_dir(), reason=f"no {DATA}: put the public files there or set SPIN_FAST_DATA")
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
-@pytest.mark.parametrize("dataset", COMMITTED["instructions"])
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == "ENZYMES" else pytest.mark.long)
+        for name in COMMITTED["instructions"]
+    ],
+)
 def test_no_call_takes_more_instructions(dataset: str) -> None:
     module = benchmark_module("studies.instructions")
     if (built := module.built_with()) != COMMITTED["built_with"]:
