@@ -1,12 +1,12 @@
-// The CPU kernels for AVX2 with FMA (x86-64-v3).
+// The CPU kernels for AVX2 with FMA (x86-64-v3) and AES.
 #if defined(__x86_64__)
 
 #include "headers.h"
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,aes"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,aes")
 #endif
 
 #define SPIN_FAST_AVX2

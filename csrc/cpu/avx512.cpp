@@ -1,4 +1,4 @@
-// The CPU kernels for AVX-512 F, BW, DQ, VL (x86-64-v4).
+// The CPU kernels for AVX-512 F, BW, DQ, VL (x86-64-v4) and AES.
 #if defined(__x86_64__)
 
 #include "headers.h"
@@ -10,10 +10,10 @@
 #endif
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))), \
+#pragma clang attribute push(__attribute__((target("avx2,fma,aes,avx512f,avx512bw,avx512dq,avx512vl"))), \
                              apply_to = function)
 #else
-#pragma GCC target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
+#pragma GCC target("avx2,fma,aes,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")
 #endif
 
 #define SPIN_FAST_AVX512

@@ -23,6 +23,9 @@ inline bool any(Lanes<L, W> bits) {
 #if defined(SPIN_FAST_AVX512)
   if constexpr (sizeof(bits) == 64) return _mm512_test_epi64_mask((__m512i)bits, (__m512i)bits) != 0;
 #endif
+#if defined(SPIN_FAST_AVX512) || defined(SPIN_FAST_AVX2)
+  if constexpr (sizeof(bits) == 32) return !_mm256_testz_si256((__m256i)bits, (__m256i)bits);
+#endif
   uint64_t either = 0;
   for (size_t k = 0; k < sizeof(bits) / 8; ++k) either |= pairs[k];
   return either != 0;
@@ -54,51 +57,43 @@ inline bool equal_rows(const W* a, const W* b, Width width) {
          equal_vectors<L>(a, b, width, []<int K>(const W* from) { return positive_zeros<K>(from); });
 }
 
-// The products of the lower halves of all lanes.
-template <int H>
-inline Lanes<H, uint64_t> low_products(Lanes<H, uint64_t> a, Lanes<H, uint64_t> b) {
-#if defined(SPIN_FAST_AVX512)
-  if constexpr (H == 8) return (Lanes<8, uint64_t>)_mm512_mul_epu32((__m512i)a, (__m512i)b);
-#endif
 #if defined(SPIN_FAST_AVX512) || defined(SPIN_FAST_AVX2)
-  if constexpr (H == 4) return (Lanes<4, uint64_t>)_mm256_mul_epu32((__m256i)a, (__m256i)b);
-#endif
-#if defined(__x86_64__)
-  if constexpr (H == 2) return (Lanes<2, uint64_t>)_mm_mul_epu32((__m128i)a, (__m128i)b);
-#endif
-  return (a & 0xffffffff) * (b & 0xffffffff);
+// A round of AES for every 16 bytes: of the state that is beside them, of which they are the key.
+template <int H>
+inline void mix(Lanes<2 * H, uint64_t> bits, __m128i* state) {
+  if constexpr (H == 1) {
+    *state = _mm_aesenc_si128(*state, (__m128i)bits);
+  } else {
+    mix<H / 2>(part<H, uint64_t, 0>(bits), state);
+    mix<H / 2>(part<H, uint64_t, H>(bits), state + H / 2);
+  }
 }
+#endif
 
-// The hash of each of n rows: the sum of the products of all 32 bits with keys of their own, mixed.
+// The hash of each of n rows, by rounds of AES where there are such, else the mixed sum of the products of all 32 bits
+// with keys of their own.
 template <int L, class W, class Width>
 void hash_rows(const W* rows, int64_t n, Width width, const uint32_t* keys, uint64_t mask, uint64_t* hash) {
-  constexpr int64_t keys_of_word = sizeof(W) == 8 ? 2 : 1;
-  constexpr bool vectors = by_vectors<L, W> && sizeof(W) >= 4;
-  uint32_t last_keys[L * keys_of_word];  // of the last vector; 0 for what the one before has
-  for (int64_t k = 0; vectors && k < L * keys_of_word; ++k)
-    last_keys[k] = k < (L - width % L) % L * keys_of_word ? 0 : keys[(width - L) * keys_of_word + k];
   for (int64_t v = 0; v < n; ++v) {
     const W* row = rows + v * width;
+#if defined(SPIN_FAST_AVX512) || defined(SPIN_FAST_AVX2)
+    if constexpr (by_vectors<L, W>) {
+      constexpr int H = L * sizeof(W) / 16;
+      __m128i state[H] = {};
+      for_each_vector<L>(width, [&](int64_t j) { mix<H>((Lanes<2 * H, uint64_t>)positive_zeros<L>(row + j), state); });
+      for (int k = 1; k < H; ++k) state[0] = _mm_aesenc_si128(state[0], state[k]);
+      const __m128i none = {}, last = _mm_aesenc_si128(_mm_aesenc_si128(state[0], none), none);
+      hash[v] = static_cast<uint64_t>(_mm_cvtsi128_si64(last)) & mask;
+      continue;
+    }
+#endif
     uint64_t sum = 0;
-    if constexpr (vectors) {
-      constexpr int H = L * sizeof(W) / 8;
-      using Pairs = Lanes<H, uint64_t>;
-      Pairs sums{};
-      for_each_vector<L>(width, [&](int64_t j) {
-        const void* from = j == width - L ? last_keys : keys + j * keys_of_word;
-        const Pairs key = *static_cast<const typename LanesOf<H, uint64_t>::Unaligned*>(from);
-        const auto bits = (Pairs)positive_zeros<L>(row + j);
-        sums += low_products<H>(bits, key) + low_products<H>(bits >> 32, key >> 32);
-      });
-      for (int k = 0; k < H; ++k) sum += sums[k];
-    } else {
-      for (int64_t j = 0; j < width; ++j) {
-        const W bits = positive_zeros<1>(row + j);
-        if constexpr (sizeof(W) == 8)
-          sum += (bits & 0xffffffff) * keys[2 * j] + (bits >> 32) * keys[2 * j + 1];
-        else
-          sum += uint64_t{bits} * keys[j];
-      }
+    for (int64_t j = 0; j < width; ++j) {
+      const W bits = positive_zeros<1>(row + j);
+      if constexpr (sizeof(W) == 8)
+        sum += (bits & 0xffffffff) * keys[2 * j] + (bits >> 32) * keys[2 * j + 1];
+      else
+        sum += uint64_t{bits} * keys[j];
     }
     sum = (sum ^ (sum >> 32)) * 0xff51afd7ed558ccd;
     hash[v] = (sum ^ (sum >> 32)) & mask;
