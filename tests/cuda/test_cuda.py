@@ -31,8 +31,8 @@ Call = Callable[[], Tensor | tuple[Tensor, ...]]
 
 def some_graphs() -> GraphBatch:
     """Graphs of all sizes, of few feature values, so that rows repeat; with labels."""
-    graphs = random_graphs([7, 0, 30, 1, 12, 3] * 10, density=0.3, dtype=torch.float32)
-    return replace(graphs, x=graphs.x.sign(), y=torch.arange(60) % 3)
+    graphs = random_graphs([7, 0, 30, 1, 12, 3] * 10, density=0.3, dtype=torch.float32, signs=True)
+    return replace(graphs, y=torch.arange(60) % 3)
 
 
 def some_features() -> PowerFeatures:

@@ -100,8 +100,7 @@ def test_branches_may_refer_to_the_same_rows(emulated: cuda_kernels.Emulated, at
 @pytest.mark.parametrize("attention", [True, False])
 def test_joint_rows_beside_rows(emulated: cuda_kernels.Emulated, attention: bool, form: str) -> None:
     """Joint rows with and without an index, counts and a choice of graphs; steps of hops, of joint rows and of both."""
-    graphs = random_graphs([3, 0, 50, 1, 40], 0.1, 3, dtype=torch.float64)
-    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(5) % 3)
+    graphs = replace(random_graphs([3, 0, 50, 1, 40], 0.1, signs=True), y=torch.arange(5) % 3)
     features = PowerFeatures.from_graphs(graphs, 2, deduplicate=form != "nodes")
     joint, ids = features.joint, torch.tensor([2, 4, 0, 2]) if form == "chosen" else None
     assert (joint.index is None) == (form == "nodes")

@@ -17,7 +17,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers import DATA, error_of
+from helpers import DATA, equal, error_of
 from torch import Tensor
 
 from spin_fast import GraphBatch, PowerFeatures, datasets
@@ -36,11 +36,6 @@ def public_file(name: str) -> Path:
     if not (DATA / name).exists():
         pytest.skip(f"no {DATA / name}: put the public files there or set SPIN_FAST_DATA")
     return DATA / name
-
-
-def same(one: GraphBatch, other: GraphBatch) -> bool:
-    pairs = ((getattr(one, key), getattr(other, key)) for key in ("ptr", "indptr", "indices", "x", "y"))
-    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
 
 
 def edges(graphs: GraphBatch) -> list[tuple[int, int]]:
@@ -192,7 +187,7 @@ def test_digits_are_the_default() -> None:
     assert graphs.num_nodes / 1797 == pytest.approx(32.69, abs=0.01)
     assert graphs.num_edges / 2 / 1797 == pytest.approx(88.98, abs=0.01)
     assert self_loops(graphs) == 0
-    assert same(graphs, datasets.load("digits", "/nowhere"))
+    assert equal(graphs, datasets.load("digits", "/nowhere"))
     assert datasets.load("digits", dtype=torch.float64).x.dtype == torch.float64
 
 
@@ -263,7 +258,7 @@ def test_every_layout_gives_the_same_graphs(tmp_path: Path) -> None:
     pack(source, tmp_path / "lzma" / "TINY.zip", "a/b/TINY/", zipfile.ZIP_LZMA)
     pack(source, tmp_path / "inner" / "TINY" / "TINY.zip")
     for root in ("plain", "raw", "direct", "zip", "lzma", "inner"):
-        assert same(datasets.load("TINY", tmp_path / root), expected), root
+        assert equal(datasets.load("TINY", tmp_path / root), expected), root
         assert datasets.names(tmp_path / root)[-1] == "TINY", root
 
 
@@ -453,7 +448,7 @@ def test_what_files_call_classes(tmp_path: Path) -> None:
     for name, classes, features in (("LIST", ["-1", "1"], "label[3..5]"), ("TINY", ["-1", "7"], "label[2..5]")):
         found = datasets.find(name, tmp_path).read()
         assert (found.classes, found.features, found.names) == (classes, features, ["0", "1"])
-        assert same(found.graphs, datasets.load(name, tmp_path))
+        assert equal(found.graphs, datasets.load(name, tmp_path))
         assert not datasets.find(name, tmp_path).is_own
     assert datasets.find("TINY", tmp_path).read(features="attribute").num_attributes == 2
     assert datasets.find(tmp_path / "TINY").read().names == ["1", "2"]  # its own names, by its path
@@ -522,7 +517,7 @@ def test_handmade_ogb(tmp_path: Path, folder: str) -> None:
     assert graphs.x.tolist() == [[5, 0], [6, 1], [7, 0], [5, 0], [5, 0], [6, 2]]
     assert (graphs.x.dtype, graphs.y.dtype, graphs.y.tolist()) == (torch.float64, torch.int64, [1, 0, 1])
     assert [part.tolist() for part in datasets.find("ogbg-molmine", tmp_path).split(graphs.y)] == [[2], [0], [1]]
-    assert same(datasets.load("ogbg_molmine", tmp_path, dtype=torch.float64), graphs)
+    assert equal(datasets.load("ogbg_molmine", tmp_path, dtype=torch.float64), graphs)
 
 
 def test_ogb_labels_may_be_missing_or_many(tmp_path: Path) -> None:
@@ -666,7 +661,7 @@ def test_a_seed_gives_the_same_bits(name: str) -> None:
     graphs = generate(seed=3, dtype=torch.float64)
     assert_simple(graphs)
     assert graphs.x.shape == (600, 4)
-    assert same(graphs, generate(seed=3, dtype=torch.float64))
+    assert equal(graphs, generate(seed=3, dtype=torch.float64))
     other = generate(seed=4)
     assert edges(other) != edges(graphs)
     assert not torch.equal(other.x, graphs.x.float())
@@ -760,14 +755,14 @@ def test_csl() -> None:
     assert len(set(zip(found, graphs.y.tolist(), strict=True))) == 10  # and each is one graph
     one, other = graphs[0], graphs[1]
     assert sorted(edges(one)) != sorted(edges(other))  # numbered anew
-    assert same(graphs, datasets.csl())
+    assert equal(graphs, datasets.csl())
     assert not torch.equal(graphs.indices, datasets.csl(seed=1).indices)
     assert datasets.csl(7, [2, 3], 4, dtype=torch.float64).x.shape == (56, 1)
 
 
 def test_csl_without_its_file(tmp_path: Path) -> None:
-    assert same(datasets.load("CSL", tmp_path), datasets.csl())
-    assert same(datasets.load("CSL", tmp_path, features="degree"), datasets.csl())
+    assert equal(datasets.load("CSL", tmp_path), datasets.csl())
+    assert equal(datasets.load("CSL", tmp_path, features="degree"), datasets.csl())
     assert "no labels or attributes" in error_of(lambda: datasets.load("CSL", tmp_path, features="label"))
     write(tmp_path, "CSL")
     assert len(datasets.load("CSL", tmp_path)) == 2

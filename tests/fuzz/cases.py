@@ -663,24 +663,15 @@ def kept_files(random: Random) -> None:
 def tu_files(random: Random) -> None:
     """A data set as text files, one of them damaged."""
     of = graphs(random)
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "T"
-        folder.mkdir()
-        rows = np.repeat(np.arange(of.num_nodes), np.diff(of.indptr)) + 1
-        lines = {
-            "A": [f"{v}, {u + 1}" for v, u in zip(rows, of.indices, strict=True)],
-            "graph_indicator": [str(g + 1) for g in np.repeat(np.arange(len(of.ptr) - 1), np.diff(of.ptr))],
-            "graph_labels": [str(g % 2) for g in range(len(of.ptr) - 1)],
-            "node_labels": [str(v % 3) for v in range(of.num_nodes)],
-            "node_attributes": [f"{v}.5, -1e-3" for v in range(of.num_nodes)],
-        }
-        for part, content in lines.items():
-            (folder / f"T_{part}.txt").write_text("\n".join(content) + "\n")
-        path = folder / f"T_{random.choice(list(lines))}.txt"
-        path.write_bytes(bend(random, path.read_bytes()))
-        found = survives(lambda: datasets.load(str(folder)))
-        if found is not None:
-            PowerFeatures.from_graphs(found, 1)
+    rows = np.repeat(np.arange(of.num_nodes), np.diff(of.indptr)) + 1
+    lines = {
+        "A": [f"{v}, {u + 1}" for v, u in zip(rows, of.indices, strict=True)],
+        "graph_indicator": [str(g + 1) for g in np.repeat(np.arange(len(of.ptr) - 1), np.diff(of.ptr))],
+        "graph_labels": [str(g % 2) for g in range(len(of.ptr) - 1)],
+        "node_labels": [str(v % 3) for v in range(of.num_nodes)],
+        "node_attributes": [f"{v}.5, -1e-3" for v in range(of.num_nodes)],
+    }
+    own_files(random, {f"T_{part}.txt": content for part, content in lines.items()})
 
 
 def own_tables(random: Random) -> None:

@@ -48,9 +48,10 @@ def random_graphs(
     dtype: torch.dtype = torch.float64,
     index_dtype: torch.dtype = torch.int64,
     weighted: bool = False,
+    signs: bool = False,
     seed: int = 0,
 ) -> GraphBatch:
-    """Directed graphs with self-loops and repeated edges, columns unsorted."""
+    """Directed graphs with self-loops and repeated edges, columns unsorted; rows of ``signs`` alone repeat."""
     rng = np.random.default_rng(seed)
     ptr = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     indptr, indices = [0], []
@@ -64,7 +65,7 @@ def random_graphs(
         ptr=torch.from_numpy(ptr),
         indptr=torch.tensor(indptr, dtype=index_dtype),
         indices=torch.tensor(np.array(indices, dtype=np.int64)).to(index_dtype),
-        x=x,
+        x=x.sign() if signs else x,
         edge_weight=weight,
     )
 
@@ -303,6 +304,16 @@ def work(graphs: GraphBatch, model: SPIN) -> list[torch.Tensor]:
     scores.square().sum().backward()
     probabilities = spin_fast.training.predict_proba(model, graphs, "sym")
     return [rows, readout, probabilities, scores.detach(), *(parameter.grad for parameter in model.parameters())]
+
+
+def same_by_any_threads(call: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """What ``call`` returns, to the bit by 1, 2 and 3 threads; for tests with the fixture ``threads``."""
+    found = []
+    for number in (1, 2, 3):
+        torch.set_num_threads(number)
+        found.append(call())
+    assert all(torch.equal(one, found[0]) for one in found)
+    return found[0]
 
 
 def send_work(graphs: GraphBatch, model: SPIN, channel: Any) -> None:

@@ -19,9 +19,8 @@ from spin_fast.nn import BranchLinear, BranchNorm, export
 
 
 def made_features() -> PowerFeatures:
-    graphs = random_graphs([4, 0, 1, 6, 3, 5, 2], 0.4)
-    graphs = replace(graphs, x=graphs.x.sign(), y=torch.tensor([0, 1, 0, 1, 1, 0, 1]))  # signs: rows repeat
-    return PowerFeatures.from_graphs(graphs, 2)
+    graphs = random_graphs([4, 0, 1, 6, 3, 5, 2], signs=True)
+    return PowerFeatures.from_graphs(replace(graphs, y=torch.tensor([0, 1, 0, 1, 1, 0, 1])), 2)
 
 
 def made_model(**options) -> SPIN:

@@ -76,9 +76,8 @@ def test_the_ragged_form_is_exported_too(native) -> None:
 
     batches = []
     for seed, sizes in enumerate(([9, 0, 1, 12, 7], [2] * 12, [30, 4])):
-        graphs = random_graphs(sizes, dtype=torch.float32, seed=seed)
-        features = spin_fast.PowerFeatures.from_graphs(GraphBatch(**vars(graphs) | {"x": graphs.x.sign()}), 2)
-        batches.append(features.branch_rows())
+        graphs = random_graphs(sizes, dtype=torch.float32, signs=True, seed=seed)
+        batches.append(spin_fast.PowerFeatures.from_graphs(graphs, 2).branch_rows())
     module, any_length = Ragged(), {0: torch.export.Dim.DYNAMIC}
     dynamic = ((any_length,) * 3, any_length, any_length, any_length)
     program = torch.export.export(module, batches[0], dynamic_shapes=dynamic).module()

@@ -19,8 +19,7 @@ from spin_fast.nn import AttentionReadout, BranchAttention, LinkPredictor
 
 
 def made_graphs(seed: int = 0) -> GraphBatch:
-    graphs = random_graphs([4, 0, 1, 6, 3], seed=seed)
-    return replace(graphs, x=graphs.x.sign(), y=torch.tensor([0, 1, 0, 1, 1]))  # signs: rows repeat
+    return replace(random_graphs([4, 0, 1, 6, 3], signs=True, seed=seed), y=torch.tensor([0, 1, 0, 1, 1]))
 
 
 def made_features(deduplicate: bool = True, num_hops: int = 2) -> PowerFeatures:

@@ -15,8 +15,7 @@ from spin_fast import PAGNN, SPIN, PowerFeatures
 def made_features(
     deduplicate: bool = True, num_hops: int = 2, density: float = 0.4, operator: str = "sym"
 ) -> PowerFeatures:
-    graphs = random_graphs([4, 0, 1, 6, 3], density)
-    graphs = replace(graphs, x=graphs.x.sign(), y=torch.tensor([0, 1, 0, 1, 1]))  # signs: rows repeat
+    graphs = replace(random_graphs([4, 0, 1, 6, 3], density, signs=True), y=torch.tensor([0, 1, 0, 1, 1]))
     return PowerFeatures.from_graphs(graphs, num_hops, operator, deduplicate=deduplicate)
 
 
@@ -165,8 +164,7 @@ def test_compiles_whole_and_once(native, form: str, training: bool, options: dic
     torch._dynamo.reset()
     compiled = torch.compile(model.forward_tensors, backend="aot_eager", fullgraph=True, dynamic=True)
     for number, sizes in enumerate([[9, 0, 1, 12, 7], [5, 9], [30, 4, 1], [3]]):
-        graphs = random_graphs(sizes, seed=number)
-        features = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 2)
+        features = PowerFeatures.from_graphs(random_graphs(sizes, signs=True, seed=number), 2)
         with torch.compiler.set_stance("fail_on_recompile" if 0 < number < 3 else "default"):
             torch.manual_seed(number)
             result = compiled(*tensors_of(features, form))

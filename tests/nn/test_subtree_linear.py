@@ -19,8 +19,7 @@ COLUMNS = 64  # so few that patterns share them
 
 @pytest.fixture
 def graphs() -> GraphBatch:
-    made = random_graphs([5, 0, 3, 9, 1, 1], density=0.4, dtype=torch.float32)
-    return replace(made, x=made.x.sign())
+    return random_graphs([5, 0, 3, 9, 1, 1], dtype=torch.float32, signs=True)
 
 
 def new_model(out_features: int = 3, **options) -> SubtreeLinear:

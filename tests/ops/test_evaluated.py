@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from helpers import ISAS, random_graphs
+from helpers import ISAS, random_graphs, same_by_any_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -183,12 +183,7 @@ def test_scores_do_not_depend_on_the_number_of_threads(native, threads: None) ->
     layers = [torch.nn.Linear(128, 64), torch.nn.Linear(64, 3)]
     classify = ops.classifier_of([layer.weight for layer in layers], [layer.bias for layer in layers], 0.1)
     readouts = torch.randn(1001, 128)
-    found = []
-    for number in (1, 2, 3):
-        torch.set_num_threads(number)
-        found.append(classify(readouts))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    same_by_any_threads(lambda: classify(readouts))
 
 
 def test_arguments_of_class_scores_are_checked(native) -> None:

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import networkx
 import pytest
 import torch
-from helpers import random_graphs
+from helpers import random_graphs, same_by_any_threads
 from hypothesis import given
 
 import spin_fast
@@ -106,8 +106,7 @@ def test_keys_are_the_same_on_every_machine(backend: str) -> None:
 
 
 def test_order_of_neighbours_and_numbers_of_nodes_do_not_matter(backend: str) -> None:
-    graphs = random_graphs([9], density=0.6)
-    graphs = replace(graphs, x=graphs.x.sign())
+    graphs = random_graphs([9], density=0.6, signs=True)
     order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
     source, target = order.argsort()[graphs.edge_index.long()]
     shuffled = torch.randperm(len(source), generator=torch.Generator().manual_seed(1))
@@ -128,12 +127,7 @@ def test_zeros_are_one_and_columns_are_told_apart(backend: str) -> None:
 
 def test_same_bits_for_any_number_of_threads(native, threads) -> None:
     graphs = random_graphs([400, 0, 3000], density=0.01, num_features=40)
-    found = []
-    for number in (1, 2, 3):
-        torch.set_num_threads(number)
-        found.append(keys_of(graphs, 2))
-    assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2])
+    same_by_any_threads(lambda: keys_of(graphs, 2))
 
 
 def test_opcheck(native) -> None:

@@ -14,9 +14,8 @@ from spin_fast import SPIN, PowerFeatures, ops, reference, training
 
 
 def labelled_features(sizes: list[int], num_features: int, operator: str = "sym") -> PowerFeatures:
-    graphs = random_graphs(sizes, num_features=num_features)
-    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(len(sizes)) % 2)
-    return PowerFeatures.from_graphs(graphs, 2, operator)
+    graphs = random_graphs(sizes, num_features=num_features, signs=True)
+    return PowerFeatures.from_graphs(replace(graphs, y=torch.arange(len(sizes)) % 2), 2, operator)
 
 
 BRANCHES = ("hops", "joint", "both")
@@ -77,17 +76,9 @@ def test_training_step_is_its_reference(backend: str, class_weight: list[float] 
     if backend == "reference":
         pytest.skip("there is no op then")
     features = labelled_features([30, 1, 0, 7], 5)
-    model = SPIN(5, 8, 2, 2, branches=branches).double()
-    flat = model.flatten_parameters()
-    data = (features.rows, flat, features.labels, features.ptr)
-    options = {
-        "model": model.sizes,
-        "index": features.index,
-        "count": features.count,
-        "joint": None if model.joint is None else features.joint,
-        "ids": torch.tensor([3, 1, 0, 0]),
-        "class_weight": None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64),
-    }
+    data, options = arguments_of(SPIN(5, 8, 2, 2, branches=branches).double(), features)
+    weight = None if class_weight is None else torch.tensor(class_weight, dtype=torch.float64)
+    options |= {"ids": torch.tensor([3, 1, 0, 0]), "class_weight": weight}
     for one, other in zip(ops.training_step(*data, **options), reference.training_step(*data, **options), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -192,10 +183,8 @@ def test_training_step_without_joint_rows(backend: str) -> None:
     if backend == "reference":
         pytest.skip("there is no op then")
     features = labelled_features([30, 1, 0, 7], 5)
-    model = SPIN(5, 8, 2, 2, branches="both").double()
-    none = ops.JointRows(torch.zeros(0, 3, dtype=torch.int32), torch.zeros(5, dtype=torch.int64))
-    data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
-    options = {"model": model.sizes, "index": features.index, "count": features.count, "joint": none}
+    data, options = arguments_of(SPIN(5, 8, 2, 2, branches="both").double(), features)
+    options["joint"] = ops.JointRows(torch.zeros(0, 3, dtype=torch.int32), torch.zeros(5, dtype=torch.int64))
     for one, other in zip(ops.training_step(*data, **options), reference.training_step(*data, **options), strict=True):
         torch.testing.assert_close(one, other)
 
@@ -203,23 +192,20 @@ def test_training_step_without_joint_rows(backend: str) -> None:
 def test_segments_are_checked(backend: str) -> None:
     if backend == "cuda":
         pytest.skip("contents on a GPU are not read")
-    features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
-    data = (features.rows, model.flatten_parameters(), features.labels)
-    options = {"model": model.sizes, "index": features.index, "count": features.count}
+    features = labelled_features([3, 1], 5)
+    (*data, ptr), options = arguments_of(SPIN(5, 8, 2, 2).double(), features)
     for change, message in (
         ({"index": features.index - 1}, r"index must be in \[0, "),
         ({"count": features.count * 0}, "count must be positive"),
     ):
         with pytest.raises(ValueError, match=message):
-            ops.training_step(*data, features.ptr, **options | change)
+            ops.training_step(*data, ptr, **options | change)
     with pytest.raises(ValueError, match="ptr must start with 0"):
-        ops.training_step(*data, features.ptr + 1, **options)
+        ops.training_step(*data, ptr + 1, **options)
 
 
 def test_class_weight_is_checked(native) -> None:
-    features, model = labelled_features([3, 1], 5), SPIN(5, 8, 2, 2).double()
-    data = (features.rows, model.flatten_parameters(), features.labels, features.ptr)
-    options = {"model": model.sizes, "index": features.index, "count": features.count}
+    data, options = arguments_of(SPIN(5, 8, 2, 2).double(), labelled_features([3, 1], 5))
     long = torch.ones(3, dtype=torch.float64)
     for weight, wrong in ((long, r"have shape \[2\], got \[3\]"), (torch.ones(2), "be float64, got float32")):
         with pytest.raises(ValueError, match=f"class_weight must {wrong}"):

@@ -55,9 +55,8 @@ each_operation = pytest.mark.parametrize("name", OPERATIONS)
 
 
 def made_features(sizes: tuple[int, ...] = (4, 0, 1, 6, 3), dtype: torch.dtype = torch.float32) -> PowerFeatures:
-    graphs = random_graphs(list(sizes), dtype=dtype)
-    labels = torch.arange(len(sizes)) % 2
-    return PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign(), y=labels), 2)
+    graphs = random_graphs(list(sizes), dtype=dtype, signs=True)
+    return PowerFeatures.from_graphs(replace(graphs, y=torch.arange(len(sizes)) % 2), 2)
 
 
 # Autocast

@@ -27,8 +27,7 @@ KNOWN, HELD_OUT = TRAIN.numpy(), VALIDATION.numpy()
 
 
 def labelled(y: torch.Tensor) -> GraphBatch:
-    made = random_graphs([4, 6, 3, 0, 9] * 20, density=0.4, dtype=torch.float32)
-    return replace(made, x=made.x.sign(), y=y)
+    return replace(random_graphs([4, 6, 3, 0, 9] * 20, dtype=torch.float32, signs=True), y=y)
 
 
 def fitted(y: torch.Tensor, **options) -> tuple[Trained, SubtreeLinear, GraphBatch]:

@@ -189,8 +189,7 @@ def test_errors() -> None:
 
 @pytest.mark.parametrize("norm", ["l1", "l2", None])
 def test_a_linear_model_of_subtree_counts(norm: str | None) -> None:
-    graphs = random_graphs([5, 0, 3, 1], density=0.5, dtype=torch.float32)
-    graphs = replace(graphs, x=graphs.x.sign())
+    graphs = random_graphs([5, 0, 3, 1], density=0.5, dtype=torch.float32, signs=True)
     model = SubtreeLinear(3, 2, 32, num_hops=2, num_columns=64, norm=norm)
     state = {name: torch.randn(value.shape).double() for name, value in model.state_dict().items()}
     model.load_state_dict(state | {"columns": torch.arange(0, 64, 2)})
@@ -206,8 +205,7 @@ def test_a_linear_model_of_subtree_counts(norm: str | None) -> None:
 
 def ensemble_of(out_features: int, multilabel: bool | None = None) -> tuple[Ensemble, GraphBatch]:
     """Members of unlike operators, hops, branches and node features; in float64."""
-    graphs = random_graphs(SIZES, density=0.5)
-    graphs = replace(graphs, x=graphs.x.sign())
+    graphs = random_graphs(SIZES, density=0.5, signs=True)
     torch.manual_seed(1)
     linear = SubtreeLinear(3, out_features, 64, num_hops=1, num_columns=64)
     torch.nn.init.normal_(linear.weight)
@@ -285,8 +283,7 @@ def test_the_branches_of_an_ensemble() -> None:
 @pytest.mark.parametrize("size", [0.0, 1.0, 1e4])
 def test_ensembles_that_know_nothing_and_that_are_certain(out_features: int, size: float) -> None:
     """Neither is 0 divided by 0, nor does an exponential overflow."""
-    graphs = random_graphs([4, 1, 7], dtype=torch.float32)
-    graphs = replace(graphs, x=graphs.x.sign())
+    graphs = random_graphs([4, 1, 7], dtype=torch.float32, signs=True)
     linear = SubtreeLinear(3, out_features, 64, num_hops=1, num_columns=64, norm=None)
     torch.nn.init.normal_(linear.weight, std=size) if size else None
     for target in range(out_features):
