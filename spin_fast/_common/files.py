@@ -234,23 +234,28 @@ def _opened(path: Path, format: str) -> Iterator[tuple[Any, dict[str, str]]]:
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
 
 
+def identity(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def _safe_open(path: Path) -> Any:
     """Open a safetensors file, which safetensors does twice: again where it was replaced in between."""
     from safetensors import SafetensorError, safe_open
 
-    def identity() -> tuple[int, ...]:
-        found = path.stat()
-        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
-
     while True:
-        before = identity()
+        before = identity(path)
         try:
             file = safe_open(path, framework="pt")
         except (SafetensorError, RuntimeError, OSError):
-            if identity() == before:
+            if identity(path) == before:
                 raise
             continue
-        if identity() == before:
+        if identity(path) == before:
             return file
 
 

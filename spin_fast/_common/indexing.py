@@ -23,7 +23,8 @@ CPU = torch.device("cpu")
 def as_tensor(values: Any) -> Tensor:
     """A tensor of anything array-like; arrays are copied, since torch takes none of negative strides."""
     is_array = hasattr(values, "__array__") and not isinstance(values, Tensor)
-    return torch.as_tensor(np.array(values) if is_array else values)
+    device = values.device if isinstance(values, Tensor) else CPU
+    return torch.as_tensor(np.array(values) if is_array else values, device=device)
 
 
 def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Tensor:
@@ -39,11 +40,11 @@ def graph_ids(ids: GraphIds, num_graphs: int, device: torch.device = CPU) -> Ten
         ids = ids[0]
     if isinstance(ids, slice):
         rising = (ids.step or 1) > 0
-        every = torch.arange(num_graphs)
+        every = torch.arange(num_graphs, device=CPU)
         chosen = every[ids] if rising else every[list(range(*ids.indices(num_graphs)))]
         return without_waiting(chosen, device)
     if isinstance(ids, (int, np.integer)) and not isinstance(ids, bool):
-        chosen = torch.tensor([int(ids)])
+        chosen = torch.tensor([int(ids)], device=CPU)
     else:
         try:
             chosen = as_tensor(ids)

@@ -38,7 +38,10 @@ def open_dataset(source: datasets.Source, **options: Any) -> datasets.Reader:
 
 
 def listed_twice(source: datasets.Source) -> ValueError:
-    return ValueError(f"--undirected: {source.name} lists each edge in both directions already; leave it out")
+    return ValueError(
+        f"--undirected: {source.name} lists each edge in both directions already, or twice; leave it out, or add "
+        "--coalesce max"
+    )
 
 
 def hint_on_edges(source: datasets.Source, graphs: GraphBatch) -> str | None:

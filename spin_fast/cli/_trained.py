@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,6 +132,9 @@ class Graphs:
         options: dict[str, Any] = {"features": metadata.get("node_features"), "dtype": dtype, **self.edge_options}
         if source.is_own:
             options |= {"label": None, "edge_weight": None if metadata.get("weighted") is False else "weight"}
+            if "node_features" not in metadata:
+                what = "columns are taken in the order of the file, edges as they are listed"
+                print(f"{trained.checkpoint} does not say how its graphs were read: {what}", file=sys.stderr)
         with self._features_named(), console.status(f"reading {source.title}"):
             self._reader = source.open(**options)
             self._num_graphs = len(self._reader)
@@ -175,8 +179,8 @@ class Graphs:
         is_telling = len(graphs) in (CHUNK_GRAPHS, len(self))  # fewer graphs may be symmetric by chance
         if directions and directions.twice and is_telling and self._of_training.get("undirected"):
             raise ValueError(
-                f"{dataset} lists each edge in both directions, and the model was trained with --undirected; "
-                "--no-undirected takes them as they are"
+                f"{dataset} lists each edge in both directions, or twice, and the model was trained with --undirected; "
+                "list each once, or, where its reverse is listed too, add --no-undirected"
             )
         if directions and directions.one_way and metadata.get("directed") is False:
             raise ValueError(

@@ -494,7 +494,8 @@ def write_parquet(graphs: GraphBatch | Folder | Iterable[GraphBatch | Folder], p
 
     Raises:
         OSError: the file cannot be written; names it. ImportError: says what to install. TypeError, ValueError: what
-            are no graphs, graphs that differ, labels that are neither classes nor tasks, a wrong name.
+            are no graphs, graphs that differ or whose features or weights are not finite, labels that are neither
+            classes nor tasks, a wrong name.
     """
     path = Path(path).expanduser()
     if path.suffix != ".parquet":
@@ -532,6 +533,9 @@ def _table(folder: Folder, begin: int, end: int, *, is_named: bool) -> Any:
     """Some graphs as a table of Arrow."""
     arrow = library("pyarrow", "Parquet")
     graphs = folder.graphs[begin:end].cpu()
+    for name, values in ("x", graphs.x), ("edge_weight", graphs.edge_weight):
+        if values is not None and not bool(values.isfinite().all()):
+            raise ValueError(f"{name} must be finite, since no other values can be read again")
     edge_ptr = graphs.indptr[graphs.ptr].long()
     first = graphs.ptr[:-1].repeat_interleave(edge_ptr.diff())
 

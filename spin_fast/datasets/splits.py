@@ -46,8 +46,9 @@ def draw(name: str, y: Tensor, seed: int) -> Split:
     if len(y) == 0 or sizes.min() < 10:
         small = f"class {classes[sizes.argmin()]} has {sizes.min()}" if len(y) else "there are none"
         raise DatasetError(
-            f"{name} cannot be split 80/10/10: it takes 10 graphs per class, {small}; name a file of your own by "
-            f"splits, {_SINGLE}"
+            f"{name} cannot be split 80/10/10: it takes 10 graphs per class, {small}; name a file of your own by ",
+            Argument("splits"),
+            f", {_SINGLE}",
         )
     from sklearn.model_selection import train_test_split
 

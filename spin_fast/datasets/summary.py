@@ -67,8 +67,11 @@ def summarize(
     }
 
 
+MOSTLY = 0.9  # a list of both directions may lack some
+
+
 class Directions(NamedTuple):
-    """How edges are listed, self-loops aside: some lacks its reverse (``one_way``), each is repeated (``twice``)."""
+    """How edges are listed, self-loops aside: some lack their reverse (``one_way``), most are repeated (``twice``)."""
 
     one_way: bool
     twice: bool
@@ -77,7 +80,8 @@ class Directions(NamedTuple):
 def directions_of(graphs: GraphBatch) -> Directions:
     edges, rows = _merged(graphs, np.ones(graphs.num_edges, np.int32))
     times = edges.data[rows != edges.indices]
-    return Directions(_differs_from_reverse(edges, ("indptr", "indices")), len(times) > 0 and int(times.min()) > 1)
+    twice = len(times) > 0 and float((times > 1).mean()) > MOSTLY
+    return Directions(_differs_from_reverse(edges, ("indptr", "indices")), twice)
 
 
 def _merged(graphs: GraphBatch, weight: np.ndarray) -> tuple[Any, np.ndarray]:

@@ -145,7 +145,7 @@ class PowerFeatures(GraphArrays):
         elif self.index is None and num_rows != self.num_branches * num_nodes:
             raise ValueError(f"rows must have one row per node and branch where index is None, got {num_rows}")
         elif self.index is None:
-            starts = torch.arange(self.num_branches)[:, None] * num_nodes + self.node_ptr[:-1]
+            starts = torch.arange(self.num_branches, device="cpu")[:, None] * num_nodes + self.node_ptr[:-1]
             if self.count is not None or not torch.equal(self.ptr[:-1], starts.flatten()):
                 raise ValueError("ptr must be the offsets of the nodes of each branch, and count None, without index")
 
@@ -156,7 +156,7 @@ class PowerFeatures(GraphArrays):
         if (total := entries if self.count is None else int(self.count.sum())) != self.num_branches * num_nodes:
             raise ValueError(f"count must add up to {self.num_branches} branches of {num_nodes} nodes, got {total}")
         if self.row_of_node is not None:
-            ptr = torch.arange(self.num_branches + 1) * self.row_of_node.shape[1]
+            ptr = torch.arange(self.num_branches + 1, device="cpu") * self.row_of_node.shape[1]
             ops.check_segments(ptr, self.row_of_node.flatten(), None, num_rows, self.row_ptr)
 
     def __getattr__(self, name: str) -> Any:
@@ -202,10 +202,11 @@ class PowerFeatures(GraphArrays):
         found: dict[str, ops.JointRows] = vars(self)["_found"]  # of all selections of one storage
         if "joint" not in found:
             self._check_node_rows()
-            if self.row_of_node is None:
-                found["joint"] = ops.JointRows(self.of_storage(None)._node_rows().t().contiguous(), self.node_ptr)
-            else:
-                found["joint"] = ops.joint_rows(self.row_of_node, self.node_ptr)
+            with torch.inference_mode(False):  # a prediction may find them first, and a training use them later
+                if self.row_of_node is None:
+                    found["joint"] = ops.JointRows(self.of_storage(None)._node_rows().t().contiguous(), self.node_ptr)
+                else:
+                    found["joint"] = ops.joint_rows(self.row_of_node, self.node_ptr)
         return found["joint"]
 
     def _check_node_rows(self) -> None:
@@ -326,7 +327,7 @@ class PowerFeatures(GraphArrays):
         """One row per node and branch, from ``powers [R + 1, N, d]``."""
         num_branches, num_nodes, _ = powers.shape
         starts = torch.arange(num_branches, device=node_ptr.device)[:, None] * num_nodes + node_ptr[:-1]
-        row_ptr = torch.arange(num_branches + 1) * num_nodes
+        row_ptr = torch.arange(num_branches + 1, device="cpu") * num_nodes
         ptr = torch.nn.functional.pad(starts.flatten(), (0, 1), value=num_branches * num_nodes)
         return cls._made((powers.flatten(0, 1), row_ptr, ptr, None, None, None), node_ptr, *told)
 
@@ -422,9 +423,13 @@ class PowerFeatures(GraphArrays):
                 newer format; names it.
         """
         path = Path(path)
-        if storage.is_indexed(path):
-            return cls._load_shards(storage.index_of(path))
-        return cls._load_file(path, mmap)
+
+        def read() -> PowerFeatures:
+            if storage.is_indexed(path):
+                return cls._load_shards(storage.index_of(path))
+            return cls._load_file(path, mmap)
+
+        return storage.again_if_replaced(path, read)
 
     @classmethod
     def _load_file(cls, path: Path, mmap: bool) -> PowerFeatures:

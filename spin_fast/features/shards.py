@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,17 @@ from . import storage
 from .chunks import Stream, num_branches_of
 from .identical import graph_keys
 from .power_features import PowerFeatures
-from .storage import FORMAT, INDEX_FORMAT, check_name, index_of, is_indexed, naming, read_index, write_index
+from .storage import (
+    FORMAT,
+    INDEX_FORMAT,
+    again_if_replaced,
+    check_name,
+    index_of,
+    is_indexed,
+    naming,
+    read_index,
+    write_index,
+)
 
 HEADER_BYTES = 2048  # bound of what a file holds beside its arrays
 FILL = 0.9  # fraction of the bytes to aim at, since the size of further graphs is an estimate
@@ -210,6 +221,10 @@ def load(path: str | Path) -> ShardedFeatures:
         FileNotFoundError: no such file. ValueError: a file is damaged, or not like the first one; names it.
     """
     path = Path(path)
+    return again_if_replaced(path, partial(_mapped, path))
+
+
+def _mapped(path: Path) -> ShardedFeatures:
     if not is_indexed(path):
         return ShardedFeatures([PowerFeatures.load(path)], [path])
     index = index_of(path)
@@ -294,7 +309,7 @@ class ShardedFeatures:
 
     @cached_property
     def _ptr(self) -> Tensor:
-        return offsets(torch.tensor([len(shard) for shard in self.shards]))
+        return offsets(torch.tensor([len(shard) for shard in self.shards], device="cpu"))
 
     @cached_property
     def y(self) -> Tensor | None:
@@ -315,7 +330,7 @@ class ShardedFeatures:
 
     def storage_ids(self, ids: Tensor) -> Tensor:
         """Numbers of the graphs ``ids`` in all storages, where one that is selected twice has the same."""
-        first = offsets(torch.tensor([shard.node_ptr.numel() - 1 for shard in self.shards])).tolist()
+        first = accumulate((shard.node_ptr.numel() - 1 for shard in self.shards), initial=0)
         of_shards = [shard.storage_ids(slice(None)).cpu() for shard in self.shards]
         return torch.cat([stored + begin for begin, stored in zip(first, of_shards, strict=False)])[ids]
 
@@ -341,7 +356,7 @@ class ShardedFeatures:
         places of these graphs in ``ids``.
         """
         if len(self.shards) == 1:
-            yield self.shards[0], ids, torch.arange(len(ids))
+            yield self.shards[0], ids, torch.arange(len(ids), device="cpu")
             return
         shard_of = torch.searchsorted(self._ptr, ids, right=True) - 1
         numbers = dict.fromkeys(shard_of.tolist())

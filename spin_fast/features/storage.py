@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from .._common import files
 from .._common.rows import checked_sparse_rows, is_sparse
 from ..graphs.node_features import NodeFeatures
+
+T = TypeVar("T")
 
 FORMAT, INDEX_FORMAT = "spin_fast features 2", "spin_fast features-index 1"
 ENTRIES = ("index", "count", "row_of_node")  # they grow with the nodes
@@ -93,6 +95,21 @@ def is_indexed(path: Path) -> bool:
     return path.suffix == ".json" or (not path.exists() and index_of(path).exists())
 
 
+def again_if_replaced(path: Path, read: Callable[[], T]) -> T:
+    """What ``read`` returns; it is called again where a file was missing since a writer has just replaced all."""
+
+    def there() -> list[object]:
+        return [files.identity(file) for file in (path, index_of(path))]
+
+    while True:
+        before = there()
+        try:
+            return read()
+        except FileNotFoundError:
+            if there() == before:
+                raise
+
+
 def write_index(index: Path, shards: Sequence[tuple[Path, int]]) -> None:
     """Write the files that belong together and their numbers of graphs."""
     content = [{"file": file.name, "num_graphs": num_graphs} for file, num_graphs in shards]
@@ -102,8 +119,9 @@ def write_index(index: Path, shards: Sequence[tuple[Path, int]]) -> None:
 def read_index(index: Path) -> list[tuple[Path, int]]:
     """Read what :func:`write_index` has written."""
     content = files.read_json(index, INDEX_FORMAT)
+    beside = index.resolve() if index.is_symlink() else index
     try:
-        shards = {index.with_name(shard["file"]): shard["num_graphs"] for shard in content["shards"]}
+        shards = {beside.with_name(shard["file"]): shard["num_graphs"] for shard in content["shards"]}
         if len(shards) < len(content["shards"]):
             raise ValueError("a file is named twice")
         return [*shards.items()]

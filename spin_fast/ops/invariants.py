@@ -88,11 +88,11 @@ def check_segments(
         check.tensor("count", count, (num_entries,), (torch.int32,), ptr.device)
     if not check_invariants or not contents_are_readable(ptr):
         return
-    row_ptr = None if row_ptr is None else torch.as_tensor(row_ptr)
+    row_ptr = None if row_ptr is None else torch.as_tensor(row_ptr, device="cpu")
     if native.library is None:
         problem = reference.check_segments(ptr, index, count, num_rows, row_ptr)
     else:
-        row_ptr = torch.tensor([0, num_rows]) if row_ptr is None else row_ptr
+        row_ptr = torch.tensor([0, num_rows], device="cpu") if row_ptr is None else row_ptr
         problem = native.library.check_segments(_array(ptr), _array(index), _array(count), _array(row_ptr))
     if problem:
         raise ValueError(problem)

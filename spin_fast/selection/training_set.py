@@ -52,7 +52,7 @@ class TrainingSet:
         """Leave out all graphs but those of ``train`` and ``validation``, ids in ``graphs``."""
         if (y := graphs.y) is None:
             raise ValueError("graphs must have labels (y) to train on")
-        known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation))
+        known, ids = torch.cat([train, validation]), torch.arange(len(train) + len(validation), device="cpu")
         outputs = y.shape[-1] if y.is_floating_point() or not y.numel() else int(y.max()) + 1
         check_labels(y[known], outputs, read=True)
         warn_of_shared(validation, train, stacklevel=3)

@@ -448,8 +448,9 @@ def _labels_of(y: Any, estimator: BaseEstimator) -> np.ndarray:
             raise ValueError("y must be one label per graph, or 0 and 1 for each of several, got other values")
         return y.astype(np.int64)
     y = column_or_1d(y, warn=True)
-    if y.dtype == object and any(label is None for label in y):
-        raise ValueError("Input y contains None: each graph must have a label")
+    missing = ("None", "nan", "<NA>")  # the last is of pandas
+    if y.dtype == object and any(not isinstance(label, str) and str(label) in missing for label in y):
+        raise ValueError("Input y contains None or NaN: each graph must have a label")
     assert_all_finite(y, input_name="y")
     check_classification_targets(y)
     return y

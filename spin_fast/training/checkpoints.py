@@ -23,6 +23,10 @@ def save_checkpoint(path: str | Path, model: GraphModel, **metadata: Any) -> Non
     """Write the model to one safetensors file, with its constructor's arguments, ``metadata`` (JSON values), and which
     parameters are frozen (``requires_grad_(False)``).
 
+    Of the metadata ``spin-fast predict`` takes ``node_features`` and ``edge_options``, to read files as those of the
+    training were, such as ``Folder.features`` and ``{"undirected": True}``; and ``classes`` or ``task_names``, lists of
+    names. Without them columns are taken in the order of the file, edges as they are listed, and classes by number.
+
     Its ``node_features``, if there are any, become ``preprocessing`` in the metadata; its ``operator`` and
     ``multilabel`` have these names there, and the former may be given for a model that does not know it.
 

@@ -222,6 +222,7 @@ def fit(
         on_epoch = on_epoch if ranks.is_first else None
         interrupted = run.train(epochs, patience, on_epoch, progress and ranks.is_first)
         model.eval()  # also where an epoch was interrupted
+        model.zero_grad()
         if not run.state.has_best:
             raise Diverged(
                 "training diverged: neither metric nor loss of the validation graphs was finite in any epoch; try a "
@@ -266,6 +267,9 @@ def _checked_data(
         if y.is_floating_point() and bool(y.isnan().all()):
             raise ValueError(f"{name} must have at least one label that is known, got NaN alone")
         labels.append(y)
+    if labels[0].dim() == 2 and len(unknown := labels[0].isnan().all(0).nonzero()[:, 0].tolist()):
+        told = ", ".join(map(str, unknown))
+        warnings.warn(f"train has no known label of task(s) {told}: their scores mean nothing", stacklevel=4)
     warn_of_shared(features.storage_ids(parts["validation"]), features.storage_ids(parts["train"]))
     weights = class_weights(class_weight, labels[0], num_outputs)
     if graph_weight is not None:

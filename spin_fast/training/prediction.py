@@ -85,9 +85,7 @@ def predict_proba(
         TypeError, ValueError: graphs that do not fit the model; an operator that is unknown, or another one than
             ``model.operator``; none given where the model does not know its own.
     """
-    _check_model(model)
-    graphs, name = model.prepared(graphs, operator)
-    return _probabilities(model, _all_scores(model, graphs, name, progress))
+    return _probabilities(model, [*predict_chunks(model, graphs, operator, progress=progress)])
 
 
 class Predictor:
@@ -114,10 +112,10 @@ class Predictor:
     def __init__(self, model: GraphModel, operator: str | Sequence[str] | None = None) -> None:
         _check_model(model)
         self._operator = model.check_operator(operator)
-        for module in model.modules():  # what pruning and weight_norm have made of parameters cannot be copied
-            made = {name: value for name, value in vars(module).items() if isinstance(value, Tensor)}
-            vars(module).update({name: value.detach() for name, value in made.items() if not value.is_leaf})
-        self._model = copy.deepcopy(model).eval()
+        made = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+        # What pruning and weight_norm have made of parameters cannot be copied.
+        copies = {id(value): value.detach().clone() for value in made if not value.is_leaf}
+        self._model = copy.deepcopy(model, copies).eval()
         self._of_thread = threading.local()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,7 +128,7 @@ class Predictor:
         """Class probabilities ``[G, C]``."""
         graphs, _ = self._model.prepared(graphs, self._operator)
         if not 0 < graphs.num_nodes <= FEW_NODES:
-            return _probabilities(self._model, _all_scores(self._model, graphs, self._operator))
+            return _probabilities(self._model, [*_scores_of_chunks(self._model, graphs, self._operator)])
         kind = graphs.x.dtype, torch.is_autocast_enabled(graphs.x.device.type)
         scorers = cast("dict[tuple[torch.dtype, bool], Scorer]", vars(self._of_thread))
         with torch.inference_mode():
@@ -172,15 +170,13 @@ def predict_chunks(
     """
     _check_model(model)
     graphs, name = model.prepared(graphs, operator)
-    return torch.inference_mode()(_scores_of_chunks)(model, graphs, name, progress)
+    return _scores_of_chunks(model, graphs, name, progress)
 
 
 @torch.inference_mode()
-def _all_scores(model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool = False) -> list[Tensor]:
-    return [*_scores_of_chunks(model, graphs, operator, progress)]
-
-
-def _scores_of_chunks(model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool) -> Iterator[Tensor]:
+def _scores_of_chunks(
+    model: GraphModel, graphs: GraphBatch, operator: str | None, progress: bool = False
+) -> Iterator[Tensor]:
     with progress_bar("graphs", len(graphs), progress) as advance:
         for scores in model.score_chunks(graphs, operator, _chunk_bytes(graphs)):
             yield scores

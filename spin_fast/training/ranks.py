@@ -54,7 +54,7 @@ class OneRank:
 
     def order(self, number: int, generator: torch.Generator | None) -> Tensor:
         """A random order, the same on every rank."""
-        return torch.randperm(number, generator=generator)
+        return torch.randperm(number, generator=generator, device="cpu")
 
     def sharing(
         self, gradient_of: GradientOf, shares_of: Callable[..., Tensor | None], parameters: Tensor

@@ -56,7 +56,7 @@ class _Adam(torch.optim.Adam):
             parameter.data = flat.detach()
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device=flat.device)
             state |= {name: torch.zeros_like(flat, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
         state["step"] = state["step"].to(flat.device)
         for name in ("exp_avg", "exp_avg_sq"):

@@ -221,12 +221,16 @@ def test_edges_that_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert '"class_a, b"' in want
     assert predicted(model, "new_once/") == want
     assert predicted(model, "new/", "--no-undirected") == predicted(other, "new_once/", "--undirected") == want
-    assert "--no-undirected takes them" in invoke("predict", model, "new/", exit_code=1)
+    assert "where its reverse is listed too, add --no-undirected" in invoke("predict", model, "new/", exit_code=1)
     assert "add --undirected if each edge is listed once" in invoke("predict", other, "new_once/", exit_code=1)
     assert predicted(other, "new_once/", "--no-undirected") != want
     for command in ("train", "info", "precompute"):
         error = invoke(command, "both/", "--undirected", exit_code=1)
         assert "--undirected: both/ lists each edge in both directions already" in error
+        edges = Path("both/edges.csv").read_text()
+        Path("both/edges.csv").write_text(edges[: edges[:-1].rindex("\n") + 1])  # one reverse is missing
+        assert "lists each edge in both directions already" in invoke(command, "both/", "--undirected", exit_code=1)
+        Path("both/edges.csv").write_text(edges)
         for option in ("--undirected", "--coalesce=sum", "--no-self-loops", "--self-loops"):
             error = invoke(command, "digits", option, exit_code=1)
             assert f"{option.replace('=', ' ')} is impossible for digits" in error

@@ -300,6 +300,12 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
             r"y must be classes \[G\], or tasks \[G, T\] of 0, 1 and NaN",
         ),
         (replace(graphs, y=torch.rand(3)), ValueError, r"y must be classes .*, got float32 \[3\]"),
+        (replace(graphs, x=graphs.x / 0), ValueError, "x must be finite"),
+        (
+            replace(graphs, edge_weight=torch.full([graphs.num_edges], torch.inf)),
+            ValueError,
+            "edge_weight must be finite",
+        ),
         (
             Folder(replace(graphs, y=torch.ones(3, 1)), ["a", "b", "c"], None, None, 0, tasks=["x"]),
             ValueError,

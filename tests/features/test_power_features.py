@@ -283,8 +283,8 @@ def test_identical_graphs(backend: str, data: st.DataObject, deduplicate: bool, 
 
 @pytest.mark.parametrize("deduplicate", [True, False])
 def test_joint_rows_are_those_of_the_nodes(backend: str, deduplicate: bool) -> None:
-    graphs = random_graphs([5, 0, 3, 8], density=0.5)
-    made = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 2, "sym,adj", deduplicate)
+    graphs = random_graphs([5, 0, 3, 8], density=0.5, signs=True)
+    made = PowerFeatures.from_graphs(graphs, 2, "sym,adj", deduplicate)
     joint = made.joint
     assert made[[1, 3]].joint is joint  # found once for all selections of one storage
     assert made.take().joint is joint
@@ -299,17 +299,24 @@ def test_joint_rows_are_those_of_the_nodes(backend: str, deduplicate: bool) -> N
         assert sorted(found.tolist()) == sorted(of_nodes[begin:end].tolist())
 
 
+@pytest.mark.parametrize("deduplicate", [True, False])
+def test_joint_rows_that_a_prediction_has_found_train(deduplicate: bool) -> None:
+    graphs = replace(random_graphs([4, 3], dtype=torch.float32), y=torch.tensor([0, 1]))
+    features = PowerFeatures.from_graphs(graphs, 1, deduplicate=deduplicate)
+    model = spin_fast.SPIN(3, 4, 2, 1, branches="joint")
+    training.predict(model, features)
+    model(features).sum().backward()
+
+
 def test_joint_rows_need_those_of_the_nodes() -> None:
-    graphs = random_graphs([5, 3, 8])
-    made = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 1, node_rows=False)
+    made = PowerFeatures.from_graphs(random_graphs([5, 3, 8], signs=True), 1, node_rows=False)
     for call in (lambda: made.joint, lambda: made.identical_graphs(joint=True)):
         with pytest.raises(ValueError, match="features must know the rows of their nodes: make them with node_rows"):
             call()
 
 
 def test_identical_graphs_are_compared_not_only_hashed() -> None:
-    graphs = random_graphs([2, 3, 0, 2, 0, 3] * 20, density=0.5)
-    made = PowerFeatures.from_graphs(replace(graphs, x=graphs.x.sign()), 1, "adj")
+    made = PowerFeatures.from_graphs(random_graphs([2, 3, 0, 2, 0, 3] * 20, density=0.5, signs=True), 1, "adj")
     expected = identical_by_multisets(made)
     assert 2 < len(set(expected)) < len(expected)
     for hash_bits in (0, 2, 64):
@@ -366,8 +373,7 @@ def test_without_an_index_segments_are_those_of_the_nodes() -> None:
 
 
 def test_rows_of_nodes_need_not_be_kept() -> None:
-    graphs = random_graphs([5, 3, 8])
-    graphs = replace(graphs, x=graphs.x.sign())
+    graphs = random_graphs([5, 3, 8], signs=True)
     lean, full = (PowerFeatures.from_graphs(graphs, 1, node_rows=kept) for kept in (False, True))
     assert lean.row_of_node is None
     assert torch.equal(lean.rows, full.rows)
@@ -486,8 +492,7 @@ def test_files_keep_every_bit(made: PowerFeatures, mmap: bool, data: st.DataObje
 @pytest.fixture
 def saved(tmp_path: Path) -> Path:
     """A file of features with rows of nodes, so that there is every array."""
-    graphs = random_graphs([30, 0, 40] * 10, dtype=torch.float32)
-    graphs = replace(graphs, x=graphs.x.sign(), y=torch.arange(30) % 2)
+    graphs = replace(random_graphs([30, 0, 40] * 10, dtype=torch.float32, signs=True), y=torch.arange(30) % 2)
     PowerFeatures.from_graphs(graphs, 1).save(tmp_path / "saved.safetensors")
     return tmp_path / "saved.safetensors"
 
@@ -637,9 +642,8 @@ def test_damaged_offsets_and_wrong_types_are_found_at_once(saved: Path, name: st
 def test_damaged_bytes_give_an_error_or_other_numbers(data: st.DataObject, tmp_path: Path) -> None:
     """And never a crash, which would end the tests."""
     path = tmp_path / "damaged.safetensors"
-    graphs = random_graphs([3, 0, 4, 2], density=0.5, dtype=torch.float32)
-    graphs = replace(graphs, x=graphs.x.sign(), y=torch.tensor([0, 1, 1, 0]))
-    PowerFeatures.from_graphs(graphs, 1).save(path)
+    graphs = random_graphs([3, 0, 4, 2], density=0.5, dtype=torch.float32, signs=True)
+    PowerFeatures.from_graphs(replace(graphs, y=torch.tensor([0, 1, 1, 0])), 1).save(path)
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))

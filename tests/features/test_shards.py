@@ -254,6 +254,50 @@ def test_two_writers_at_once_do_not_meet(graphs: spin_fast.GraphBatch, tmp_path:
     assert sorted(tmp_path.iterdir()) == sorted([*files, tmp_path / "x.safetensors.index.json"])
 
 
+@pytest.mark.parametrize("load", [shards.load, PowerFeatures.load])
+@pytest.mark.parametrize("sizes", [(3, 4), (1, 4), (4, 1)])
+def test_shards_that_are_replaced_while_they_are_loaded(
+    graphs: spin_fast.GraphBatch, load, sizes: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A writer comes between the index, or the look for it, and the files."""
+    features, path = PowerFeatures.from_graphs(graphs, 1), tmp_path / "f.safetensors"
+
+    def save(number: int) -> None:
+        shards.save((features[i::number] for i in range(number)), path)
+
+    save(sizes[0])
+    load_file, read_index = PowerFeatures._load_file.__func__, spin_fast.features.storage.read_index
+
+    def late(call):
+        def after_a_writer(*args, **named):
+            found = call(*args) if call is read_index else None
+            if left.pop("writer", False):
+                save(sizes[1])
+            return found or call(*args, **named)
+
+        return after_a_writer
+
+    left = {"writer": True}
+    monkeypatch.setattr(PowerFeatures, "_load_file", classmethod(late(load_file)))
+    for module in (spin_fast.features.storage, shards):
+        monkeypatch.setattr(module, "read_index", late(read_index))
+    assert len(load(path)) == len(graphs)
+    assert not left
+    left["writer"] = False
+    shards.index_of(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+    with pytest.raises(FileNotFoundError):
+        load(path)
+
+
+def test_an_index_may_be_a_link(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
+    features = PowerFeatures.from_graphs(graphs, 1)
+    (tmp_path / "real").mkdir()
+    shards.save([features[:9], features[9:]], tmp_path / "real" / "f.safetensors")
+    (tmp_path / "f.safetensors.index.json").symlink_to(tmp_path / "real" / "f.safetensors.index.json")
+    assert len(shards.load(tmp_path / "f.safetensors")) == len(features)
+
+
 def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
     def interrupted() -> Iterator[PowerFeatures]:
         yield PowerFeatures.from_graphs(graphs, 1)

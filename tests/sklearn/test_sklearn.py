@@ -12,6 +12,7 @@ from typing import Any
 import joblib
 import networkx
 import numpy as np
+import pandas
 import pytest
 import torch
 from helpers import random_graphs
@@ -597,7 +598,8 @@ def test_wrong_data(graphs: GraphBatch, features: PowerFeatures, classifier: SPI
     raises(ValueError, "y must be one label per graph, or 0 and 1 for each", graphs, np.full((60, 2), 3))
     raises(ValueError, "Input y contains NaN", graphs, np.full((60, 2), np.nan))
     raises(ValueError, "Input y contains NaN", graphs, np.full(60, np.nan))
-    raises(ValueError, "Input y contains None", graphs, ["a", None] * 30)
+    for missing in (None, np.nan, pandas.NA):
+        raises(ValueError, "Input y contains None or NaN", graphs, np.array(["a", missing] * 30, dtype=object))
     raises(ValueError, "Unknown label type: continuous", graphs, np.linspace(0, 1, 60))
     raises(ValueError, "target y is None and X has no labels", graphs.to_networkx())
     for weight, message in ((np.ones(59), "sample_weight.shape == "), (-np.ones(60), "Negative values"), (["a"], "a")):

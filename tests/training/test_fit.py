@@ -44,6 +44,32 @@ def test_same_seed_same_numbers(digits: PowerFeatures) -> None:
     assert runs[0][0] != runs[2][0]
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_gradients_of_a_fit_are_gone(digits: PowerFeatures, dropout: float) -> None:
+    model = new_model(dropout=dropout)
+    training.fit(model, digits, train=slice(50), validation=slice(50, 60), epochs=1)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_a_task_without_labels_is_said(digits: PowerFeatures) -> None:
+    tasks = torch.stack([digits.y % 2, digits.y % 3 % 2], 1).float()
+    tasks[:50, 1] = torch.nan
+    with pytest.warns(UserWarning, match=r"train has no known label of task\(s\) 1"):
+        training.fit(
+            SPIN(3, 4, 2, 2), replace(digits, labels=tasks), train=slice(50), validation=slice(50, 60), epochs=1
+        )
+
+
+def test_another_default_device(digits: PowerFeatures, tmp_path: Path) -> None:
+    digits.save(tmp_path / "f.safetensors")
+    model, ids = new_model(), [0, 3]
+    before = training.predict(model, digits, ids)
+    with torch.device("meta"):
+        loaded = PowerFeatures.load(tmp_path / "f.safetensors")
+        assert torch.equal(training.predict(model, loaded, ids), before)
+        training.fit(model, loaded, train=slice(50), validation=slice(50, 60), epochs=1)
+
+
 def test_the_random_numbers_of_others_go_on(digits: PowerFeatures) -> None:
     model = new_model(dropout=0.2)
     state = torch.get_rng_state()
