@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any, Literal
 
 from torch import Tensor
@@ -54,9 +55,14 @@ def metric_of(
     return score.__qualname__, score
 
 
-def of_class(metric_name: str, classes: list[str] | None) -> str:
-    """Average precision is of one class: the name says of which, which may be the one that nobody looks for."""
-    return f"{metric_name} of {classes[1]}" if metric_name == "AP" and classes else metric_name
+def of_class(metric_name: str, classes: list[str] | None, y: Tensor) -> str:
+    """Average precision is of one class: the name says of which, a line on stderr that it may not be the one meant."""
+    if metric_name != "AP" or not classes:
+        return metric_name
+    if (share := float((y == 1).double().mean())) > 0.5:
+        told = f"AP is of {classes[1]}, which {share:.0%} of the graphs are"
+        print(f"{told}; of {classes[0]} it is where that name comes last in the alphabet", file=sys.stderr)
+    return f"{metric_name} of {classes[1]}"
 
 
 def tested(scores: Tensor, y: Tensor | None, ids: Tensor, metric: training.Metric) -> float:

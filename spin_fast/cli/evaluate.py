@@ -103,7 +103,7 @@ def evaluate(
     source, read = data.read(source)
     graphs = read.graphs
     y, _ = labels_of(source, graphs.y, metric_choice)
-    metric_name = of_class(metric_name, read.classes)
+    metric_name = of_class(metric_name, read.classes, y)
     parts = _folds(source, y, splits, folds, seed)
     tell(source, read, data.node_features)
     about = {

@@ -145,7 +145,7 @@ def train(
         ranks.on_first(partial(check_graphs, f"--features {stored}", power, source, data, description))
         y = power.y
     y, num_outputs = labels_of(source, y, metric_choice)
-    metric_name = of_class(metric_name, description.facts.get("classes"))
+    metric_name = of_class(metric_name, description.facts.get("classes"), y)
     split = source.split(y, seed=seed, splits=splits, fold=fold)
     description.tell()
     metadata: dict[str, Any] = {"seed": seed, "fold": fold, "edge_options": data.edge_options, "ranks": ranks.number}

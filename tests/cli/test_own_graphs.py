@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+import torch
 from helpers.cli import edges_once, facts_of, folder_of_graphs, invoke
 
 from spin_fast import PowerFeatures, datasets, training
 from spin_fast.cli import _trained
+from spin_fast.cli._metric import of_class
 
 
 def test_own_features_of_a_dataset(tmp_path: Path, data_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +193,15 @@ def test_a_label_with_gaps_can_be_read_as_is_said(tmp_path: Path, monkeypatch: p
         error = invoke("info", folder, "--label", name, exit_code=1)
         typed = shlex.split(re.search("missing labels by (--label .*), or read no labels", error)[1])
         assert facts_of("info", folder, *typed)["tasks"]["names"] == [name]
+
+
+def test_the_class_of_average_precision_is_said(capsys: pytest.CaptureFixture) -> None:
+    y = torch.tensor([0, 1, 1])
+    assert of_class("AP", ["active", "inactive"], y) == "AP of inactive"
+    assert "AP is of inactive, which 67% of the graphs are; of active it is where" in capsys.readouterr().err
+    assert of_class("AP", ["active", "inactive"], 1 - y) == "AP of inactive"
+    assert of_class("ROC-AUC", ["active", "inactive"], y) == "ROC-AUC"
+    assert capsys.readouterr().err == ""
 
 
 def test_edges_that_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
