@@ -23,6 +23,8 @@ def labels_of(source: datasets.Source, y: Tensor | None, metric: MetricName | No
         of_folder = "; --label names the column that has them" if source.is_own else ""
         raise ValueError(f"{source.name} has no labels to train by{of_folder}")
     number = y.shape[1] if y.is_floating_point() else int(y.max()) + 1
+    if not y.is_floating_point() and number < 2:
+        raise ValueError(f"{source.name} must have at least two classes to learn, got one")
     if metric in METRICS and number != 2 and not y.is_floating_point():
         raise ValueError(f"--metric {metric} is of two classes, and {source.name} has {number}")
     return y, number

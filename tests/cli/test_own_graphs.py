@@ -195,6 +195,14 @@ def test_a_label_with_gaps_can_be_read_as_is_said(tmp_path: Path, monkeypatch: p
         assert facts_of("info", folder, *typed)["tasks"]["names"] == [name]
 
 
+def test_one_class_cannot_be_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of_graphs(tmp_path / "one", ["a", "a"])
+    for command in ("train", "evaluate"):
+        assert "one/ must have at least two classes to learn, got one" in invoke(command, "one/", exit_code=1)
+    assert not Path("runs").exists()
+
+
 def test_the_class_of_average_precision_is_said(capsys: pytest.CaptureFixture) -> None:
     y = torch.tensor([0, 1, 1])
     assert of_class("AP", ["active", "inactive"], y) == "AP of inactive"
