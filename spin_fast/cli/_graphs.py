@@ -61,10 +61,8 @@ def columns_of(read: datasets.Folder) -> str | None:
     """The columns of one's own folder that became features, with the number of words of each that has words."""
     if not isinstance(read.features, list):
         return None
-    words = {item["column"]: item.get("categories") for item in read.features}
-    return ", ".join(
-        name if of is None else f"{name} ({len(of):,} word{'s' * (len(of) != 1)})" for name, of in words.items()
-    )
+    words = {item["column"]: sum(word is not None for word in item.get("categories", ())) for item in read.features}
+    return ", ".join(f"{name} ({of:,} word{'s' * (of != 1)})" if of else name for name, of in words.items())
 
 
 @dataclass

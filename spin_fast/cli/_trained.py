@@ -33,6 +33,10 @@ UndirectedAsTrained = Annotated[
         show_default="as in training",
     ),
 ]
+UnknownWords = Annotated[
+    bool,
+    data_option("--unknown-words", help="Your own graphs: words that the training had not are 0 in all columns."),
+]
 OperatorsAsTrained = Annotated[list[str] | None, operator_option("that of the model")]
 ComputeDevice = Annotated[Device, typer.Option(help="Where to compute.")]
 
@@ -77,9 +81,9 @@ class Trained:
             return self.classes
         return [str(name) for name in self.metadata.get("task_names") or range(self.model.config["out_features"])]
 
-    def open(self, source: datasets.Source, undirected: bool | None) -> Graphs:
+    def open(self, source: datasets.Source, undirected: bool | None, unknown_words: bool) -> Graphs:
         """Graphs that are read as those of the training were."""
-        graphs = Graphs(self, source, undirected)
+        graphs = Graphs(self, source, undirected, unknown_words)
         if len(graphs) == 0:
             raise ValueError(f"{source.name} has no graphs")
         return graphs
@@ -111,7 +115,7 @@ class Graphs:
         edge_options: how edges are read.
     """
 
-    def __init__(self, trained: Trained, source: datasets.Source, undirected: bool | None) -> None:
+    def __init__(self, trained: Trained, source: datasets.Source, undirected: bool | None, unknown_words: bool) -> None:
         self._trained, self._source, self._undirected = trained, source, undirected
         metadata, dataset = trained.metadata, source.name
         self._of_training = EdgeOptions(**(metadata.get("edge_options") or {}))
@@ -129,7 +133,17 @@ class Graphs:
         members = getattr(trained.model, "members", [trained.model])
         dtypes = (next(member.parameters()).dtype for member in members if isinstance(member, GraphClassifier))
         dtype = next(dtypes, torch.float32)  # which a SubtreeLinear takes, whose weights are float64
-        options: dict[str, Any] = {"features": metadata.get("node_features"), "dtype": dtype, **self.edge_options}
+        features: Any = metadata.get("node_features")
+        if unknown_words:
+            if not source.is_own or not isinstance(features, list) or "categories" not in str(features):
+                raise ValueError(f"--unknown-words: {trained.checkpoint} and {dataset} must have columns of words")
+            features = [
+                item | {"categories": [*words, None]}
+                if isinstance(item, dict) and isinstance(words := item.get("categories"), list) and None not in words
+                else item
+                for item in features
+            ]
+        options: dict[str, Any] = {"features": features, "dtype": dtype, **self.edge_options}
         if source.is_own:
             options |= {"label": None, "edge_weight": None if metadata.get("weighted") is False else "weight"}
             if "node_features" not in metadata:

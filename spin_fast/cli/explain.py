@@ -20,7 +20,7 @@ from ..graphs.drawing import draw
 from ._app import Report, command, console
 from ._options import DATASET, Download, Root, device_of, out_option
 from ._outputs import check_output, is_explanation, is_picture
-from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained
+from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained, UnknownWords
 
 if TYPE_CHECKING:
     import pandas
@@ -52,6 +52,7 @@ def explain(
         "explanation.png"
     ),
     undirected: UndirectedAsTrained = None,
+    unknown_words: UnknownWords = False,
     operators: OperatorsAsTrained = None,
     device: ComputeDevice = "auto",
 ) -> Report:
@@ -83,7 +84,7 @@ def explain(
     trained = Trained.load(checkpoint, place, operators)
     if download:
         source = source.downloaded()
-    chosen, number, name, nodes = _chosen(trained.open(source, undirected).chunks(), graph, dataset)
+    chosen, number, name, nodes = _chosen(trained.open(source, undirected, unknown_words).chunks(), graph, dataset)
     if chosen.num_nodes == 0:
         raise ValueError(f"--graph {graph}: it has no nodes")
     wanted = _target(trained, target)

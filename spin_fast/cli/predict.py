@@ -25,7 +25,7 @@ from ._graphs import NO_NODES, Odd
 from ._options import DATASET, Download, Root, device_of, out_option
 from ._outputs import check_output, is_predictions
 from ._shards import Resume, ShardOption, ShardsOption, as_text, chosen, kept, num_graphs_of, paths_of
-from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained
+from ._trained import Checkpoint, ComputeDevice, OperatorsAsTrained, Part, Trained, UndirectedAsTrained, UnknownWords
 
 ROWS = 1 << 16  # of a row group
 METADATA = b"spin_fast"  # under which a Parquet file tells what it was made of
@@ -39,6 +39,7 @@ def predict(
     download: Download = False,
     out: Annotated[Path, out_option(help="Where to write: .csv or .parquet.")] = Path("probabilities.csv"),
     undirected: UndirectedAsTrained = None,
+    unknown_words: UnknownWords = False,
     operators: OperatorsAsTrained = None,
     device: ComputeDevice = "auto",
     shard: ShardOption = None,
@@ -74,7 +75,7 @@ def predict(
     trained = Trained.load(checkpoint, place, operators)
     if download:
         source = source.downloaded()
-    graphs = trained.open(source, undirected)
+    graphs = trained.open(source, undirected, unknown_words)
     made_of = {
         "model": hashlib.sha256(checkpoint.read_bytes()).hexdigest(),
         "dataset": source.title,

@@ -15,7 +15,7 @@ from .._common.check import Argument
 from .common import DatasetError
 
 MOST_CATEGORIES = 1024  # that may be found in a column; names of nodes are no categories
-LEAVE_OUT = "leave such graphs out, or train with such words"
+LEAVE_OUT = "leave such graphs out, train with such words, or have them 0 in all columns by None among the categories"
 _SHOWN = 10
 _KINDS: dict[str, Any] = {
     "a date": date,
@@ -31,21 +31,23 @@ class Column(NamedTuple):
 
     Attributes:
         name: of the column.
-        categories: those that have a column of ``x``, in this order; ``"auto"`` for those that occur, in sorted order;
-            ``"number"`` for no categories, a number; ``"any"`` for whichever of both it holds.
+        categories: those that have a column of ``x``, in this order; None among them lets other words have none.
+            ``"auto"`` for those that occur, in sorted order; ``"number"`` for no categories, a number; ``"any"`` for
+            whichever of both it holds.
     """
 
     name: str
-    categories: list[str] | Literal["auto", "number", "any"]
+    categories: list[str | None] | Literal["auto", "number", "any"]
 
     @property
     def is_number(self) -> bool:
         return self.categories == "number"
 
     def code(self, codes: np.ndarray, dtype: torch.dtype) -> Tensor:
-        """``[N, categories]`` one-hot of positions in ``categories``, ``[N]``."""
+        """``[N, words]`` one-hot of positions in ``categories``, ``[N]``; 0 where that is None."""
         positions = torch.from_numpy(codes)[:, None]
-        return torch.zeros(len(positions), len(self.categories), dtype=dtype).scatter_(1, positions, 1)
+        coded = torch.zeros(len(positions), len(self.categories), dtype=dtype).scatter_(1, positions, 1)
+        return coded if None not in self.categories else coded[:, [word is not None for word in self.categories]]
 
 
 class Words:
@@ -55,7 +57,8 @@ class Words:
         """``strict`` takes no numbers for words."""
         self.column, self.strict = column, strict
         self.listed = isinstance(column.categories, list)
-        self.numbers = {word: number for number, word in enumerate(column.categories if self.listed else ())}
+        known = column.categories if self.listed else ()
+        self.numbers: dict[str | None, int] = {word: number for number, word in enumerate(known)}
 
     def number(self, value: object, where: Callable[[], str]) -> int:
         """The number of a word; an error at ``where()`` if it is empty, a number, or not among the listed words."""
@@ -66,11 +69,14 @@ class Words:
             raise DatasetError(f"{where()} is empty; fill it in")
         if self.is_strange(word):
             raise DatasetError(f"{where()} {self.strange(word)}; {LEAVE_OUT}")
+        if self.listed:
+            return self.numbers[word if word in self.numbers else None]
         return self.numbers.setdefault(word, len(self.numbers))
 
     def is_strange(self, value: object) -> bool:
         """Whether it is a word that features do not list."""
-        return self.listed and (word := text_of(value)) is not None and word not in self.numbers
+        takes_any = not self.listed or None in self.numbers
+        return not takes_any and (word := text_of(value)) is not None and word not in self.numbers
 
     def strange(self, value: object) -> str:
         """Describe such a word, for messages."""
@@ -88,7 +94,7 @@ class Words:
                     f"{MOST_CATEGORIES:,} become one-hot unless features list them; name the columns to use by ",
                     Argument("features"),
                 )
-            column = Column(column.name, sorted(self.numbers))
+            column = Column(column.name, [*sorted(word for word in self.numbers if word is not None)])
         position = {word: number for number, word in enumerate(column.categories)}
         return np.array([position[word] for word in self.numbers], np.int64), column
 

@@ -93,7 +93,7 @@ class Folder(NamedTuple):
     def widths(self) -> list[int]:
         """Widths of the groups of columns of ``x``, in order: the measured numbers, then each one-hot code."""
         if isinstance(self.features, list):
-            codes = [len(item["categories"]) for item in self.features if "categories" in item]
+            codes = [sum(word is not None for word in item.get("categories", ())) for item in self.features]
         else:
             codes = [high - low + 1 for low, high in without_spans(self.features)[1] or []]
         others = self.graphs.num_features - self.num_attributes - sum(codes)

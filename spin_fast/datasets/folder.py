@@ -88,8 +88,9 @@ def load_folder(
             and otherwise in that order; None for all of them, those of GraphML in alphabetical order, or the degree
             where there are none. An item is a name, of numbers or of words; ``{"column": name}``, of numbers alone; or
             ``{"column": name, "categories": [...]}`` for a one-hot code of just these words, or, with ``"auto"``, of
-            those that occur, in sorted order, numbers too. A word that is none of them is an error. What was read is in
-            ``Folder.features``, to read other files alike. For TU text and ``.nel`` as in :func:`load`.
+            those that occur, in sorted order, numbers too. A word that is none of them is an error, unless None is
+            among the categories: then it is 0 in all of their columns. What was read is in ``Folder.features``, to read
+            other files alike. For TU text and ``.nel`` as in :func:`load`.
             ``"degree"`` for the degree in any case.
         classes: the names of the classes, in the order of their numbers: those of an earlier reading, so that the same
             class gets the same number. None for those that occur, in sorted order.

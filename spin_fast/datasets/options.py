@@ -94,8 +94,9 @@ def chosen(features: Features) -> list[Column] | None:
         if not isinstance(name, str) or item.keys() - {"column", "categories"}:
             raise ArgumentValueError("features", "have 'column', a name, and maybe 'categories'", dict(item))
         if categories != "auto":
-            words = isinstance(categories, list | tuple) and all(isinstance(word, str) for word in categories)
-            if not words or not 0 < len(set(categories)) == len(categories) <= WIDEST_ONE_HOT:
+            words = isinstance(categories, list | tuple) and all(isinstance(word, str | None) for word in categories)
+            different = words and {None} < {None, *categories} and len({*categories}) == len(categories)
+            if not different or len(categories) > WIDEST_ONE_HOT:
                 expected = f"have as 'categories' different words, at least one and at most {WIDEST_ONE_HOT}, or 'auto'"
                 raise ArgumentValueError("features", expected, categories)
             categories = list(categories)

@@ -76,6 +76,13 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
     error = invoke("predict", model, "new/", exit_code=1)
     assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
+    invoke("predict", model, "new/", "--unknown-words", "--out", "p.csv")
+    elements = {"column": "element", "categories": ["C", None, "N"]}
+    graphs = datasets.load("new/", features=["mass", elements], label=None)
+    assert graphs.num_features == 3
+    want = training.predict_proba(net, graphs, "sym")
+    np.testing.assert_allclose(pandas.read_csv("p.csv").iloc[:, 3:].to_numpy(), want, rtol=1e-5)
+    assert "must have columns of words" in invoke("predict", model, "digits", "--unknown-words", exit_code=1)
     assert "node features: mass, element (2 words)" in invoke("train", "known/", "--epochs", 1, "--hops", 1)
     assert "mass, element (2 words)" in invoke("info", "known/")
     assert facts_of("info", "known/")["features"]["columns"] == metadata["node_features"]

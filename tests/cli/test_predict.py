@@ -179,6 +179,8 @@ def test_predict_with_a_checkpoint_made_in_python(tmp_path: Path) -> None:
     folder = f"{folder_of_graphs(tmp_path / 'new', None, num_graphs=3)}/"
     training.save_checkpoint(model, SPIN(1, 8, 2, 1))
     assert facts_of("predict", model, folder, "--operator", "sym", *out)["predicted"].keys() == {"0", "1"}
+    said = CliRunner().invoke(app, ["predict", str(model), folder, "--operator", "sym", *map(str, out)]).stderr
+    assert f"{model} does not say how its graphs were read" in said
     for classes in (["a", "b", "c"], ["a", "a"], 2):
         training.save_checkpoint(model, SPIN(1, 8, 2, 1), operator="sym", classes=classes)
         error = invoke("predict", model, folder, *out, exit_code=1)

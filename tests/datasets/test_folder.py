@@ -374,7 +374,12 @@ def test_words_are_one_hot(tmp_path: Path, kind: str) -> None:
         "nodes.csv, line 5, column 'element'" if kind == "tables" else "b.graphml: node attribute 'element' of node '2'"
     )
     assert f"{row} holds 'Xe', which features have no category for: they know 'C', 'N', 'O'" in message
-    assert message.endswith("leave such graphs out, or train with such words")
+    assert "leave such graphs out, train with such words, or have them 0 in all columns by None" in message
+    open_features = [*read.features[:2], elements | {"categories": [None, *elements["categories"]]}]
+    new = load_folder(tmp_path / "other", features=open_features)
+    assert new.graphs.x[:, 2:].tolist() == [[0, 1, 0], [1, 0, 0], [1, 0, 0], [0, 0, 0], [1, 0, 0]]
+    assert (new.features, new.widths) == (open_features, [2, 3])
+    assert equal(load_folder(tmp_path / "known", features=open_features).graphs, read.graphs)
     chunks = list(iter_folder(tmp_path / "known", 1, features=read.features))
     assert equal(GraphBatch.concatenate(chunk.graphs for chunk in chunks), read.graphs)
     numbers = write_words(tmp_path / "numbers", kind, WORDS.replace(",12,", ",iron,").replace(",13,", ",iron,"))
