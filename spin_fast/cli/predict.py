@@ -82,6 +82,7 @@ def predict(
         "num_graphs": len(graphs),
         "operator": trained.operator,
         "edge_options": dict(graphs.edge_options),
+        "unknown_words": unknown_words,
     }
     there = kept(paths, made_of, _made_of) if resume else {}
     done = _Done(trained, np.zeros(trained.model.config["out_features"], np.int64))

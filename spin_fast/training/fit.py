@@ -269,7 +269,7 @@ def _checked_data(
         labels.append(y)
     if labels[0].dim() == 2 and len(unknown := labels[0].isnan().all(0).nonzero()[:, 0].tolist()):
         told = ", ".join(map(str, unknown))
-        warnings.warn(f"train has no known label of task(s) {told}: their scores mean nothing", stacklevel=4)
+        warnings.warn(f"train has no known label of task(s) {told}: their scores mean nothing", stacklevel=3)
     warn_of_shared(features.storage_ids(parts["validation"]), features.storage_ids(parts["train"]))
     weights = class_weights(class_weight, labels[0], num_outputs)
     if graph_weight is not None:
