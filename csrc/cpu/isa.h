@@ -13,7 +13,8 @@ enum class Isa { baseline, avx2, avx512 };
 Isa current_isa();
 std::string isa_name();
 std::vector<std::string> available_isas();
-// Throws std::invalid_argument for an unknown name and for one that this CPU does not have.
+// Throws std::invalid_argument for an unknown name and for one that this CPU does not have. Not while rows are
+// searched: each has hashes of its own.
 void set_isa(const std::string& name);
 
 // The kernels for the chosen instruction set.

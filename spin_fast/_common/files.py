@@ -238,7 +238,7 @@ def identity(path: Path) -> tuple[int, ...] | None:
     """What changes when a file is replaced; None where there is none."""
     try:
         found = path.stat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 

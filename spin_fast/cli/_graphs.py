@@ -103,7 +103,7 @@ class Description:
 
     Attributes:
         facts: of reading, for a model's metadata.
-        twice: whether each edge is listed twice, as far as there are any.
+        twice: whether most edges are listed twice, in each chunk that has any.
     """
 
     def __init__(self, source: datasets.Source, chosen_features: object, shard: Shard | None = None) -> None:

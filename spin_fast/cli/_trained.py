@@ -14,6 +14,7 @@ import typer
 
 from .. import datasets, training
 from .._common.check import Argument
+from ..datasets.columns import LEAVE_OUT
 from ..datasets.reader import Shard
 from ..datasets.summary import directions_of
 from ..graphs.batch import EdgeOptions, GraphBatch
@@ -135,20 +136,23 @@ class Graphs:
         dtype = next(dtypes, torch.float32)  # which a SubtreeLinear takes, whose weights are float64
         features: Any = metadata.get("node_features")
         if unknown_words:
-            if not source.is_own or not isinstance(features, list) or "categories" not in str(features):
+            columns = features if isinstance(features, list) and source.is_own else []
+            words = [item.get("categories") if isinstance(item, dict) else None for item in columns]
+            if not any(isinstance(of, list) for of in words):
                 raise ValueError(f"--unknown-words: {trained.checkpoint} and {dataset} must have columns of words")
             features = [
-                item | {"categories": [*words, None]}
-                if isinstance(item, dict) and isinstance(words := item.get("categories"), list) and None not in words
-                else item
-                for item in features
+                item | {"categories": [*of, None]} if isinstance(of, list) and None not in of else item
+                for item, of in zip(columns, words, strict=True)
             ]
         options: dict[str, Any] = {"features": features, "dtype": dtype, **self.edge_options}
         if source.is_own:
             options |= {"label": None, "edge_weight": None if metadata.get("weighted") is False else "weight"}
-            if "node_features" not in metadata:
-                what = "columns are taken in the order of the file, edges as they are listed"
-                print(f"{trained.checkpoint} does not say how its graphs were read: {what}", file=sys.stderr)
+            untold = [] if "node_features" in metadata else ["columns are taken in the order of the file"]
+            if "edge_options" not in metadata and undirected is None:
+                untold.append("edges as they are listed")
+            if untold:
+                told = f"{trained.checkpoint} does not say how its graphs were read: {', '.join(untold)}"
+                print(told, file=sys.stderr)
         with self._features_named(), console.status(f"reading {source.title}"):
             self._reader = source.open(**options)
             self._num_graphs = len(self._reader)
@@ -177,6 +181,8 @@ class Graphs:
             yield
         except datasets.DatasetError as error:
             features = self._trained.metadata.get("node_features")
+            if LEAVE_OUT in str(error):
+                raise ValueError(f"{error.told(as_option)}, as --unknown-words does") from error
             if error.argument != "features" or features is None:
                 raise
             columns: Any = [features] if isinstance(features, str) else features
@@ -194,7 +200,8 @@ class Graphs:
         if directions and directions.twice and is_telling and self._of_training.get("undirected"):
             raise ValueError(
                 f"{dataset} lists each edge in both directions, or twice, and the model was trained with --undirected; "
-                "list each once, or, where its reverse is listed too, add --no-undirected"
+                "list each once, or add --no-undirected where its reverse is listed too, or --undirected to read them "
+                "as in training"
             )
         if directions and directions.one_way and metadata.get("directed") is False:
             raise ValueError(

@@ -96,7 +96,7 @@ def chosen(features: Features) -> list[Column] | None:
         if categories != "auto":
             words = isinstance(categories, list | tuple) and all(isinstance(word, str | None) for word in categories)
             different = words and {None} < {None, *categories} and len({*categories}) == len(categories)
-            if not different or len(categories) > WIDEST_ONE_HOT:
+            if not different or len({*categories} - {None}) > WIDEST_ONE_HOT:
                 expected = f"have as 'categories' different words, at least one and at most {WIDEST_ONE_HOT}, or 'auto'"
                 raise ArgumentValueError("features", expected, categories)
             categories = list(categories)

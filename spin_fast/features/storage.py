@@ -99,7 +99,7 @@ def again_if_replaced(path: Path, read: Callable[[], T]) -> T:
     """What ``read`` returns; it is called again where a file was missing since a writer has just replaced all."""
 
     def there() -> list[object]:
-        return [files.identity(file) for file in (path, index_of(path))]
+        return [files.identity(file) for file in (path, index_of(path))] if path.name else []
 
     while True:
         before = there()
@@ -119,9 +119,8 @@ def write_index(index: Path, shards: Sequence[tuple[Path, int]]) -> None:
 def read_index(index: Path) -> list[tuple[Path, int]]:
     """Read what :func:`write_index` has written."""
     content = files.read_json(index, INDEX_FORMAT)
-    beside = index.resolve() if index.is_symlink() else index
     try:
-        shards = {beside.with_name(shard["file"]): shard["num_graphs"] for shard in content["shards"]}
+        shards = {index.with_name(shard["file"]): shard["num_graphs"] for shard in content["shards"]}
         if len(shards) < len(content["shards"]):
             raise ValueError("a file is named twice")
         return [*shards.items()]

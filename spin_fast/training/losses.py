@@ -87,7 +87,8 @@ def class_weights(class_weight: ClassWeight, y: Tensor, num_outputs: int) -> Ten
 def weights_of(name: str, values: Any, size: int, others: str = "None or") -> Tensor:
     """Weights ``[size]`` in float64, each finite and at least 0, and one above."""
     try:
-        weights = torch.as_tensor(values, dtype=torch.float64)
+        device = values.device if isinstance(values, Tensor) else "cpu"
+        weights = torch.as_tensor(values, dtype=torch.float64, device=device)
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"{name} must be {others} a tensor of weights, got {type(values).__name__}") from error
     if weights.shape != (size,):

@@ -165,7 +165,7 @@ def sample_of(features: ShardedFeatures, train: Tensor, validation: Tensor) -> T
     """
     sums = []
     for ids in (train, validation):
-        spread = torch.linspace(0, len(ids) - 1, min(len(ids), SAMPLED), dtype=torch.float64).long()
+        spread = torch.linspace(0, len(ids) - 1, min(len(ids), SAMPLED), dtype=torch.float64, device="cpu").long()
         for few in ids[spread.to(ids.device)].chunk(SAMPLE_SUMS):
             rows, ptr, index, count = features[few].branch_rows()
             of_graphs = ops.sum_readout(

@@ -76,6 +76,7 @@ def test_words_as_node_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     Path("new/nodes.csv").write_text(text.replace(",C,", ",Xe,", 1))
     error = invoke("predict", model, "new/", exit_code=1)
     assert "new/nodes.csv, line 2, column 'element' holds 'Xe'" in error
+    assert error.endswith("by None among the categories, as --unknown-words does\n")
     invoke("predict", model, "new/", "--unknown-words", "--out", "p.csv")
     elements = {"column": "element", "categories": ["C", None, "N"]}
     graphs = datasets.load("new/", features=["mass", elements], label=None)
@@ -247,7 +248,7 @@ def test_edges_that_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert '"class_a, b"' in want
     assert predicted(model, "new_once/") == want
     assert predicted(model, "new/", "--no-undirected") == predicted(other, "new_once/", "--undirected") == want
-    assert "where its reverse is listed too, add --no-undirected" in invoke("predict", model, "new/", exit_code=1)
+    assert "add --no-undirected where its reverse is listed too" in invoke("predict", model, "new/", exit_code=1)
     assert "add --undirected if each edge is listed once" in invoke("predict", other, "new_once/", exit_code=1)
     assert predicted(other, "new_once/", "--no-undirected") != want
     for command in ("train", "info", "precompute"):

@@ -290,12 +290,13 @@ def test_shards_that_are_replaced_while_they_are_loaded(
         load(path)
 
 
-def test_an_index_may_be_a_link(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:
-    features = PowerFeatures.from_graphs(graphs, 1)
-    (tmp_path / "real").mkdir()
-    shards.save([features[:9], features[9:]], tmp_path / "real" / "f.safetensors")
-    (tmp_path / "f.safetensors.index.json").symlink_to(tmp_path / "real" / "f.safetensors.index.json")
-    assert len(shards.load(tmp_path / "f.safetensors")) == len(features)
+@pytest.mark.parametrize("load", [shards.load, PowerFeatures.load])
+@pytest.mark.parametrize("path", [".", "/", "", "here/f"])
+def test_what_is_no_file_is_said(load, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("here").touch()
+    with pytest.raises(FileNotFoundError, match=r"is a folder|does not exist"):
+        load(path)
 
 
 def test_what_fails_leaves_what_was_there(graphs: spin_fast.GraphBatch, tmp_path: Path) -> None:

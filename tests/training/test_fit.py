@@ -67,7 +67,8 @@ def test_another_default_device(digits: PowerFeatures, tmp_path: Path) -> None:
     with torch.device("meta"):
         loaded = PowerFeatures.load(tmp_path / "f.safetensors")
         assert torch.equal(training.predict(model, loaded, ids), before)
-        training.fit(model, loaded, train=slice(50), validation=slice(50, 60), epochs=1)
+        options = {"graph_weight": [1.0] * 300, "state": tmp_path / "state.safetensors", "epochs": 1}
+        training.fit(model, loaded, train=slice(50), validation=slice(50, 60), **options)
 
 
 def test_the_random_numbers_of_others_go_on(digits: PowerFeatures) -> None:
